@@ -350,13 +350,14 @@ class NameServerProcessor:
         name = parse_header(BrokerNameRequest, request.ext_fields).broker_name
         is_on = request.code == RequestCode.ADD_WRITE_PERM_OF_BROKER
         count = self._routes.set_write_permission(name, is_on=is_on)
-        logger.info("namesrv.write_permission_changed broker=%s on=%s topics=%d", name, str(is_on).lower(), count)
+        if count:
+            logger.info("namesrv.write_permission_changed broker=%s on=%s topics=%d", name, str(is_on).lower(), count)
         return request.reply(ResponseCode.SUCCESS, ext_fields={count_field: str(count)})
 
     def _delete_topic(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(TopicRequest, request.ext_fields)
-        self._routes.delete_topic(header.topic, header.cluster_name or None)
-        logger.info("namesrv.topic_deleted topic=%r cluster=%r", header.topic, header.cluster_name)
+        if self._routes.delete_topic(header.topic, header.cluster_name or None):
+            logger.info("namesrv.topic_deleted topic=%r cluster=%r", header.topic, header.cluster_name)
         return request.reply(ResponseCode.SUCCESS)
 
     def _add_topic(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:

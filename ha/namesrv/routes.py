@@ -293,19 +293,31 @@ class RouteTable:
             return
         for broker_id in [i for i, address in group.addresses.items() if address == broker.address]:
             del group.addresses[broker_id]
+        if not any(self._is_live(broker.cluster_name, broker.broker_name, each) for each in group.addresses.values()):
+            self._leave_cluster(broker.cluster_name, broker.broker_name)
         if not group.addresses:
             self._remove_group(broker.broker_name)
         elif group.acting_master and MASTER_ID not in group.addresses:
             self.set_write_permission(broker.broker_name, is_on=False)
 
+    def _is_live(self, cluster_name: str, broker_name: str, address: str) -> bool:
+        broker = self._live.get((cluster_name, address))
+        return broker is not None and broker.broker_name == broker_name
+
+    def _leave_cluster(self, cluster_name: str, broker_name: str) -> None:
+        """Removes a broker name from a cluster that none of its replicas belongs to any more."""
+        names = self._clusters.get(cluster_name, {})
+        names.pop(broker_name, None)
+        if not names:
+            self._clusters.pop(cluster_name, None)
+        group = self._groups[broker_name]
+        if group.cluster_name == cluster_name:
+            group.cluster_name = next((each for each, names in self._clusters.items() if broker_name in names), "")
+
     def _remove_group(self, broker_name: str) -> None:
         for topic in list(self._groups[broker_name].topics):
             self._drop_queues(topic, broker_name)
         del self._groups[broker_name]
-        for cluster_name, names in list(self._clusters.items()):
-            names.pop(broker_name, None)
-            if not names:
-                del self._clusters[cluster_name]
 
     # Heartbeats
 
@@ -422,9 +434,11 @@ class RouteTable:
         for name, each in known.items():
             self._set_queues(topic, self._groups[name], each)
 
-    def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
-        """Deletes a topic's queues in one cluster or in all, until a broker registers them again."""
-        of_cluster = self._clusters.get(cluster_name, {}) if cluster_name is not None else None
-        for name in list(self._queues.get(topic, {})):
-            if of_cluster is None or name in of_cluster:
-                self._drop_queues(topic, name)
+    def delete_topic(self, topic: str, cluster_name: str | None = None) -> bool:
+        """Deletes a topic's queues in one cluster or in all, until a broker registers them again. False without any."""
+        names = list(self._queues.get(topic, {}))
+        if cluster_name is not None:
+            names = [name for name in names if name in self._clusters.get(cluster_name, {})]
+        for name in names:
+            self._drop_queues(topic, name)
+        return bool(names)

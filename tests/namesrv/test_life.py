@@ -131,6 +131,19 @@ async def test_a_broker_that_changed_its_cluster_keeps_its_route(
     assert site.name_server.routes.clusters() == {"D": ["b0"]}
 
 
+async def test_replicas_that_change_their_cluster_in_turn_leave_the_old_one(site: Site, peer: Peer) -> None:
+    slave = {"broker_id": 1, "address": "b:1"}
+    await peer.ask(register())
+    await peer.ask(register(**slave))
+    await peer.ask(register(cluster="D"))
+    assert site.name_server.routes.clusters() == {"C": ["b0"], "D": ["b0"]}, "one of them is still there"
+    await peer.ask(register(cluster="D", **slave))
+    assert site.name_server.routes.clusters() == {"D": ["b0"]}
+    found = await route_of(peer, "T1")
+    assert found is not None
+    assert [each["cluster"] for each in found["brokerDatas"]] == ["D"]
+
+
 async def test_brokers_of_two_clusters_may_have_one_address(peer: Peer) -> None:
     """Private addresses of different networks may be equal."""
     await peer.ask(register(["T1", "T2"]))

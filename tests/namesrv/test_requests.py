@@ -372,6 +372,20 @@ async def test_bodies_other_than_registrations_are_limited(site: Site, code: int
     assert (answer.code, answer.remark) == (1, f"a body of {len(body)} bytes; the maximum is {BODY_SIZE_MAX}")
 
 
+async def test_requests_that_change_nothing_are_not_logged(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[str]:
+        return [r.getMessage().split()[0] for r in caplog.records if r.name == "ha.namesrv.processor"]
+
+    caplog.set_level("INFO")
+    for code, fields in ((216, {"topic": "x" * 10_000}), (205, {"brokerName": "x" * 10_000})):
+        assert (await peer.ask(RemotingCommand(code, ext_fields=fields))).code == 0
+    assert logged() == []
+    await peer.ask(MASTER)
+    for code, fields in ((216, {"topic": "T1"}), (216, {"topic": "T1"}), (205, {"brokerName": "b0"})):
+        assert (await peer.ask(RemotingCommand(code, ext_fields=fields))).code == 0
+    assert logged() == ["namesrv.broker_registered", "namesrv.topic_deleted", "namesrv.write_permission_changed"]
+
+
 async def test_strangers_can_not_fill_the_memory() -> None:
     options = NameServerOptions(brokers_max=2, topics_max=5, config_entries_max=1)
     async with open_site(options) as site:
