@@ -77,7 +77,7 @@ async def test_nobody_is_elected_while_the_whole_set_is_gone(autojump_clock: Clo
     async with open_group(1, 2, 3) as group:
         await group.settle()
         group.nodes[1].kill()
-        await trio.sleep(600)
+        await trio.sleep(60)
         assert group.masters == [(1, 1)]
         assert "not in the sync-state set [1]" in group.nodes[2].member.progress.reason
         group.restart(1)
@@ -170,14 +170,14 @@ async def test_the_services_lease_outlives_the_members_deadline(autojump_clock: 
         assert len(deadlines) >= 3  # of the grant and of renewals
 
 
-async def test_the_service_is_away_for_ten_minutes(autojump_clock: Clock) -> None:
+async def test_the_service_is_away_for_two_minutes(autojump_clock: Clock) -> None:
     """The master continues for its lease, slaves stay with it, there is no election, and all recover."""
     async with open_three() as (group, master):
         for node in group.nodes.values():
             node.way.cut(True)
         await trio.sleep(1.0)
         assert master.may_acknowledge
-        await trio.sleep(599)
+        await trio.sleep(119)
         assert group.masters == [(1, master.id)]
         assert not any(node.may_acknowledge for node in group.nodes.values())
         assert [node.role.following for node in others(group, master)] == [master.id, master.id]
@@ -851,12 +851,15 @@ async def test_a_member_whose_id_was_taken_meanwhile_stops_serving_and_ends(
 async def test_a_member_whose_key_is_replaced_while_its_lease_lives_stops_serving(
     is_master: bool, autojump_clock: Clock
 ) -> None:
-    """As by an earlier release, which overwrites it. The mastership ends with the key."""
+    """As by a release that overwrites it. The mastership ends with the key."""
     async with open_three() as (group, master):
         first = master if is_master else others(group, master)[0]
+        await trio.sleep(2)  # until all have written what they know of the group: then no key is written again
         usurper = group.service.client("usurper")
         lease = await usurper.grant_lease(60)
-        group.service.change({f"members/{first.id}": (MEMBER, lease.id)})
+        epoch, version = first.state_on_disk.known_age
+        theirs = msgspec.structs.replace(MEMBER, known_epoch=epoch, known_version=version)
+        group.service.change({f"members/{first.id}": (theirs, lease.id)})
         await until(lambda: first.role.following is None and not first.may_acknowledge)
         await first.ended.wait()
         assert isinstance(first.refusal, ConfigError)
