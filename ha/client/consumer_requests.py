@@ -16,6 +16,7 @@ from ha.client.messages import MessageQueue
 from ha.client.push_options import ConsumeMode
 from ha.client.rebalancing import Rebalancer
 from ha.client.received import received
+from ha.client.saving import Saving
 from ha.errors import RetryLater
 from ha.protocol import java_json
 from ha.protocol.bodies import SubscriptionData
@@ -43,6 +44,7 @@ class ConsumerRequests:
     def __init__(
         self,
         rebalancer: Rebalancer,
+        saving: Saving,
         handling: Handling,
         subscriptions: list[SubscriptionData],
         mode: ConsumeMode,
@@ -50,6 +52,7 @@ class ConsumerRequests:
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._rebalancer = rebalancer
+        self._saving = saving
         self._handling = handling
         self._subscriptions = subscriptions
         self._mode = mode
@@ -61,7 +64,7 @@ class ConsumerRequests:
         """Returns the response to one request. RemoteProtocolError if the request is malformed."""
         match command.code:
             case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-                await self._reset(command)
+                self._reset(command)
                 return command.reply(ResponseCode.SUCCESS)
             case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
                 return self._status(command)
@@ -72,8 +75,8 @@ class ConsumerRequests:
             case _:
                 return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
-    async def _reset(self, command: RemotingCommand) -> None:
-        """220: restarts queues of a topic at the offsets that an operator chose, and saves them at once."""
+    def _reset(self, command: RemotingCommand) -> None:
+        """220: restarts queues of a topic at the offsets that an operator chose, and saves these."""
         topic = parse_header(ResetOffsetRequest, command.ext_fields).topic
         moved = []
         for (queue_topic, broker_name, queue_id), offset in decode_queue_offsets(command.body).items():
@@ -82,7 +85,7 @@ class ConsumerRequests:
                 held.restart(offset)
                 moved.append((held, offset))
         _log.warning("client.offsets_reset topic=%s queues=%s", topic, [(held.queue, offset) for held, offset in moved])
-        await self._rebalancer.save_offsets(dict(moved))
+        self._saving.want(held for held, _ in moved)
 
     def _status(self, command: RemotingCommand) -> RemotingCommand:
         topic = parse_header(ResetOffsetRequest, command.ext_fields).topic

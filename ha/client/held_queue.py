@@ -25,6 +25,7 @@ class HeldQueue:
         """Assigned to another member; no further message may be handled."""
         self.saved_offset: int | None = None
         """The position last saved; None: the position must be saved even if it has not changed."""
+        self.restart_count = 0
         self.feeding = anyio.CancelScope()
         """Contains the task that fetches its messages."""
         self.resume_at: int | None = None
@@ -43,6 +44,16 @@ class HeldQueue:
         self.last_consume_ms = 0
         self.last_lock_ms = 0
         self._pulling: anyio.CancelScope | None = None
+
+    @property
+    def position(self) -> int | None:
+        """The first queue offset not handled yet; None while it is not known."""
+        return self.resume_at if self.process_queue is None else self.process_queue.commit_offset
+
+    @property
+    def has_unsaved_position(self) -> bool:
+        """Whether `position` is to be saved."""
+        return self.position is not None and self.position != self.saved_offset
 
     @property
     def is_locked(self) -> bool:
@@ -89,6 +100,7 @@ class HeldQueue:
     def restart(self, at: int | None) -> None:
         """Drops the pulled messages and pulls again from queue offset `at`; None: from the saved position, or from this
         consumer's own if that is higher."""
+        self.restart_count += 1
         if self.process_queue is not None:
             if at is None:
                 self.resume_from = max(self.resume_from, self.process_queue.commit_offset)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +29,11 @@ class Positions(Protocol):
     async def load(self, queue: MessageQueue) -> int | None:
         """Returns the saved position of `queue`; None if there is none. ClientError."""
 
-    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """Saves `offsets` and returns the queues for which that succeeded. Logs failures instead of raising."""
+    def place_of(self, queue: MessageQueue) -> str:
+        """Returns the place where the position of `queue` is saved."""
+
+    async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
+        """Saves `offsets`, all in one place. Calls `on_saved` with each queue as it is saved, and logs failures."""
 
 
 class BrokerPositions:
@@ -44,41 +47,42 @@ class BrokerPositions:
         """As in Positions."""
         return await self._requests.committed_offset(queue)
 
-    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """As in Positions. For each topic and broker set, commits one offset first and then the others concurrently.
+    def place_of(self, queue: MessageQueue) -> str:
+        """As in Positions: the broker set."""
+        return queue.broker_name
+
+    async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
+        """As in Positions. Of each topic, commits one offset first and then the others concurrently.
 
         A RocketMQ broker creates a group's table for a topic at the first commit, in one of many threads and without a
         lock. If concurrent commits all find no table, the last one's replaces the others', although each is answered
         with SUCCESS (ConsumerOffsetManager.commitOffset). A killed broker may have lost the table, so this applies to
         every save."""
-        by_table: dict[tuple[str, str], list[MessageQueue]] = defaultdict(list)
+        by_topic: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue in offsets:
-            by_table[queue.topic, queue.broker_name].append(queue)
-        saved: set[MessageQueue] = set()
-        async with anyio.create_task_group() as tasks:
-            for queues in by_table.values():
-                tasks.start_soon(self._save_table, queues, offsets, saved)
-        return saved
+            by_topic[queue.topic].append(queue)
 
-    async def _save_table(
-        self, queues: list[MessageQueue], offsets: Mapping[MessageQueue, int], saved: set[MessageQueue]
-    ) -> None:
-        first, *others = queues
-        await self._save_one(first, offsets[first], saved)
-        async with anyio.create_task_group() as tasks:
-            for queue in others:
-                tasks.start_soon(self._save_one, queue, offsets[queue], saved)
+        async def save_one(queue: MessageQueue) -> None:
+            try:
+                await self._requests.commit(queue, offsets[queue])
+            except (ClientError, RemoteProtocolError) as error:
+                if queue not in self._failing:
+                    self._failing.add(queue)
+                    _log.warning("client.commit_failed queue=%s offset=%d reason=%r", queue, offsets[queue], str(error))
+            else:
+                self._failing.discard(queue)
+                on_saved(queue)
 
-    async def _save_one(self, queue: MessageQueue, offset: int, saved: set[MessageQueue]) -> None:
-        try:
-            await self._requests.commit(queue, offset)
-        except (ClientError, RemoteProtocolError) as error:
-            if queue not in self._failing:
-                self._failing.add(queue)
-                _log.warning("client.commit_failed queue=%s offset=%d reason=%r", queue, offset, str(error))
-            return
-        self._failing.discard(queue)
-        saved.add(queue)
+        async def save_topic(queues: list[MessageQueue]) -> None:
+            first, *others = queues
+            await save_one(first)
+            async with anyio.create_task_group() as tasks:
+                for queue in others:
+                    tasks.start_soon(save_one, queue)
+
+        async with anyio.create_task_group() as tasks:
+            for queues in by_topic.values():
+                tasks.start_soon(save_topic, queues)
 
 
 class FilePositions:
@@ -88,7 +92,6 @@ class FilePositions:
         """`file` None: in memory only."""
         self._file = file
         self._offsets: dict[MessageQueue, int] = {}
-        self._writing = anyio.Lock()
 
     async def open(self) -> None:
         """Reads the file, if there is one. OSError; RemoteProtocolError for an invalid file."""
@@ -100,19 +103,23 @@ class FilePositions:
         """As in Positions."""
         return self._offsets.get(queue)
 
-    async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+    def place_of(self, queue: MessageQueue) -> str:
+        """As in Positions: the file."""
+        return str(self._file)
+
+    async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
         """As in Positions."""
         known = self._offsets
         known.update(offsets)
         if self._file is not None:
-            async with self._writing:
-                table = {(queue.topic, queue.broker_name, queue.queue_id): offset for queue, offset in known.items()}
-                try:
-                    await anyio.to_thread.run_sync(_replace, self._file, encode_queue_offsets(table))
-                except OSError as error:
-                    _log.error("client.positions_not_saved file=%s reason=%r", self._file, error.strerror)
-                    return set()
-        return set(offsets)
+            table = {(queue.topic, queue.broker_name, queue.queue_id): offset for queue, offset in known.items()}
+            try:
+                await anyio.to_thread.run_sync(_replace, self._file, encode_queue_offsets(table))
+            except OSError as error:
+                _log.error("client.positions_not_saved file=%s reason=%r", self._file, error.strerror)
+                return
+        for queue in offsets:
+            on_saved(queue)
 
 
 def _read(file: Path) -> dict[tuple[str, str, int], int]:

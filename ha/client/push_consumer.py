@@ -27,6 +27,7 @@ from ha.client.process_queue import BudgetStatistics
 from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, StartFrom
 from ha.client.queue_requests import QueueRequests
 from ha.client.rebalancing import Rebalancer
+from ha.client.saving import Saving
 from ha.client.send_back import SendBack
 from ha.client.subscription import SQL92, Sql92, checked_subscriptions, subscription_data
 from ha.errors import RouteNotFound
@@ -39,9 +40,6 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
-
-_CLOSE_TIMEOUT_S = 5.0
-"""Time limit for saving positions and releasing locks on exit, including on cancellation."""
 
 
 class PushStatistics(msgspec.Struct, frozen=True):
@@ -72,6 +70,7 @@ class PushConsumer(ClientUser):
     over each time. `name_servers`, `options` and `credentials` are those of Producer.
 
     Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters from the brokers.
+    It waits up to request_timeout_s for a broker that does not answer, and logs the positions that it could not save.
     """
 
     def __init__(
@@ -181,18 +180,25 @@ class PushConsumer(ClientUser):
             wall_clock_ms=client.wall_clock_ms,
             on_filled=self._handling.fill,
         )
+        self._saving = Saving(
+            self._group,
+            positions,
+            interval_s=self._push.commit_interval_s,
+            silence_s=client.options.request_timeout_s,
+        )
         self._rebalancer = Rebalancer(
             client,
             self._group,
             self._subscriptions,
             self._model,
-            positions,
+            self._saving,
             self._push,
             needs_lock=needs_lock,
             feed=self._feeder.feed,
         )
         self._requests_of_brokers = ConsumerRequests(
             self._rebalancer,
+            self._saving,
             self._handling,
             list(self._subscriptions.values()),
             self._mode,
@@ -214,21 +220,24 @@ class PushConsumer(ClientUser):
 
     @asynccontextmanager
     async def _consuming(self) -> AsyncIterator[None]:
-        try:
-            async with anyio.create_task_group() as handling:
-                handling.start_soon(self._handling.serve)
-                async with anyio.create_task_group() as rebalancing:
-                    rebalancing.start_soon(self._rebalancer.serve)
-                    try:
-                        yield
-                    finally:
-                        rebalancing.cancel_scope.cancel()
-                # Rebalancing and fetching have stopped; running handlers get time to end.
-                self._handling.finish()
-                handling.cancel_scope.deadline = anyio.current_time() + self._push.close_grace_s
-        finally:
-            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-                await self._rebalancer.release()
+        async with anyio.create_task_group() as saving:
+            self._saving.start(saving, self._rebalancer.held)
+            try:
+                async with anyio.create_task_group() as handling:
+                    handling.start_soon(self._handling.serve)
+                    async with anyio.create_task_group() as rebalancing:
+                        rebalancing.start_soon(self._rebalancer.serve)
+                        try:
+                            yield
+                        finally:
+                            rebalancing.cancel_scope.cancel()
+                    # Rebalancing and fetching have stopped; running handlers get time to end.
+                    self._handling.finish()
+                    handling.cancel_scope.deadline = anyio.current_time() + self._push.close_grace_s
+            finally:
+                with anyio.CancelScope(shield=True):  # each step has its own time limit
+                    await self._rebalancer.release()
+                saving.cancel_scope.cancel()
 
     @property
     def subscriptions(self) -> list[SubscriptionData]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import anyio
@@ -21,9 +20,9 @@ from ha.client.allocation import allocate_averagely
 from ha.client.client import Client
 from ha.client.held_queue import HeldQueue
 from ha.client.messages import MessageQueue, ReadFrom
-from ha.client.positions import Positions
 from ha.client.push_options import MessageModel, PushOptions
 from ha.client.routes import TopicRoute
+from ha.client.saving import Saving
 from ha.client.waiting import wait_any
 from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
@@ -59,7 +58,7 @@ class Rebalancer:
         group: str,
         topics: Iterable[str],
         model: MessageModel,
-        positions: Positions,
+        saving: Saving,
         options: PushOptions,
         *,
         needs_lock: bool,
@@ -71,7 +70,7 @@ class Rebalancer:
         self._group = group
         self._topics = list(topics)
         self._model = model
-        self._positions = positions
+        self._saving = saving
         self._options = options
         self._needs_lock = needs_lock
         self._feed = feed
@@ -79,7 +78,6 @@ class Rebalancer:
         self._lock_wanted = anyio.Event()
         self._locking = anyio.Lock()
         """Serializes lock and unlock requests: a renewal must not follow the release of the same lock."""
-        self._saving = anyio.Lock()
         self._logged_failures: dict[str, str] = {}
 
     def wake(self) -> None:
@@ -91,7 +89,6 @@ class Rebalancer:
         async with anyio.create_task_group() as tasks:
             if self._needs_lock:
                 tasks.start_soon(self._renew_locks)
-            tasks.start_soon(self._save_periodically)
             unsettled_s = _UNSETTLED_INTERVAL_S
             while True:
                 self._woken = anyio.Event()
@@ -112,18 +109,10 @@ class Rebalancer:
             held.revoke()
             held.drop()
         self.held.clear()
-        await self._save(releasing)
+        await self._saving.finish(releasing)
         if self._needs_lock:
-            with anyio.move_on_after(_UNLOCK_TIMEOUT_S, shield=True):  # saving may have taken all of the caller's time
+            with anyio.move_on_after(_UNLOCK_TIMEOUT_S):
                 await self._at_each_broker(self._unlock_at, releasing)
-
-    async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
-        """Saves these positions now instead of the queues' own."""
-        async with self._one_save():
-            saved = await self._positions.save({held.queue: offset for held, offset in offsets.items()})
-            for held, offset in offsets.items():
-                if held.queue in saved and held.saved_offset is None:
-                    held.saved_offset = offset
 
     async def _rebalance(self, topic: str, tasks: anyio.abc.TaskGroup) -> bool:
         """Assigns and revokes queues of `topic`. Returns False if it has to be retried soon."""
@@ -153,7 +142,12 @@ class Rebalancer:
         revoked = [self.held.pop(queue) for queue in present - wanted]
         if revoked:
             _log.info("client.queues_revoked group=%s queues=%s", self._group, [held.queue for held in revoked])
-            await self._revoke(revoked, tasks)
+            for held in revoked:
+                held.revoke()
+                if not self._needs_lock:
+                    held.drop()
+                self._releasing[held.queue] = held
+                tasks.start_soon(self._release, held)
         for queue in own:
             if queue in self._releasing:
                 is_settled = False
@@ -185,57 +179,15 @@ class Rebalancer:
             failure = BrokerError(address, answer.code, answer.remark or "")
         raise failure
 
-    async def _revoke(self, revoked: list[HeldQueue], tasks: anyio.abc.TaskGroup) -> None:
-        for held in revoked:
-            held.revoke()
-        if not self._needs_lock:
-            for held in revoked:
-                held.drop()
-            await self._save(revoked)
-            return
-        for held in revoked:
-            self._releasing[held.queue] = held
-            tasks.start_soon(self._release_when_idle, held)
-
-    async def _release_when_idle(self, held: HeldQueue) -> None:
-        """ORDERLY: keeps the lock until the running handler has ended, so that no other member overtakes it."""
-        await held.wait_idle()
+    async def _release(self, held: HeldQueue) -> None:
+        if self._needs_lock:  # until the running handler has ended, so that no other member overtakes it
+            await held.wait_idle()
         held.drop()
-        await self._save([held])
+        await self._saving.save(held)
         async with self._locking:
-            await self._unlock_at(held.queue.broker_name, [held])
+            if self._needs_lock:
+                await self._unlock_at(held.queue.broker_name, [held])
             del self._releasing[held.queue]
-
-    async def _save_periodically(self) -> None:
-        while True:
-            await anyio.sleep(self._options.commit_interval_s)
-            await self._save(list(self.held.values()))
-
-    async def _save(self, queues: list[HeldQueue]) -> None:
-        async with self._one_save():
-            offsets = {}
-            began = {}
-            for held in queues:
-                if held.process_queue is not None and held.process_queue.commit_offset != held.saved_offset:
-                    offsets[held.queue] = held.process_queue.commit_offset
-                    began[held] = held.process_queue
-            if not offsets:
-                return
-            saved = await self._positions.save(offsets)
-            for held, process_queue in began.items():
-                # A queue restarted meanwhile must save its position even if the offset is the same.
-                if held.queue in saved and held.process_queue is process_queue:
-                    held.saved_offset = offsets[held.queue]
-
-    @asynccontextmanager
-    async def _one_save(self) -> AsyncIterator[None]:
-        """Serializes saves: an older position must not overwrite a newer one.
-
-        Shielded: an abandoned request could be executed after the next one and move the position back, and a revoked
-        queue is not saved again at the end. Each request has its own deadline."""
-        with anyio.CancelScope(shield=True):
-            async with self._saving:
-                yield
 
     async def _renew_locks(self) -> None:
         while True:

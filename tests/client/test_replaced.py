@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.client import Client, ClientOptions, Message, MessageQueue, Producer, PullConsumer, replaced
+from ha.client.connection import Connection
 from ha.errors import ConnectionFailed
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
@@ -141,7 +142,12 @@ async def test_slow_master_is_not_disconnected() -> None:
 async def test_blocked_event_loop_is_not_silence(mock_clock: MockClock) -> None:
     """A check that comes late would find no response, although it has arrived and is only to be read."""
     looks: list[float] = []
-    connections: Any = SimpleNamespace(silent=lambda at_least_s: looks.append(trio.current_time()) or [])
+
+    def silent(at_least_s: float) -> list[Connection]:
+        looks.append(trio.current_time())
+        return []
+
+    connections: Any = SimpleNamespace(silent=silent)
     routes: Any = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(replaced.disconnect_replaced_masters, connections, routes)
