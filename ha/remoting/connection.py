@@ -143,6 +143,11 @@ class RemotingConnection:
         return self.protocol.outbox_bytes
 
     @property
+    def partial_bytes(self) -> int:
+        """Bytes of an incomplete frame."""
+        return self.protocol.partial_bytes
+
+    @property
     def received_at(self) -> float:
         """When the last bytes were received (Trio's clock)."""
         return self.protocol.received_at
@@ -326,7 +331,7 @@ class RemotingConnection:
                 self._send_batch()
                 await self.is_ready()
             if protocol.is_mid_frame:
-                protocol.count_partial(len(chunk), trio.current_time())
+                self._count_partial(len(chunk))
             if shared.handled_bytes > self._options.handled_bytes_max:
                 await self._wait_for_handlers()
             chunk = await receive(self._serve_now)
@@ -364,8 +369,20 @@ class RemotingConnection:
             self._untaken = requests
             return False
         if protocol.is_mid_frame:
-            protocol.count_partial(len(chunk), trio.current_time())
+            self._count_partial(len(chunk))
         return True
+
+    def _count_partial(self, size: int) -> None:
+        """Counts a chunk that ended within a frame. If the incomplete frames of all connections exceed their limit, the
+        longest is closed: RemoteProtocolError if that is this connection's.
+        """
+        try:
+            self.protocol.count_partial(size, trio.current_time())
+        except RemoteProtocolError as error:
+            longest = max(self._shared.connections, key=attrgetter("partial_bytes"), default=self)
+            if longest.partial_bytes <= self.partial_bytes:
+                raise
+            longest.close(CloseCause.PROTOCOL_ERROR, str(error))
 
     async def _handle(self, handler: Handler, requests: list[RemotingCommand]) -> None:
         shared, size = self._shared, self.protocol.buffered_bytes

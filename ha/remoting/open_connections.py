@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -68,14 +67,12 @@ class OpenConnections(Generic[ConnectionT]):
         if not is_host_full and len(self.all) < counts.total_max:
             return True
         latest = trio.current_time() - counts.evictable_after_s
-        evictable = [
-            each
-            for each in self.all
-            if each.is_unused and each.opened_at <= latest and (not is_host_full or each.peer[0] == host)
-        ]
-        if evictable:
-            min(evictable, key=attrgetter("opened_at")).evict()
-            return True
+        for each in self.all:
+            if each.opened_at > latest:
+                break
+            if each.is_unused and (not is_host_full or each.peer[0] == host):
+                each.evict()
+                return True
         limit = counts.per_host_name if is_host_full else counts.total_name
         if times := self._log_limiter.admit((host if is_host_full else "", limit), trio.current_time()):
             self._logger.warning(self._refused_line, host, limit, times)

@@ -30,23 +30,25 @@ class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     closed: dict[str, int]
 
 
-class OutboxOwner(Protocol):
-    """The part of a connection that the limit of all outboxes uses."""
+class BufferOwner(Protocol):
+    """The part of a connection that the limits of all connections together use."""
 
     @property
     def outbox_bytes(self) -> int:
         """Bytes that wait to be sent."""
-        ...
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of an incomplete frame."""
 
     def close(self, cause: CloseCause, detail: str = "") -> None:
-        """Closes the connection and drops its outbox."""
-        ...
+        """Closes the connection and drops what it holds."""
 
 
 class SharedState(Totals):
     """Totals of one server or client, and the state that all of its connections obey."""
 
-    connections: Collection[OutboxOwner] = ()
+    connections: Collection[BufferOwner] = ()
     opened: int = 0
     refused: int = 0
     closed: dict[str, int] = msgspec.field(default_factory=dict)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions, each_request
 from ha.remoting.handlers import TIME_SLICE_S
 from tests.remoting.wire import MemoryListener, Peer, Recorder, Wire, open_wire, request
@@ -238,6 +238,22 @@ async def test_the_fullest_outbox_is_closed_not_the_one_that_exceeds_the_limit()
         await trio.testing.wait_all_tasks_blocked()
         assert (await other.ask(request(2, bytes(300)))).opaque == 2
         assert wire.server.statistics().closed == {"outbox full": 1}
+
+
+async def test_the_longest_incomplete_frame_is_closed_not_the_one_that_exceeds_the_limit() -> None:
+    async with open_wire(Recorder(), RemotingServerOptions(partial_bytes_max=1000)) as wire:
+        hog, other = wire.connect(), wire.connect()
+        await hog.stream.send_all(encode_command(request(1, bytes(2000)))[:800])
+        await trio.testing.wait_all_tasks_blocked()
+        whole = encode_command(request(2, bytes(400)))
+        await other.stream.send_all(whole[:300])
+        await trio.testing.wait_all_tasks_blocked()
+        assert await hog.receive() is None
+        assert wire.server.statistics().partial_bytes == 300
+        await other.stream.send_all(whole[300:])
+        assert (await other.expect()).opaque == 2
+        assert wire.server.statistics().closed == {"protocol error": 1}
+        assert wire.server.statistics().partial_bytes == 0
 
 
 async def test_connections_beyond_the_limit_are_closed_until_there_is_room(
