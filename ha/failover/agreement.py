@@ -228,7 +228,7 @@ class Agreement(Protocol):
     async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
         """Write the first record of the group; return its revision. Outdated if there is one.
 
-        May be executed late: while there is no record.
+        May be executed late, but only while there is no record.
         """
 
     async def change_group(
@@ -237,7 +237,8 @@ class Agreement(Protocol):
         """As master, replace the record with `group_revision` by `group`; return the new revision.
 
         Outdated unless that record is unchanged and the master's key is the one created at `master_revision`. May be
-        executed late: while both hold. Any other change of the record, even with the same content, prevents it.
+        executed late, but only while both hold. Any other change of the record, even with the same content, prevents
+        it.
         """
 
     async def take_mastership(
@@ -252,7 +253,7 @@ class Agreement(Protocol):
         """Become master: atomically replace the record with `group_revision` by `group`, and create the master's key.
 
         Returns the revision of both. Outdated if the record has changed or there is a master; LeaseLost. May be
-        executed late: while there is no master, the record is unchanged, and the lease lives.
+        executed late, but only while there is no master, the record is unchanged, and the lease lives.
         """
 
     async def hand_over(
@@ -260,13 +261,13 @@ class Agreement(Protocol):
     ) -> int:
         """As master, hand over: atomically do `change_group`, delete the master's key, and remove any switch request.
 
-        Returns the revision of this change. Outdated, and late execution, as for `change_group`.
+        Returns the revision of this change. Fails, and may be executed late, like `change_group`.
         """
 
     async def resign(self, *, master_revision: int, timeout_s: float = TIMEOUT_S) -> None:
         """Delete the master's key if it is the one created at `master_revision`; else do nothing.
 
-        May be executed late: while that key exists.
+        May be executed late, but only while that key exists.
         """
 
     async def grant_lease(self, ttl_s: float, *, timeout_s: float = TIMEOUT_S) -> Lease:
@@ -303,5 +304,5 @@ class Agreement(Protocol):
     ) -> None:
         """Replace the request with this revision by `refused`; do nothing if the request is gone.
 
-        May be executed late: while that request exists.
+        May be executed late, but only while that request exists.
         """

@@ -45,7 +45,7 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     is_unclean: bool = False
     """Acknowledged messages may be lost."""
     doubt: str = ""
-    """Why acknowledged messages may be lost although the whole set stands. "" if they can't be."""
+    """Why acknowledged messages may be lost although all members of the set stand for election. "" if they can't be."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class _Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     eligible: dict[int, MemberRecord]
     is_in_doubt: bool = False
-    """Too few of the set are complete, so the whole set had to stand."""
+    """Too few members of the set are complete, so all of them had to stand for election."""
     why_not: str = ""
     """Why nobody may be elected, or why there is doubt."""
 

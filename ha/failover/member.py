@@ -202,7 +202,10 @@ class Member:
         await self._role.become_slave(epoch, None)
 
     async def _end_own_key(self, view: GroupView, epoch: int, outdated: Refusal | None) -> bool:
-        """Remove a master's key of this member whose term is over; False if that key is an earlier process's."""
+        """Become a slave, and remove this member's own master key, as its term is over.
+
+        False if an earlier process of this member created the key, which then has to expire.
+        """
         self.progress.become_following(None, epoch, "the key of this member's earlier term has not ended yet")
         await self._role.become_slave(epoch, None)
         if outdated is not None and self._has_master_key(view):

@@ -65,7 +65,7 @@ def servers(name: str, text: str) -> tuple[str, ...]:
 
 
 def choice(*choices: str) -> Reader:
-    """Reads one of `choices`, in any case."""
+    """Returns a reader that accepts one of `choices`, in any case."""
 
     def read(name: str, text: str) -> str:
         if text.lower() not in choices:
@@ -81,7 +81,7 @@ def flag(name: str, text: str) -> bool:
 
 
 def count(least: int = 1, most: int = _LARGEST) -> Reader:
-    """Reads a whole number from `least` to `most`."""
+    """Returns a reader of whole numbers from `least` to `most`."""
     accepted = f"a whole number from {least} on" if most == _LARGEST else f"{least} to {most}"
 
     def read(name: str, text: str) -> int:
@@ -93,7 +93,7 @@ def count(least: int = 1, most: int = _LARGEST) -> Reader:
 
 
 def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> Reader:
-    """Reads a number with one of the suffixes `units`."""
+    """Returns a reader of numbers with one of the suffixes `units`, by whose value they are multiplied."""
 
     def read(name: str, text: str) -> int:
         found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.lower())
@@ -107,12 +107,12 @@ def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> R
 def milliseconds(
     least: int = 0, most: int = _LARGEST, accepted: str = "a time such as 500ms, 30s, 15m or 2h"
 ) -> Reader:
-    """Reads a time in ms."""
+    """Returns a reader of times in ms."""
     return _scaled(_DURATION_MS, least, most, accepted)
 
 
 def seconds(least: float, most: float, accepted: str) -> Reader:
-    """Reads a time in seconds; a number without a unit is in ms."""
+    """Returns a reader of times in seconds; a number without a unit is in ms."""
     read = milliseconds(round(least * 1000), round(most * 1000), accepted)
     return lambda name, text: read(name, text) / 1000
 
@@ -122,7 +122,7 @@ def size(
     most: int = _LARGEST,
     accepted: str = "a size above 0 in bytes, such as 1048576, 512k, 64m or 1g",
 ) -> Reader:
-    """Reads a size in bytes."""
+    """Returns a reader of sizes in bytes."""
     return _scaled(_SIZE_BYTES, least, most, accepted)
 
 

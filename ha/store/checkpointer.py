@@ -34,7 +34,10 @@ class Checkpointer:
         """The ends in the file; None if they are not known"""
 
     async def run(self) -> None:
-        """Saves every `checkpoint_interval_s`, the derived files every `derived_flush_interval_s`, until cancelled."""
+        """Saves the checkpoint every `checkpoint_interval_s`, and the derived files every `derived_flush_interval_s`.
+
+        Runs until cancelled.
+        """
         options = self._options
         derived_at = trio.current_time() + options.derived_flush_interval_s
         while True:

@@ -58,7 +58,7 @@ def load_intent(disk: Disk, path: Path) -> int | None:
 
 
 def save_intent(disk: Disk, path: Path, offset: int) -> None:
-    """Writes and syncs the file. OSError: whether it exists is then unknown."""
+    """Writes and syncs the intent to truncate the log at `offset`. OSError: whether the file exists is then unknown."""
     content = b"%d" % offset
     disk.write_bytes(path, _guard(content) + b"\n" + content)
 

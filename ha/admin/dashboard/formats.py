@@ -11,12 +11,12 @@ _TIME_MS_MAX = 253_402_300_799_999
 
 
 def count(number: int | None) -> str:
-    """1234567 → 1,234,567."""
+    """Formats a number: 1234567 → 1,234,567."""
     return NONE if number is None else f"{number:,}"
 
 
 def size(byte_count: int | None) -> str:
-    """1536 → 1.5 KiB."""
+    """Formats a size: 1536 → 1.5 KiB."""
     if byte_count is None:
         return NONE
     if abs(byte_count) < 1024:
@@ -28,14 +28,14 @@ def size(byte_count: int | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """12.345 → 12.3; 100 and above without a fraction."""
+    """Formats a rate: 12.345 → 12.3; 100 and above without a fraction."""
     if per_s is None:
         return NONE
     return f"{per_s:,.1f}" if 0 < abs(per_s) < 100 else f"{per_s:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
-    """0.25 → 0.3 s, 75 → 1 min 15 s, 90,000 → 1 d 1 h."""
+    """Formats a duration: 0.25 → 0.3 s, 75 → 1 min 15 s, 90,000 → 1 d 1 h."""
     if seconds is None:
         return NONE
     if seconds < 10:
@@ -53,7 +53,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(ratio: float) -> str:
-    """0.123 → 12 %."""
+    """Formats a ratio: 0.123 → 12 %."""
     return f"{ratio:.0%}".replace("%", " %")
 
 

@@ -263,7 +263,8 @@ class PartWriter:
         return fitting[self._part.partition % len(fitting)]
 
     async def _open_topic(self, name: str) -> _Topic:
-        """Find the queues of a topic, and the messages of an earlier attempt in them."""
+        """Prepare for sending to a topic: find its queues, record that the part begins, and find the messages of
+        earlier attempts. If there was one, wait until it has ended."""
         history = self._history
         assert history is not None
         part = self._part
