@@ -13,8 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -111,30 +110,23 @@ class Client(Startable):
         self._connections: Connections | None = None
         self._routes: Routes | None = None
         self.is_open = False
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
+    async def _open(self, stack: AsyncExitStack) -> None:
         send, receive = anyio.create_memory_object_stream[tuple[Connection, RemotingCommand]](_REQUESTS_WAITING_MAX)
         self._requests: MemoryObjectSendStream[tuple[Connection, RemotingCommand]] = send
-        async with AsyncExitStack() as stack:
-            stack.enter_context(send)
-            stack.enter_context(receive)
-            connections = await stack.enter_async_context(open_connections(self.options, self._on_request))
-            routes = await stack.enter_async_context(open_routes(self.name_servers, connections, self.options))
-            self.heartbeats = Heartbeats(self.client_id, connections, routes, self.options)
-            self._connections, self._routes = connections, routes
-            stack.callback(self._forget_parts)
-            await stack.enter_async_context(self._serving(receive))
-            self._stack = stack.pop_all()
+        stack.enter_context(send)
+        stack.enter_context(receive)
+        connections = await stack.enter_async_context(open_connections(self.options, self._on_request))
+        routes = await stack.enter_async_context(open_routes(self.name_servers, connections, self.options))
+        self.heartbeats = Heartbeats(self.client_id, connections, routes, self.options)
+        self._connections, self._routes = connections, routes
+        stack.callback(self._forget_parts)
+        await stack.enter_async_context(self._serving(receive))
         self.is_open = True
-        return self
+        stack.callback(self._refuse_users)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def _refuse_users(self) -> None:
         self.is_open = False
-        # The error is the block's own: passing it through the task groups would wrap it into an exception group.
-        await self._stack.aclose()
 
     def _forget_parts(self) -> None:
         self._connections = self._routes = None
@@ -259,29 +251,19 @@ class ClientUser(Startable):
             raise ValueError("set options and credentials on the shared client")
         else:
             self._client = client
-        self._stack = AsyncExitStack()
 
     @property
     def client_id(self) -> str:
         """The id by which brokers identify this member of its group."""
         return self._client.client_id
 
-    async def __aenter__(self) -> Self:
+    async def _open(self, stack: AsyncExitStack) -> None:
         """RuntimeError if the shared client is not open."""
-        async with AsyncExitStack() as stack:
-            if self._is_own_client:
-                await stack.enter_async_context(self._client)
-            elif not self._client.is_open:
-                raise RuntimeError(f"the shared client is {NOT_OPEN}")
-            await self._begin(stack)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # The error is the block's own: passing it through the task groups would wrap it into an exception group.
-        await self._stack.aclose()
+        if self._is_own_client:
+            await stack.enter_async_context(self._client)
+        elif not self._client.is_open:
+            raise RuntimeError(f"the shared client is {NOT_OPEN}")
+        await self._begin(stack)
 
     async def _begin(self, stack: AsyncExitStack) -> None:
         """Starts this object's own parts, if it has some, on the open client; `stack` ends them."""

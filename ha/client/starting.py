@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,14 +26,35 @@ class Startable(ABC):
     """An async context manager that can be opened and closed by methods instead."""
 
     _holder: _Holder | None = None
+    _is_entered = False
+    _stack: AsyncExitStack
 
     @abstractmethod
-    async def __aenter__(self) -> Self: ...
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Opens the parts of this object; `stack` closes them."""
 
-    @abstractmethod
+    async def __aenter__(self) -> Self:
+        """RuntimeError if it is open already."""
+        if self._is_entered:
+            raise RuntimeError("already open: create another one, or share this one")
+        self._is_entered = True
+        try:
+            async with AsyncExitStack() as stack:
+                await self._open(stack)
+                self._stack = stack.pop_all()
+        except BaseException:
+            self._is_entered = False
+            raise
+        return self
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        try:
+            # The error is the block's own: passing it through the task groups would wrap it into an exception group.
+            await self._stack.aclose()
+        finally:
+            self._is_entered = False
 
     async def start(self) -> Self:
         """Does what entering the block does, from any task; call `stop` at the end. Returns this object.

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Self
 
 import anyio
 import pytest
@@ -61,17 +60,12 @@ class Service(Startable):
     def __init__(self, *, fails_on_entry: bool = False) -> None:
         self.fails_on_entry = fails_on_entry
         self.is_failing = anyio.Event()
-        self.stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
+    async def _open(self, stack: AsyncExitStack) -> None:
         if self.fails_on_entry:
             raise OSError("no port")
-        tasks = await self.stack.enter_async_context(anyio.create_task_group())
+        tasks = await stack.enter_async_context(anyio.create_task_group())
         tasks.start_soon(self.fail)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.stack.aclose()
 
     async def fail(self) -> None:
         await self.is_failing.wait()
@@ -101,12 +95,11 @@ async def test_a_cancelled_start_closes() -> None:
     class Slow(Client):
         left = False
 
-        async def __aenter__(self) -> "Slow":
+        async def _open(self, stack: AsyncExitStack) -> None:
             try:
                 await anyio.sleep_forever()
             finally:
                 self.left = True
-            return self
 
     client = Slow(NAMES)
     for _ in range(2):
@@ -114,6 +107,16 @@ async def test_a_cancelled_start_closes() -> None:
         with anyio.move_on_after(0.01):
             await client.start()
         assert client.left
+
+
+@on_both_backends(open_producer, [stored])
+async def test_opening_twice_is_refused_and_harmless(producer: Producer, cluster: Cluster) -> None:
+    """It would lose the tasks of the first opening: Trio ended with an internal error."""
+    with pytest.raises(RuntimeError, match="already open"):
+        await producer.start()
+    with pytest.raises(RuntimeError, match="already open"):
+        await producer.__aenter__()
+    assert (await producer.send(Message("T", b"x"))).status.name == "SEND_OK"
 
 
 @on_both_backends()
