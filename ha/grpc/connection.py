@@ -8,8 +8,9 @@ the connection ends, all of them end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from time import perf_counter
 from typing import Protocol
 
 import msgspec
@@ -21,12 +22,23 @@ from ha.remoting import PortTls
 from ha.remoting.tls import secured
 from ha.transport import SEND_PIECE_BYTES, EagerWriter, peer_of, transport_for
 
-from .frames import Status
+from .frames import Status, framed
 from .http2 import Http2Limits, Http2Protocol
 from .stream import Aborted, Event, Received, Stream
 
 MESSAGES_WAITING_MAX = 64
 """Received messages of one streaming call that its service has not taken yet; with more, the call fails."""
+
+PENDING_PIECE_BYTES = 65_536
+"""Bytes of a long message that wait for the peer's window at a time. All streams together stay within
+`pending_bytes_max`."""
+
+SERVED_PIECE_BYTES = 16_384
+"""Bytes of a chunk that are parsed at a time."""
+TIME_SLICE_S = 0.002
+"""Time slice for serving a chunk before other tasks run."""
+TASKS_PER_SLICE_MAX = 64
+"""Tasks that one slice starts: all of them run before other tasks run again."""
 
 WITHOUT_TLS = "without TLS (tls.server.mode, tls.server.certPath)"
 
@@ -75,21 +87,24 @@ class Call:
     async def respond_all(self, messages: Iterable[bytes]) -> None:
         """Sends several messages and the status OK, with one system call if the peer accepts that much. Waits while too
         much waits to be sent to this peer."""
-        connection, stream = self.connection, self._stream
         for message in messages:
-            connection.protocol.send_message(stream, message)
-            while (stream.has_pending or connection.is_congested) and not stream.is_closed:
-                connection.flush_soon()
-                if stream.has_pending or connection.is_congested:
-                    await connection.wait_sent()
+            await self._send(message)
         self.finish()
 
     async def send(self, message: bytes) -> None:
         """Sends one message of several. Waits while too much waits to be sent to this peer."""
-        self.connection.protocol.send_message(self._stream, message)
+        await self._send(message)
         self.connection.flush_soon()
-        while self._stream.has_pending and not self._stream.is_closed:
-            await self.connection.wait_sent()
+
+    async def _send(self, message: bytes) -> None:
+        connection, stream = self.connection, self._stream
+        data = memoryview(framed(message))
+        for begin in range(0, len(data), PENDING_PIECE_BYTES):
+            connection.protocol.send_piece(stream, data[begin : begin + PENDING_PIECE_BYTES])
+            while (stream.has_pending or connection.is_congested) and not stream.is_closed:
+                connection.flush_soon()
+                if stream.has_pending or connection.is_congested:
+                    await connection.wait_sent()
 
     def send_nowait(self, message: bytes) -> None:
         """As `send`, without waiting, for small messages that come rarely."""
@@ -143,8 +158,8 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     open_timeout_s: float = 10.0
     """A connection is closed unless its first call arrives within this time when another one needs its place."""
     send_timeout_s: float = 60.0
-    """A connection is closed if the system accepts none of the pieces (`SEND_PIECE_BYTES`) of what waits to be sent for
-    this long."""
+    """A connection is closed if the peer's window allows nothing, or the system accepts none of the pieces
+    (`SEND_PIECE_BYTES`), of what waits to be sent for this long."""
 
 
 class EndCause(StrEnum):
@@ -180,8 +195,11 @@ class GrpcConnection:
         self.is_encrypted = False
         self.opened_at = self.busy_at = trio.current_time()
         """`busy_at`: when it had a call last"""
-        self.sent_at = self.received_at = self.opened_at
-        """`sent_at`: when the system accepted bytes last, or the outbox was empty"""
+        self.sent_at = self.allowed_at = self.received_at = self.opened_at
+        """`sent_at`: when the system accepted bytes last, or the outbox was empty; `allowed_at`: when the peer's window
+        allowed bytes last, or none waited for it"""
+        self.allowed_bytes = 0
+        """Bytes that the window had allowed at `allowed_at`"""
         self.is_pinged = False
         """Whether a PING was sent and nothing has arrived since"""
         self.call_count = 0
@@ -201,8 +219,12 @@ class GrpcConnection:
         self._nursery: trio.Nursery | None = None
         self._has_writer = False
         self._is_flush_due = False
-        self._is_served_now = False
-        """Whether `_serve_now` has served the chunk that `receive` returns next"""
+        self._unserved: Iterator[Event | None] | None = None
+        """What is left of the chunk that `_serve_now` got last"""
+        self._started_count = 0
+        """Tasks that this slice has started"""
+        self._error: RemoteProtocolError | None = None
+        self._pending_bytes_max = max(options.pending_bytes_max, 2 * options.message_size_max)
         self._sent = trio.lowlevel.ParkingLot()
         self._close_callbacks: list[Callable[[], None]] = []
 
@@ -273,27 +295,56 @@ class GrpcConnection:
         return chunk
 
     async def _read_until_end(self, chunk: bytes) -> None:
+        self._serve_now(chunk)
         while chunk:
-            if not self._is_served_now:
-                self._receive(chunk)
-            self._is_served_now = False
             await self._flushed(self._options.outbox_high_bytes)
+            while self._unserved is not None:
+                await trio.lowlevel.checkpoint()
+                self._serve_slice()
+                await self._flushed(self._options.outbox_high_bytes)
             chunk = await self._transport.receive(self._serve_now)
         self.close(EndCause.END_OF_STREAM)
 
     def _serve_now(self, chunk: bytes) -> bool:
-        """Serves a chunk; returns False if the reader then has to wait until responses are sent."""
-        self._receive(chunk)
-        self._is_served_now = self.protocol.outbox_bytes > self._options.outbox_high_bytes
-        return not self._is_served_now
-
-    def _receive(self, chunk: bytes) -> None:
+        """Serves a chunk for a time slice, since it may have thousands of calls. Returns False if the reader has to
+        serve the rest, or to wait until responses are sent. RemoteProtocolError."""
         self.received_at, self.is_pinged = trio.current_time(), False
-        for event in self.protocol.receive(chunk):
-            self._handle(event)
+        self._unserved = self._steps(chunk)
+        self._serve_slice()
+        return self._unserved is None and not self.is_congested
+
+    def _serve_slice(self) -> None:
+        """Serves what is left of the chunk for another time slice. RemoteProtocolError."""
+        if self._poller is None:
+            self._serve_steps()
+        else:
+            self._poller.as_turn(self._serve_steps)
+        if self._error is not None:
+            raise self._error
+
+    def _serve_steps(self) -> None:
+        """As `_serve_slice`, but leaves the error in `_error`: a turn is not interrupted."""
+        assert self._unserved is not None
+        ends_at, self._started_count = perf_counter() + TIME_SLICE_S, 0
+        try:
+            for event in self._unserved:
+                if event is not None:
+                    self._handle(event)
+                if perf_counter() >= ends_at or self._started_count >= TASKS_PER_SLICE_MAX:
+                    break
+            else:
+                self._unserved = None
+        except RemoteProtocolError as error:
+            self._error = error
         if self._sent:
             self._sent.unpark_all()  # the peer may have opened its window
         self.flush_soon()
+
+    def _steps(self, chunk: bytes) -> Iterator[Event | None]:
+        """Yields the events of a chunk, and None after each piece: frames without events take time, too."""
+        for begin in range(0, len(chunk), SERVED_PIECE_BYTES):
+            yield from self.protocol.receive(chunk[begin : begin + SERVED_PIECE_BYTES])
+            yield None
 
     def _handle(self, event: Event) -> None:
         stream = event.stream
@@ -318,6 +369,7 @@ class GrpcConnection:
             assert self._nursery is not None
             call._stream.owner = call
             call.scope = trio.CancelScope()
+            self._started_count += 1
             self._nursery.start_soon(self._serve, call)
 
     async def _serve(self, call: Call) -> None:
@@ -361,7 +413,7 @@ class GrpcConnection:
     def flush_soon(self) -> None:
         """Sends what is queued: at the end of a turn of the poller, or at once, as far as the system accepts it."""
         protocol = self.protocol
-        if protocol.pending_bytes > self._options.pending_bytes_max:
+        if protocol.pending_bytes > self._pending_bytes_max:
             self.close(EndCause.OUTBOX_FULL, f"{protocol.pending_bytes} bytes wait for the peer's window")
         if not protocol.outbox_bytes or not self._writer.is_idle:
             return

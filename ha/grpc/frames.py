@@ -83,6 +83,11 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview = b
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload
 
 
+def framed(message: bytes) -> bytes:
+    """Encodes a message of a call, for the payloads of DATA frames."""
+    return MESSAGE_PREFIX.pack(0, len(message)) + message
+
+
 def status_trailers(status: Status, message: str) -> bytes:
     """Encodes the trailers of a call; the message percent-encoded and cut to what one literal can hold."""
     text = "".join(c if " " <= c <= "~" and c != "%" else "".join(f"%{b:02X}" for b in c.encode()) for c in message)

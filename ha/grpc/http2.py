@@ -47,6 +47,7 @@ from .frames import (
     Http2Error,
     Status,
     frame,
+    framed,
     request_headers,
     status_trailers,
 )
@@ -60,7 +61,8 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     message_size_max: int = 5 << 20
     """Maximum size of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
     partial_bytes_max: int = 32 << 20
-    """Maximum size of all messages that have not been received completely; the call that exceeds it fails."""
+    """Maximum size of all messages that have not been received completely, unless it is only one; the call that exceeds
+    it fails."""
     header_list_size_max: int = 16_384
     """Maximum size of the headers of a call, 32 more for each header; a call with more fails."""
     header_block_size_max: int = 65_536
@@ -83,6 +85,7 @@ class Http2Protocol:
     def __init__(self, limits: Http2Limits, is_streaming: Callable[[bytes], bool]) -> None:
         """`is_streaming`: whether the method of a path takes a stream of messages."""
         self._limits = limits
+        self._partial_bytes_max = max(limits.partial_bytes_max, MESSAGE_PREFIX.size + limits.message_size_max)
         self._is_streaming = is_streaming
         self.streams: dict[int, Stream] = {}
         """Calls that are not finished, by stream id. For reading only."""
@@ -92,6 +95,8 @@ class Http2Protocol:
         """Bytes of messages that are not complete."""
         self.pending_bytes = 0
         """Bytes of messages that wait for the peer's window."""
+        self.allowed_bytes = 0
+        """Bytes of messages that the window has allowed so far."""
         self.outbox_bytes = 0
         """Bytes that `data_to_send` would return."""
         self._decoder = HeaderDecoder(limits.header_list_size_max)
@@ -251,7 +256,7 @@ class Http2Protocol:
                 if not stream.is_remote_closed:
                     break  # the frame that ends the stream follows
             self._take_message(stream, size)
-        if self.partial_bytes > self._limits.partial_bytes_max:
+        if self.partial_bytes > self._partial_bytes_max:
             self.fail(stream, Status.RESOURCE_EXHAUSTED, "too many bytes of incomplete messages on this connection")
 
     def _take_message(self, stream: Stream, size: int) -> None:
@@ -456,13 +461,17 @@ class Http2Protocol:
 
     def send_message(self, stream: Stream, message: bytes) -> None:
         """Sends a message of a call. Does nothing if the call is closed."""
+        self.send_piece(stream, framed(message))
+
+    def send_piece(self, stream: Stream, piece: bytes | memoryview) -> None:
+        """Sends the next piece of the framed messages of a call. Does nothing if the call is closed."""
         if stream.is_closed or stream.trailers is not None:
             return
         if not stream.is_head_sent:
             stream.is_head_sent = True
             self._queue(frame(HEADERS, END_HEADERS, stream.id, RESPONSE_HEAD))
-        stream.pending.append(MESSAGE_PREFIX.pack(0, len(message)) + message)
-        self.pending_bytes += 5 + len(message)
+        stream.pending.append(piece)
+        self.pending_bytes += len(piece)
         self._flush(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
@@ -525,6 +534,7 @@ class Http2Protocol:
             stream.send_window -= size
             self._send_window -= size
             self.pending_bytes -= size
+            self.allowed_bytes += size
             if size == len(piece):
                 pending.popleft()
             else:

@@ -132,7 +132,10 @@ class GrpcServer:
                 if not connection.is_sending:
                     connection.sent_at = now
                     self._check_peer(connection, now)
-                elif now - connection.sent_at > options.send_timeout_s:
+                protocol = connection.protocol
+                if not protocol.pending_bytes or protocol.allowed_bytes > connection.allowed_bytes:
+                    connection.allowed_at, connection.allowed_bytes = now, protocol.allowed_bytes
+                if now - min(connection.sent_at, connection.allowed_at) > options.send_timeout_s:
                     connection.close(EndCause.PEER_DOES_NOT_READ)
 
     def _check_peer(self, connection: GrpcConnection, now: float) -> None:

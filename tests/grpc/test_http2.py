@@ -151,6 +151,17 @@ def test_incomplete_messages_are_limited() -> None:
     assert pair.messages() == [b"x" * 1000]
 
 
+def test_message_of_the_maximum_size() -> None:
+    """It is received although it is longer than what incomplete messages may have together; a second one is not."""
+    pair = Pair(Http2Limits(message_size_max=100_000, partial_bytes_max=1000))
+    first, second = pair.call(None, end=False), pair.call(None, end=False)
+    pair.send(first, framed(b"x" * 100_000)[:-1])
+    pair.send(second, framed(b"x" * 100_000)[:9])
+    assert pair.answer(second)[1]["grpc-status"] == "8"
+    pair.send(first, b"x", end=True)
+    assert pair.messages() == [b"x" * 100_000]
+
+
 def test_calls_at_a_time_are_limited() -> None:
     pair = Pair(SMALL)
     pair.client.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 10

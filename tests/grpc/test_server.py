@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import ssl
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from h2.events import PingReceived
 from h2.settings import SettingCodes
 
 from ha.grpc import Call, GrpcOptions, GrpcServer, Status
-from ha.grpc.connection import MESSAGES_WAITING_MAX
+from ha.grpc.connection import MESSAGES_WAITING_MAX, TASKS_PER_SLICE_MAX
 from ha.grpc.frames import PREFACE
 from ha.poller import open_poller
 from ha.remoting import PortTls
@@ -330,6 +331,33 @@ async def raw_peer(server: GrpcServer, nursery: trio.Nursery, piece_size: int | 
     return ours
 
 
+@pytest.mark.parametrize("path", ["/s/Echo", "/s/Wait"], ids=["taken", "tasks"])
+async def test_other_tasks_run_while_a_chunk_of_calls_is_served(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as the time slice is over, or 64 tasks were started."""
+    monkeypatch.setattr("ha.grpc.connection.TIME_SLICE_S", 0.0 if path == "/s/Echo" else 60.0)
+    count, step_max = 200, 1 if path == "/s/Echo" else TASKS_PER_SLICE_MAX
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = count
+    client.remote_settings.acknowledge()
+    for stream_id in range(1, 2 * count, 2):
+        client.send_headers(stream_id, [(name, path if name == ":path" else value) for name, value in HEADERS])
+        client.send_data(stream_id, framed(b""), end_stream=True)
+    async with open_poller() as poller, trio.open_nursery() as nursery:
+        server = GrpcServer(Echo(), poller=poller)
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(server.handle, theirs)
+        await trio.testing.wait_all_tasks_blocked()
+        await ours.send_all(client.data_to_send())
+        seen = [0]
+        while seen[-1] < count:
+            await trio.lowlevel.checkpoint()
+            seen.append(server.statistics().calls)
+        steps = [after - before for before, after in itertools.pairwise(seen)]
+        assert max(steps) <= 2 * step_max, "the order of two tasks varies"
+        nursery.cancel_scope.cancel()
+
+
 class Large(Echo):
     """Sends 100 MB."""
 
@@ -368,10 +396,34 @@ async def test_answers_to_a_peer_that_does_not_read_are_limited() -> None:
 
 
 async def test_peer_that_opens_no_window_is_closed(autojump_clock: trio.testing.MockClock) -> None:
-    server = GrpcServer(Hasty(), GrpcOptions(pending_bytes_max=500_000))
+    server = GrpcServer(Hasty(), GrpcOptions(pending_bytes_max=500_000, message_size_max=100_000))
     async with trio.open_nursery() as nursery:
         await raw_peer(server, nursery, None)
         assert server.statistics().ended == {"outbox full": 1}
+
+
+@pytest.mark.parametrize("opens", [True, False], ids=["slowly", "never"])
+async def test_peer_whose_window_stays_closed(autojump_clock: trio.testing.MockClock, opens: bool) -> None:
+    """It is closed after a while, although it answers PINGs. However long its messages are, few bytes wait for it."""
+    service, (ours, theirs) = Large(), trio.testing.memory_stream_pair()
+    server = GrpcServer(service, GrpcOptions(send_timeout_s=60, pending_bytes_max=70_000, message_size_max=1000))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve, [MemoryListener()])
+        nursery.start_soon(server.handle, theirs)
+        client = H2Connection(H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
+        client.send_data(1, framed(b""), end_stream=True)
+        with suppress(trio.BrokenResourceError):
+            for _ in range(5):
+                await ours.send_all(client.data_to_send())
+                await trio.sleep(29)
+                client.ping(bytes(8))
+                if opens:
+                    client.increment_flow_control_window(1)
+                    client.increment_flow_control_window(1, 1)
+        assert server.statistics().ended == ({} if opens else {"peer does not read": 1})
+        nursery.cancel_scope.cancel()
 
 
 async def test_peer_that_does_not_read_is_closed(autojump_clock: trio.testing.MockClock) -> None:
