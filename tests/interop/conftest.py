@@ -68,8 +68,8 @@ async def children(workplace: Path) -> AsyncIterator[Children]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.interop)
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    # The event loop of the SDK can matter to halog's brokers; the answers of real ones do not depend on it.
-    if params.get("cluster", HALOG) != HALOG and params.get("backend") == "trio":
+    # Brokers don't notice the SDK's event loop: halog's are asked under trio, real ones under asyncio.
+    if "cluster" in params and params.get("backend") == ("asyncio" if params["cluster"] == HALOG else "trio"):
         item.add_marker(pytest.mark.long)
     usual = item.get_closest_marker("usual_release")
     if usual is not None:

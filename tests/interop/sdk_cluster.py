@@ -5,7 +5,6 @@ It runs in a thread of its own with its own trio loop, so that tests can use asy
 
 import itertools
 import os
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import trio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ha.config.model import Config
 from tests.interop.broker import Broker
@@ -47,7 +46,7 @@ class SdkCluster:
     name_server: str
     broker: Broker
     children: Children = field(repr=False)
-    _token: trio.lowlevel.TrioToken = field(repr=False)
+    portal: BlockingPortal = field(repr=False)
 
     @property
     def is_halog(self) -> bool:
@@ -55,7 +54,7 @@ class SdkCluster:
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
         """Runs `function` in the cluster's own loop, from any other thread."""
-        return trio.from_thread.run(function, *arguments, trio_token=self._token)
+        return self.portal.call(function, *arguments)
 
     def name(self, stem: str) -> str:
         """A unique name for a topic or group."""
@@ -65,36 +64,12 @@ class SdkCluster:
 @contextmanager
 def running_cluster(make: str, folder: Path) -> Iterator[SdkCluster]:
     """Runs the cluster while the block runs."""
-    started: list[SdkCluster] = []
-    failed: list[BaseException] = []
-    is_ready = threading.Event()
-    stop = trio.Event()
-
-    async def serve() -> None:
-        async with open_children(folder) as children:
-            name_server, broker = await _start(make, children)
-            started.append(SdkCluster(make, name_server, broker, children, trio.lowlevel.current_trio_token()))
-            is_ready.set()
-            await stop.wait()
-
-    def run() -> None:
-        try:
-            trio.run(serve)
-        except BaseException as error:
-            failed.append(error)
-        is_ready.set()
-
-    thread = threading.Thread(target=run, name=f"cluster-{make}")
-    thread.start()
-    is_ready.wait()
-    try:
-        if failed:
-            raise failed[0]
-        yield started[0]
-    finally:
-        if started and thread.is_alive():
-            started[0]._token.run_sync_soon(stop.set)
-        thread.join()
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(open_children(folder)) as children,
+    ):
+        name_server, broker = portal.call(_start, make, children)
+        yield SdkCluster(make, name_server, broker, children, portal)
 
 
 async def _start(make: str, children: Children) -> tuple[str, Broker]:
