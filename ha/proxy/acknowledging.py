@@ -53,6 +53,8 @@ class Acknowledging:
                 return False
             [entry] = request.entries
             group, topic = group_name(request.group), topic_name(request.topic)
+            if self._in_flight.is_changing(session, entry.receipt_handle):
+                return False
             receipt = self._valid(session, entry.receipt_handle)
         except (DecodeError, CallRefused):  # answered by `ack`
             return False
@@ -81,7 +83,7 @@ class Acknowledging:
         for entry in request.entries:
             code, message = Code.OK, "OK"
             try:
-                receipt = self._valid(session, entry.receipt_handle)
+                receipt = await self._current(session, entry.receipt_handle)
                 await self.acknowledge(session, group, topic, receipt)
                 self._in_flight.remove(session, entry.receipt_handle)
             except CallRefused as refused:
@@ -97,7 +99,7 @@ class Acknowledging:
         CallRefused.
         """
         group, topic = group_name(request.group), topic_name(request.topic)
-        receipt = self._valid(session, request.receipt_handle)
+        receipt = await self._current(session, request.receipt_handle)
         invisible_ms = milliseconds(request.invisible_duration)
         if not 0 <= invisible_ms <= self._options.invisible_ms_max:
             reason = f"the invisibleTime {invisible_ms} ms is not in 0 to {self._options.invisible_ms_max}"
@@ -113,10 +115,15 @@ class Acknowledging:
     async def forward(self, session: Session, request: Any) -> Any:
         """ForwardMessageToDeadLetterQueue. Raises CallRefused."""
         group, topic = group_name(request.group), topic_name(request.topic)
-        receipt = self._valid(session, request.receipt_handle)
+        receipt = await self._current(session, request.receipt_handle)
         await self.bury(session, group, topic, receipt)
         self._in_flight.remove(session, request.receipt_handle)
         return ok("ForwardMessageToDeadLetterQueueResponse")
+
+    async def _current(self, session: Session, text: str) -> ReceiptHandle:
+        """As `_valid`, once the message is not being renewed. Raises CallRefused."""
+        await self._in_flight.wait_unchanged(session, text)
+        return self._valid(session, text)
 
     def _valid(self, session: Session, text: str) -> ReceiptHandle:
         """Returns the current handle of a message by the handle in a request. Raises CallRefused."""

@@ -40,6 +40,8 @@ RETRY_INTERVAL_S = 5.0
 RENEWED_S_MAX = 3 * 3600.0
 RETURN_S = 10.0
 RELEASED_MS = 1_000
+SETTLED_WITHIN_S = 10.0
+"""Longest time that a client's requests to settle a message take: two requests to its broker."""
 
 Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
 """Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
@@ -62,6 +64,10 @@ class _Message(msgspec.Struct):
     """
     renew_at: float
     is_undelivered: bool = False
+    settled_until: float = 0.0
+    """Until then, a request of its client may be settling it"""
+    changed: trio.Event | None = None
+    """Set when the request that renews or releases it has ended; None without one"""
 
 
 class _Client(msgspec.Struct):
@@ -114,10 +120,27 @@ class InFlight:
         self._count += 1
 
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
-        """Returns the latest handle of a message by the first one."""
+        """Returns the latest handle of a message by the first one, for a request that settles it, and changes nothing
+        meanwhile: some brokers deliver a message again whose time is changed after its acknowledgement."""
+        message = self._message(session, handle)
+        if message is None:
+            return None
+        message.settled_until = trio.current_time() + SETTLED_WITHIN_S
+        return message.receipt
+
+    def is_changing(self, session: Session, handle: str) -> bool:
+        """Whether a message is being renewed or released. Its latest handle is not known then."""
+        message = self._message(session, handle)
+        return message is not None and message.changed is not None
+
+    async def wait_unchanged(self, session: Session, handle: str) -> None:
+        """Waits while `is_changing`."""
+        while (message := self._message(session, handle)) is not None and message.changed is not None:
+            await message.changed.wait()
+
+    def _message(self, session: Session, handle: str) -> _Message | None:
         client = self._clients.get(session.client_id)
-        message = client.messages.get(handle) if client is not None else None
-        return None if message is None else message.receipt
+        return None if client is None else client.messages.get(handle)
 
     def remove(self, session: Session, handle: str) -> None:
         """Removes a message that is acknowledged, or whose time the client has changed itself."""
@@ -170,7 +193,7 @@ class InFlight:
             for handle, message in client.messages.items():
                 if message.is_undelivered or client.is_gone(now) or now >= message.renew_at:
                     broker_name = message.receipt.handle.broker_name
-                    if broker_name not in self._busy:
+                    if broker_name not in self._busy and now >= message.settled_until:
                         found.setdefault(broker_name, []).append((client_id, client, handle, message))
         return found
 
@@ -178,9 +201,9 @@ class InFlight:
         """Renews, releases or drops messages of one broker, one after the other."""
         try:
             for client_id, client, handle, message in due:
-                if client.messages.get(handle) is not message:
-                    continue  # settled meanwhile: some brokers would deliver it again if its time was changed
                 now = trio.current_time()
+                if client.messages.get(handle) is not message or now < message.settled_until:
+                    continue  # settled meanwhile, or about to be
                 if message.is_undelivered or client.is_gone(now):
                     await self._change(delay, message, RELEASED_MS)
                     self._drop(client_id, client, handle)
@@ -195,6 +218,7 @@ class InFlight:
 
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
         began = trio.current_time()
+        message.changed = trio.Event()
         try:
             message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
         except (BrokerUnreachable, CallRefused) as error:
@@ -204,6 +228,9 @@ class InFlight:
         else:
             message.visible_at = began + invisible_ms / 1000
             message.renew_at = message.visible_at - RENEWED_BEFORE_S
+        finally:
+            message.changed.set()
+            message.changed = None
 
     def _drop(self, client_id: str, client: _Client, handle: str) -> None:
         if client.messages.pop(handle, None) is not None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+from rocketmq.grpc_protocol import definition_pb2 as definition
+from rocketmq.grpc_protocol import service_pb2 as service
 from trio.testing import MockClock
 
+from ha.protocol.codes import RequestCode
 from ha.protocol.pop import ORDER_QUEUE, Handle
 from ha.protocol.popped import ReceiptHandle
+from ha.protocol.remoting import RemotingCommand
+from ha.proxy.acknowledging import Acknowledging
 from ha.proxy.brokers import BrokerUnreachable
-from ha.proxy.in_flight import RELEASED_MS, RENEWED_S_MAX, RETURN_S, InFlight
+from ha.proxy.in_flight import RELEASED_MS, RENEWED_S_MAX, RETURN_S, SETTLED_WITHIN_S, InFlight
+from ha.proxy.options import FrontOptions
 
 INVISIBLE_MS = 900_000
 
@@ -210,6 +218,68 @@ async def test_messages_that_are_acknowledged_while_others_are_renewed(autojump_
         world.table.remove(world.session, receipt(2).encode())
         await trio.sleep(10)
         assert [offset for _, offset, _ in world.changes] == [0, 1]
+
+
+async def test_messages_that_are_being_acknowledged(autojump_clock: MockClock) -> None:
+    """They are neither renewed nor released. If the acknowledgement fails, they are, later."""
+    async with opened() as world:
+        for offset in range(2):
+            world.table.add(world.session, "g", "t", receipt(offset))
+        await trio.sleep(850)
+        world.table.release(world.session, [receipt(1)])
+        for offset in range(2):
+            assert world.table.find(world.session, receipt(offset).encode()) == receipt(offset)
+        await trio.sleep(SETTLED_WITHIN_S - 1)
+        assert world.changes == []
+        await trio.sleep(3)
+        assert {(offset, ms) for _, offset, ms in world.changes} == {(0, INVISIBLE_MS), (1, RELEASED_MS)}
+
+
+class Brokers:
+    """A broker that takes a second to change a message's time, and knows messages by their latest pop time only."""
+
+    def __init__(self) -> None:
+        self.pop_time_ms = 1
+        self.changing = trio.Event()
+        self.acknowledged: list[str] = []
+
+    async def invoke(self, session: Any, broker_name: str, command: RemotingCommand) -> RemotingCommand:
+        if command.code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME:
+            self.changing.set()
+            self.pop_time_ms = 2
+            await trio.sleep(1)
+            fields = {"popTime": "2", "invisibleTime": str(INVISIBLE_MS), "reviveQid": "0"}
+            return RemotingCommand(0, ext_fields=fields)
+        self.acknowledged.append(command.ext_fields["extraInfo"])
+        return RemotingCommand(0)
+
+    def invoke_nowait(self, session: Any, broker_name: str, command: RemotingCommand, on_response: Any) -> bool:
+        self.acknowledged.append(command.ext_fields["extraInfo"])
+        on_response(RemotingCommand(0))
+        return True
+
+
+async def test_acknowledgement_during_the_renewal_of_its_message(autojump_clock: MockClock) -> None:
+    """It waits for the new handle: with the old one, it would succeed without effect."""
+    brokers: Any = Brokers()
+    table = InFlight()
+    acknowledging = Acknowledging(brokers, FrontOptions(), lambda: 0, table)
+    session: Any = Session()
+    request = service.AckMessageRequest(group=definition.Resource(name="g"), topic=definition.Resource(name="t"))
+    request.entries.add(message_id="m", receipt_handle=receipt().encode())
+    answered: list[bytes] = []
+    call: Any = SimpleNamespace(message=request.SerializeToString(), respond=answered.append)
+    renew = partial(acknowledging.delay, None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.serve, renew, lambda session, group, topic: True)
+        table.add(session, "g", "t", receipt())
+        await brokers.changing.wait()
+        assert not acknowledging.take(session, call)
+        response = await acknowledging.ack(session, request)
+        assert response.status.code == definition.Code.OK
+        assert brokers.acknowledged == ["0 2 900000 0 0 b 0 0"]
+        assert table.count == 0
+        nursery.cancel_scope.cancel()
 
 
 async def test_messages_are_limited(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
