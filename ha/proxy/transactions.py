@@ -1,9 +1,9 @@
 """EndTransaction, and the checks of transactions that brokers ask producers about.
 
-Where a half message is, is part of the transaction id that the client gets and sends back: the message id, the broker,
-and the half message's offsets in its queue and in the log, joined by blanks. So the front remembers nothing: any front
-of a cluster ends any transaction, also after a restart. RocketMQ's proxy remembers it for about 30 s, and the ids of
-its transactions are message ids. Source: EndTransactionActivity, ProxyClientRemotingProcessor.
+The transaction id that the client gets and sends back contains the message id, the broker, and the half message's
+offsets in its queue and in the log, joined by blanks. So the front keeps no state: any front of a cluster can end any
+transaction, also after a restart. RocketMQ's proxy uses the message id as the transaction id, and keeps the place of
+the half message for about 30 s. Source: EndTransactionActivity, ProxyClientRemotingProcessor.
 """
 
 from __future__ import annotations

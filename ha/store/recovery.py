@@ -270,8 +270,8 @@ class LogRecovery:
         return damaged_to if is_kept else 0
 
     def _queues_have(self, first: int, end: int) -> bool:
-        """Returns whether the records from `first` on have contiguous entries, the last of which ends, with or without
-        the filler behind it, at `end`."""
+        """Returns whether the queues have entries for all records from `first` to `end`; a filler before `end` has
+        none."""
         size = self.scan.segments[0].size
         queued_to = self._queues.contiguous_end(first, end, segment_size=size)
         return end in (queued_to, -(-queued_to // size) * size)

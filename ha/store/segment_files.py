@@ -118,7 +118,7 @@ def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str
 
 
 def truncate_files(disk: Disk, directory: Path, end: int) -> None:
-    """Does to the files of a log what `truncate_segments` does, whatever their sizes, which recovery checks later."""
+    """Truncates the files of a log like `truncate_segments`. Their sizes are not checked: recovery does that later."""
     segments = []
     for start in segment_starts(disk.list_dir(directory)):
         path = directory / segment_name(start)

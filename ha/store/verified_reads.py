@@ -222,8 +222,8 @@ class VerifiedReads:
     def _verified(
         self, segment: Segment, blocks: _Blocks, raw: bytes | bytearray, found_by: FoundBy, trouble: str = ""
     ) -> memoryview | None:
-        """Returns the bytes asked for up to the first one that is not good; None if the first one has no checksum to
-        compare with. DamagedBytes if it is not what was written."""
+        """Returns the requested bytes up to the first one that is not good; None if the first of all has no checksum to
+        compare with. DamagedBytes if the first of all is damaged."""
         good_to, bad, has_skipped = blocks.check(raw, trouble)
         if bad is not None and good_to <= blocks.position:
             self._raise_damaged(segment, *bad, trouble or "the bytes don't match their checksum", found_by)

@@ -115,8 +115,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def _bounds(condition: Filter, unit: int) -> tuple[int | None, int | None] | None:
-    """Return [begin, end) of a comparison with a whole number, or with a time: the column's step is `unit` of the
-    value's.
+    """Return the range [begin, end) of column values that satisfy a comparison with a whole number or a time.
+
+    `unit`: how many units of the filter's value make one of the column: 1000 for µs and ms. None if the value has
+    another type.
 
     Store times are whole milliseconds and Spark's are microseconds: t > 1.5 ms is t >= 2 ms, t >= 1.5 ms too.
     """
