@@ -71,9 +71,16 @@ class Connections:
             while True:
                 self._wanted_came = anyio.Event()
                 for connection in self._wanted:
-                    tasks.start_soon(connection.run)
+                    tasks.start_soon(self._run, connection)
                 self._wanted.clear()
                 await self._wanted_came.wait()
+
+    async def _run(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            if self._live.get(connection.address) is connection:
+                del self._live[connection.address]  # the server may come back under another address
 
     def close(self) -> None:
         """Opens no further connection."""

@@ -64,12 +64,8 @@ class QueueRequests:
         self._client = client
         self._group = group
         self._read_from = read_from
-        self._suggested: dict[MessageQueue, int] = {}
+        self._suggested: dict[MessageQueue, int] = {}  # ids of slaves, by the queues that they are suggested for
         keep_heap()  # an answer, and its messages, are up to some MiB that come and go
-
-    def forget(self, queue: MessageQueue) -> None:
-        """Drops the broker suggestion for a queue that is no longer read."""
-        self._suggested.pop(queue, None)
 
     async def pull(
         self,
@@ -106,7 +102,9 @@ class QueueRequests:
         if status is None:
             raise answered.error()
         found = parse_header(PullMessageResponse, answer.ext_fields)
-        self._suggested[queue] = found.suggest_which_broker_id
+        self._suggested.pop(queue, None)
+        if found.suggest_which_broker_id != MASTER_ID:
+            self._suggested[queue] = found.suggest_which_broker_id
         body, broker_id = bytes(answer.body), answered.broker_id
         remark = answer.remark or ""
         return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id, remark)

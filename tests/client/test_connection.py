@@ -16,6 +16,7 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.stapled import StapledByteStream
 
 from ha.client.connection import Connection
+from ha.client.connections import open_connections
 from ha.client.options import ClientOptions
 from ha.errors import ConnectionFailed, LocalProtocolError, RequestTimedOut
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -350,3 +351,15 @@ async def test_server_requests_are_rejected_and_oneways_ignored(connection: Conn
     server.handler = echo
     await connection.invoke(request(2), 5)
     assert [(c.code, c.opaque, c.is_response) for c in server.commands[1:-1]] == [(3, 77, True)]
+
+
+@on_both_backends()
+async def test_lost_connections_are_forgotten() -> None:
+    """Brokers come back under other addresses, such as in Kubernetes."""
+    async with open_connections(ClientOptions()) as connections:
+        for _ in range(2):
+            async with serving(echo) as server:
+                assert (await connections.invoke(server.address, request(1), 5)).body == b"x"
+                assert [each.address for each in connections.silent(0.0)] == [server.address]
+            while connections.silent(0.0):
+                await anyio.lowlevel.checkpoint()
