@@ -32,7 +32,7 @@ PLAIN = Dialect(
     "No acl config for {}",
     "Check signature failed for accessKey={}",
 )
-"""RocketMQ 4.9's, with the exception's text without its place in the source."""
+"""The refusals of RocketMQ 4.9: the text of its exception, without the position in the source."""
 
 ACL2 = Dialect(
     ResponseCode.NO_PERMISSION,

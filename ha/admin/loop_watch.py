@@ -249,7 +249,9 @@ def _schedstat_clock() -> Iterator[Callable[[], float | None]]:
 
 
 def _quantile(counts: dict[int, int], share: float) -> int:
-    """Returns the smallest key that is not exceeded by at least `share` of all; 0 without counts."""
+    """Returns a quantile: the smallest key such that at least `share` of all counts are at this key or a lower one; 0
+    without counts.
+    """
     left = share * sum(counts.values())
     for key in sorted(counts):
         left -= counts[key]

@@ -111,5 +111,5 @@ class Sessions:
 
 
 def session_label(value: str) -> str:
-    """Returns what tells a session from others in the log, without its proof."""
+    """Returns a label for a session in the log, which does not contain its proof."""
     return value.split(".")[1] if value.count(".") == 2 else "?"

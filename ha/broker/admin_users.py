@@ -204,7 +204,9 @@ class AdminUsers:
         return _done(command, java_json.dumps(info) if user.policies else b"")
 
     async def acls(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3010: the entries about resources that contain the filter, of users whose subjects contain the other."""
+        """3010: returns the policy entries whose resource contains one filter, of the users whose subject contains the
+        other filter.
+        """
         self._check_enabled()
         request = parse_header(ListAclsRequest, command.ext_fields)
         found = []

@@ -33,7 +33,7 @@ SQL92 = "SQL92"
 FILTER_COUNT_MAX = 256
 
 _UNLIMITED = 1 << 62
-"""The consumer's limits apply to selected messages, not to those that are scanned."""
+"""Limit of a scan: those of the consumer apply to selected messages, not to scanned ones."""
 
 
 class Selection(msgspec.Struct, frozen=True, gc=False):

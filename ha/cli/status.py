@@ -80,7 +80,9 @@ def show_status(
 
 
 def _problem(node: NodeStatus) -> str:
-    """Returns why sends to a master are degraded, or that this, or a slave's readiness, is unknown; "" for neither."""
+    """Returns the problem that --check reports: sends to a master are degraded, or it is unknown whether they are or
+    whether a slave is ready. "" if there is none.
+    """
     if node.is_ready is None:
         what = f"{node.name} is ready" if node.role == "SLAVE" else f"sends to {node.name} are degraded"
         return f"can't tell whether {what}: {node.not_ready_reason}"

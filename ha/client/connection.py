@@ -97,8 +97,7 @@ class Connection:
         return self._protocol.is_closed
 
     def silent_s(self) -> float:
-        """Returns for how long a response that is due promptly has been missing, without a byte from the server; else
-        0."""
+        """Returns how long the server has sent nothing while a prompt response was due; 0 if none is due."""
         if not self._prompt_count or self.is_closed:
             return 0.0
         return self._clock() - max(self._protocol.received_at, self._prompt_since)

@@ -39,7 +39,7 @@ class Stream:
         self.is_call = True
         """Whether it is a gRPC call, and not another HTTP request"""
         self.is_streaming = False
-        """Whether messages are returned as they come, and not one with the end"""
+        """Whether messages are returned as they arrive; otherwise the only one is returned at the end of the request"""
         self.is_remote_closed = False
         """Whether the peer has sent all of the request"""
         self.is_closed = False

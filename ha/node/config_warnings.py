@@ -49,8 +49,8 @@ def _warn_about_plaintext(config: Config) -> None:
 
 
 def _warn_about_replicas(config: Config) -> None:
-    """With the defaults of RocketMQ 5, a SYNC_MASTER answers SEND_OK without any slave, despite its name. An
-    ASYNC_MASTER does with any."""
+    """Warns about keys of RocketMQ 5 that have no effect on this role, or with which a SYNC_MASTER answers SEND_OK
+    without any slave, as with their defaults."""
     policy = replica_policy(config)
     if policy is None:
         return

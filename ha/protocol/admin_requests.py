@@ -145,7 +145,7 @@ class CloneOffsetRequest(Header):
 
 
 class CorrectionRequest(Header):
-    """The smallest start of a handshake (its first eight bytes), read as a report of the default protocol"""
+    """308 QUERY_CORRECTION_OFFSET."""
 
     topic: str
     compare_group: str = ""

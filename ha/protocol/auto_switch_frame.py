@@ -55,7 +55,7 @@ _HANDSHAKE_BEGINS = tuple(
     _SLAVE_HANDSHAKE.pack(_HANDSHAKE, from_last, flags, 0)[:REPORT_SIZE] for from_last in (0, 1) for flags in range(4)
 )
 _LOWEST_REPORT = _HANDSHAKE << 32
-"""The smallest of these, read as a report of the default protocol"""
+"""The first eight bytes of the smallest handshake, read as a report of the default protocol"""
 
 
 class SlaveHandshake(msgspec.Struct, frozen=True):

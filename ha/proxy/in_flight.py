@@ -1,11 +1,11 @@
 """The messages that push consumers are working on, so that they stay invisible as long as that takes.
 
-A push consumer receives with auto_renew and sends no times. Its messages are invisible for the group's consume timeout
-(consumeTimeoutMinute, 15 min). Shortly before that ends, the front changes it to begin again, for at most
-RENEWED_S_MAX in all; the client goes on using its first handle, so the latest one is kept here. When a client is gone,
+A push consumer receives with auto_renew and states no times. Its messages are invisible for the group's consume timeout
+(consumeTimeoutMinute, 15 min). Shortly before that ends, the front extends it by the same time, up to RENEWED_S_MAX in
+all; the client goes on using its first handle, so the latest one is kept here. When a client is gone,
 its messages become visible after RELEASED_MS, unless it comes back within RETURN_S, over another connection. So do
-messages that a client has not received because it cancelled the call. Those of a client without the right to receive,
-and so can't acknowledge them either, are not renewed.
+messages that a client has not received because it cancelled the call. If a client has lost the right to receive, it
+can't acknowledge messages either, and its messages are not renewed.
 
 RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.
 Here, a handle is valid without this table for the whole consume timeout. A front that dies with all of its clients

@@ -73,7 +73,9 @@ class Producers:
                 self._has_changed.set()
 
     def find(self, topic: str, may_be_asked: Callable[[Session, Call, str], bool]) -> Session | None:
-        """Returns a client of the topic that can be asked, and may be; clients take turns."""
+        """Returns a client that can be asked about transactions of the topic, and that `may_be_asked` accepts; clients
+        take turns.
+        """
         sessions = self._by_topic.get(topic, {})
         for session in list(sessions):
             call = session.telemetry

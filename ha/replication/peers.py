@@ -46,7 +46,9 @@ def _join(host: str, port: int) -> str:
 
 
 def local_name(stream: trio.abc.Stream) -> str:
-    """Return the local end of a TCP or TLS stream as `host:port`, as `peer_name` of the other side; "" of others."""
+    """Return the local end of a TCP or TLS stream as `host:port`, which is the peer's name for it; "" for other
+    streams.
+    """
     stream = getattr(stream, "transport_stream", stream)  # of TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return ""

@@ -168,7 +168,7 @@ class SlaveProtocol:
         return None
 
     def take_body(self, offset: int, chunk: memoryview) -> Piece | SessionEnd | None:
-        """Return those of a frame's next bytes that are to be appended; None if there are none yet."""
+        """Return the part of a frame's next bytes that is to be appended; None if there is none yet."""
         check = self._check
         if self.end is not None:
             return self.end

@@ -364,8 +364,10 @@ class KeyIndex:
         return 0 if end is None else end
 
     def _set_indexed_to(self) -> None:
-        """Sets the position from which records are indexed. If the last file is full, its last record is indexed again:
-        the rest of its keys may have been in a file that was deleted.
+        """Sets the position from which records are indexed.
+
+        If the last file is full, its last record is indexed again, as the rest of its keys may have been in a file that
+        was deleted.
         """
         end = self.end_physical_offset
         self._indexed_to = -1 if end is None else end

@@ -26,7 +26,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""No foreign or inline content, no frames, and no referrers, because addresses contain names of topics."""
+"""Headers that forbid foreign and inline content, frames, and referrers, as addresses contain names of topics."""
 UNCACHED = {**HEADERS, "Cache-Control": "no-store"}
 _KEPT = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 

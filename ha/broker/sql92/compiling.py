@@ -104,7 +104,7 @@ def _shown(expression: str) -> str:
 
 
 def _made(evaluate: _Evaluate, *parts: _Part, is_boolean: bool = True, depth: int = 0, **changes: Any) -> _Part:
-    """A part composed of others. FilterSyntaxError if it is too deep or has too many terms."""
+    """Returns a part composed of others. FilterSyntaxError if it is too deep or has too many terms."""
     depth = depth or 1 + max(part.depth for part in parts)
     term_count = sum(part.term_count for part in parts)
     if depth > DEPTH_MAX:
@@ -119,7 +119,9 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Part:
 
 
 def _as_boolean(part: _Part) -> _Part:
-    """A part used as a condition. A property as condition is a string: never true, and false if present."""
+    """Returns a part used as a condition. A property is a string, so as a condition it is never true, and false if it
+    is present.
+    """
     if part.is_boolean:
         return part
     if not part.is_property:

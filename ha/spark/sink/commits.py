@@ -68,7 +68,9 @@ class Commits:
         return batch if mask.all() else batch.filter(pa.array(mask))
 
     def pending(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return for each row whether its batch may still be committed: its sink has committed none as late."""
+        """Return for each row whether its batch may still be committed: its sink has committed neither that batch nor a
+        later one.
+        """
         found = np.zeros(batch.num_rows, np.bool_)
         for row, part in _marked(batch):
             found[row] = part.batch > self._last.get(part.sink, -1)

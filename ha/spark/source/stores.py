@@ -78,7 +78,7 @@ def _logs(directories: Sequence[str]) -> list[int]:
 def _own_names(directories: Sequence[str], logs: Sequence[int]) -> list[str]:
     """Return the name of each directory's broker: the stored one, else that of the log's first directory.
 
-    A name that different logs have is of brokers of several clusters, and not used.
+    If different logs have the same stored name, they are of several clusters, and that name is not used.
     """
     first: dict[int, str] = {}
     stored: dict[int, str] = {}

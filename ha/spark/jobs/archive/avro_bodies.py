@@ -246,7 +246,7 @@ def _micros(millis: int) -> int:
 
 
 def _symbol_of(symbols: list[str]) -> Callable[[Any], Any]:
-    """Return a conversion of the records that `_with_enum_indexes` has in place of an enum with these symbols."""
+    """Return the conversion of the records by which `_with_enum_indexes` replaces an enum with these symbols."""
 
     def convert(record: dict[str, int]) -> str:
         index = record["index"]

@@ -56,7 +56,7 @@ class EraseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """The erased rows of one topic of a broker, which is the given one, or has copies of its messages."""
+    """The erased rows of one topic of a broker: of the given topic, or of one with copies of its messages."""
 
     broker_name: str
     topic: str

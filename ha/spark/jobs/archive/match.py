@@ -1,4 +1,4 @@
-"""Which rows of an archive `erase` removes, and what is known of them."""
+"""Selects the rows of an archive that `erase` removes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEARCHED = ("physicalOffset", "queueId", "queueOffset", "propertiesString", "sys
 
 
 class Match(msgspec.Struct, frozen=True):
-    """Which rows: those of `topic`, and copies of them, with one of `keys` (none: all)."""
+    """Selects the rows of `topic`, and the copies of them, with one of `keys` (none: all)."""
 
     topic: str
     keys: tuple[str, ...]

@@ -35,7 +35,8 @@ ARCHIVE = "archive"
 _NOT_COMPARED = frozenset(
     {"topic", "date", "brokerName", "crcOk", "physicalOffset", "keys", "properties", RAW_PROPERTIES}
 )
-"""The topic is in the path, the archiver chose the broker's name, and keys and properties are in the property string.
+"""Columns that are not compared: the topic is in the path, the archiver chose the broker's name, and keys and
+properties are in the property string.
 """
 
 
@@ -176,7 +177,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
 
 
 def _of_topics(view: Examined, ends: Mapping[str, int]) -> np.ndarray:
-    """Return for each record whether its topic is in `ends`, and its physical offset before the one there."""
+    """Return for each record whether its topic is in `ends` and its physical offset is before the end given there."""
     ends_by_code = np.array([ends.get(name, 0) for name in view.topics], np.int64)
     return np.asarray(view.positions < ends_by_code[view.topic_codes])
 
