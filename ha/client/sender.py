@@ -133,6 +133,11 @@ class Sender:
         options = client.options
         self._simple_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its client is open."""
+        return self._client.is_open
+
     def prepare_simple(self, message: Message) -> Outgoing | None:
         """Fast path of `prepare`, in a third of its time, without a unique id. None if `message` uses a rarer
         feature."""

@@ -14,7 +14,7 @@ import anyio
 
 from ha.client.messages import MessageQueue, SendResult
 from ha.client.sender import RETRYABLE_CODES, Outgoing, Sender, results_of, with_id
-from ha.errors import BrokerError, HalogError, RouteNotFound
+from ha.errors import BrokerError, ConnectionFailed, HalogError, RouteNotFound
 from ha.protocol.batch import ENTRY_SIZE_MIN
 from ha.protocol.codes import ResponseCode
 
@@ -86,6 +86,8 @@ class SharedRequests:
         async def send_on() -> None:
             for places in batches:
                 try:
+                    if not self._sender.is_open:  # closed during an earlier request
+                        raise ConnectionFailed(messages[places[0]].topic, "closed by this client")
                     results = await self.results([messages[place] for place in places], queue, deadline)
                 except HalogError as error:
                     results = [error] * len(places)

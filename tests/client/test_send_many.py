@@ -167,13 +167,14 @@ async def test_common_failure_is_reported_for_each_message(world: World, broker:
 
 
 @on_both_backends()
-async def test_closing_fails_requests_in_flight() -> None:
+@pytest.mark.parametrize("count", [3, 8 * BATCH_COUNT_MAX])
+async def test_closing_fails_requests_in_flight_and_later_ones(*, count: int) -> None:
     broker = Broker()
-    async with open_world([broker], WITHOUT, outcome_count=3) as world:
+    async with open_world([broker], WITHOUT, outcome_count=count) as world:
         broker.hold()
 
         async def send() -> None:
-            outcomes = await world.producer.send_many(numbered(3))
+            outcomes = await world.producer.send_many(numbered(count))
             world.add((b"%d" % number, outcome) for number, outcome in enumerate(outcomes))
 
         world.tasks.start_soon(send)
