@@ -7,7 +7,6 @@ and NumPy are imported only by the commands that need them.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Container, Sequence
@@ -16,7 +15,6 @@ from io import TextIOWrapper
 from pathlib import Path
 
 import cyclopts
-from rich.console import Console
 
 from ha.cli.completion import completion_of
 from ha.cli.exits import (
@@ -30,6 +28,7 @@ from ha.cli.exits import (
     EXIT_USAGE,
     UsageError,
 )
+from ha.cli.pipes import drop_output, open_missing_outputs, unread_output_dropped
 from ha.cli.servers import SERVERS, server_of
 from ha.cli.unreachable import explain_unreachable
 from ha.cli.usage import explain_usage
@@ -130,6 +129,7 @@ def version() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its exit code."""
+    open_missing_outputs()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal need not have all characters
     sys.exit(run(arguments))
@@ -139,33 +139,32 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: that of the process) and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     logging.getLogger("ha").addHandler(logging.NullHandler())  # an error says what the SDK's log lines would say
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         code = application(words)(words, exit_on_error=False, print_error=False)
-        print(end="", flush=True)  # at the end of the process, a broken pipe would be exit code 120
+        with unread_output_dropped():
+            print(end="", flush=True)  # at the end of the process, a broken pipe would be exit code 120
     except cyclopts.CycloptsError as error:
-        _print(errors, explain_usage(error))
+        _print(explain_usage(error))
         return EXIT_USAGE
     except BaseException as error:
-        return _explain(_cause(error), errors)
+        return _explain(_cause(error))
     return code if isinstance(code, int) else EXIT_DONE
 
 
-def _explain(error: BaseException, errors: Console) -> int:
+def _explain(error: BaseException) -> int:
     """Prints the error, with a traceback only for a bug in halog, and returns its exit code."""
     match error:
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
         case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # rich raises the latter, with code 1
-            # The reader closed the pipe (`ha consume … | head`); also keep Python from reporting that at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output(sys.stdout.fileno())  # also keeps Python from reporting it at exit
             return EXIT_DONE
         case SystemExit():
             raise error
         case RouteNotFound():
             from ha.cli.names import explain_missing_topic
 
-            _print(errors, explain_missing_topic(error))
+            _print(explain_missing_topic(error))
             return EXIT_USAGE
         case UsageError() | OptionError():
             code = EXIT_USAGE
@@ -178,7 +177,7 @@ def _explain(error: BaseException, errors: Console) -> int:
         case BrokerError():
             code = EXIT_REFUSED
         case ClientError():
-            _print(errors, explain_unreachable(error))
+            _print(explain_unreachable(error))
             return EXIT_UNREACHABLE
         case ProtocolError() | OSError():
             code = EXIT_UNREACHABLE
@@ -188,19 +187,19 @@ def _explain(error: BaseException, errors: Console) -> int:
             from ha.cli.spark import failures
 
             if failures.is_job_failure(error):
-                _print(errors, failures.explain(error))
+                _print(failures.explain(error))
                 return failures.exit_code_of(error)
             traceback.print_exception(error, file=sys.stderr)
             return EXIT_BUG
-    _print(errors, str(error))
+    _print(str(error))
     return code
 
 
-def _print(errors: Console, text: str) -> None:
+def _print(text: str) -> None:
     """Prints a message, which can contain text of a peer."""
-    from ha.cli.showing import safe
+    from ha.cli.showing import notices
 
-    errors.print("ha: " + "\n".join(map(safe, text.splitlines())), markup=False)
+    notices().print(f"ha: {text}")
 
 
 def _cause(error: BaseException) -> BaseException:

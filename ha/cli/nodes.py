@@ -180,7 +180,7 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
 
     async def ask_admins(addresses: Sequence[str], token: str) -> None:
         ask = partial(fetch_pages, addresses, token, context, admins.timeout)
-        facts.admins |= await anyio.to_thread.run_sync(ask)
+        facts.admins |= await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
 
     async def ask_all() -> None:
         async with anyio.create_task_group() as tasks:

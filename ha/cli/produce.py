@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ha.cli.exits import EXIT_DONE, EXIT_STORED_WEAKLY, UsageError
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
-from ha.cli.showing import safe, safe_json
+from ha.cli.pipes import unread_output_dropped
+from ha.cli.showing import notices, safe, safe_json
 from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
 
 _CHUNK_SIZE = 64 * 1024
@@ -145,7 +146,7 @@ class _Work:
         self._last: SendResult | None = None
 
     async def run(self, servers: list[str], group: str, options: ClientOptions) -> None:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console = notices()
         columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         wants_bar = console.is_terminal and self._total != 1
         started = time.monotonic()
@@ -179,8 +180,9 @@ class _Work:
             self.statuses[result.status] += 1
             advance()
             if self._json:
-                sys.stdout.buffer.write(safe_json(result) + b"\n")
-        if self._json:
+                with unread_output_dropped():
+                    sys.stdout.buffer.write(safe_json(result) + b"\n")
+        with unread_output_dropped():
             sys.stdout.buffer.flush()
 
     def _summarise(self, console: Console, seconds: float) -> None:
@@ -194,12 +196,12 @@ class _Work:
             )
         elif sent > 1 or (sent == 0 and self._total != 1):
             counts = ", ".join(f"{number:,} {status.name}" for status, number in self.statuses.items()) or "0"
-            console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)", markup=False)
+            console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)")
             if self._last is not None and self._last.remark:
-                console.print(f"last remark: {safe(self._last.remark)}", markup=False)
+                console.print(f"last remark: {safe(self._last.remark)}")
         first = min(self._in_flight_numbers, default=self._begun)
         if not self._is_complete and first > 0:
             again = f"; up to {self._begun - first:,} of the next messages may already be stored" * (
                 self._begun > first
             )
-            console.print(f"ha: incomplete; resume with --skip {first}{again}", markup=False)
+            console.print(f"ha: incomplete; resume with --skip {first}{again}")

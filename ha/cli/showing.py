@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ha.cli.pipes import drop_output, unread_output_dropped
 from ha.text_log import TextFormatter
 
 WIDTH = 160
@@ -49,8 +50,9 @@ def safe_json(value: Any) -> bytes:
 
 def print_json(value: Any) -> None:
     """Prints `value` as indented JSON."""
-    sys.stdout.buffer.write(msgspec.json.format(safe_json(value), indent=2) + b"\n")
-    sys.stdout.buffer.flush()
+    with unread_output_dropped():
+        sys.stdout.buffer.write(msgspec.json.format(safe_json(value), indent=2) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 class _PlainConsole(Console):
@@ -59,6 +61,10 @@ class _PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Called by rich for each text."""
         return super().render_str("\n".join(map(safe, text.split("\n"))), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich if the reader is gone."""
+        drop_output(self.file.fileno())
 
 
 def output() -> Console:

@@ -172,6 +172,29 @@ def test_a_reader_that_is_gone_is_not_an_error(broker: OneBroker) -> None:
         os.close(writable)
 
 
+def test_a_check_has_its_exit_code_although_nobody_reads_on(broker: OneBroker) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    sends = ["produce", "T", "--size", "10", "--count", "200", "--json", "--servers", broker.name_server]
+    try:
+        with admin_port(json.dumps(SLAVE).encode()) as address:
+            status = ["status", "--admin", address]
+            for words, code in ((status, 4), ([*status, "--json"], 4), (["nonsense"], 2), (sends, 0)):
+                command = [sys.executable, "-m", "ha.cli", *words]
+                done = subprocess.run(command, stdout=writable, stderr=writable, check=False, timeout=60)
+                assert done.returncode == code, words
+    finally:
+        os.close(writable)
+    assert len(broker.sends) == 200
+
+
+def test_a_process_without_an_output() -> None:
+    """As with `>&-` in a crontab."""
+    with admin_port(json.dumps(SLAVE).encode()) as address:
+        script = f"{sys.executable} -m ha.cli status --admin {address} --json >&- 2>&-"
+        assert subprocess.run(["bash", "-c", script], check=False, timeout=60).returncode == 4
+
+
 def test_a_terminal_need_not_have_all_characters() -> None:
     command = [sys.executable, "-m", "ha.cli", "doctor", "--servers", "127.0.0.1:1", "--admin", "127.0.0.1:1"]
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}

@@ -5,6 +5,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +341,21 @@ def test_a_full_and_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {finding.check for finding in found} == {"store-speed", "store-sync"}
     assert figures["written_bytes"] <= 3 << 20  # the time was up
     assert os.listdir(tmp_path) == []
+
+
+def test_ctrl_c_ends_it_while_an_admin_port_is_silent() -> None:
+    with closed_port() as nowhere, socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        words = ["doctor", "--servers", nowhere, "--admin", address, "--timeout", "600"]
+        with subprocess.Popen([sys.executable, "-m", "ha.cli", *words]) as process:
+            try:
+                connection, _ = silent.accept()
+                with connection:
+                    connection.recv(1)
+                    process.send_signal(signal.SIGINT)
+                    assert process.wait(60) == 130
+            finally:
+                process.kill()
 
 
 def test_the_whole_command_against_a_page(capsys: pytest.CaptureFixture[str]) -> None:

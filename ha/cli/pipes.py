@@ -1,0 +1,35 @@
+"""Standard output that is closed, or whose reader is gone, as in `ha … | head`.
+
+A command that reports a result goes on without its output and ends with its exit code. Commands that print messages or
+records end when nobody reads on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def open_missing_outputs() -> None:
+    """Discards the output of a process that was started without one (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+@contextmanager
+def unread_output_dropped() -> Iterator[None]:
+    """Discards all output from now on if its reader is gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        drop_output(sys.stdout.fileno())
+
+
+def drop_output(descriptor: int) -> None:
+    """Discards what is written to a descriptor from now on, and what Python has buffered for it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
