@@ -295,7 +295,7 @@ def test_the_list_of_commands_needs_none_of_them() -> None:
     modules = set(done.stderr.split())
     assert {module for module in modules if module.split(".")[0] == "ha"} == {
         *("ha", "ha.cli", "ha.cli.exits", "ha.cli.completion", "ha.errors", "ha.version"),
-        *("ha.cli.servers", "ha.cli.unreachable", "ha.cli.usage"),
+        *("ha.cli.pipes", "ha.cli.servers", "ha.cli.unreachable", "ha.cli.usage"),
     }
     heavy = {"numpy", "pyarrow", "pyspark", "pandas", "trio", "anyio", "msgspec", "hypercorn", "starlette", "httpx"}
     assert not modules & {*heavy, "ssl", "asyncio", "rich.progress", "rich.live"}
