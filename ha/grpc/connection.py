@@ -36,7 +36,7 @@ PENDING_PIECE_BYTES = 65_536
 SERVED_PIECE_BYTES = 16_384
 """Bytes of a chunk that are parsed at a time."""
 TIME_SLICE_S = 0.002
-"""Time slice for serving a chunk before other tasks run."""
+"""Time slice for serving a chunk, or making the messages of an answer, before other tasks run."""
 TASKS_PER_SLICE_MAX = 64
 """Tasks that one slice starts: all of them run before other tasks run again."""
 
@@ -87,8 +87,12 @@ class Call:
     async def respond_all(self, messages: Iterable[bytes]) -> None:
         """Sends several messages and the status OK, with one system call if the peer accepts that much. Waits while too
         much waits to be sent to this peer."""
+        ends_at = perf_counter() + TIME_SLICE_S
         for message in messages:
             await self._send(message)
+            if perf_counter() >= ends_at:  # to make a message may take long
+                await trio.lowlevel.checkpoint()
+                ends_at = perf_counter() + TIME_SLICE_S
         self.finish()
 
     async def send(self, message: bytes) -> None:

@@ -90,6 +90,8 @@ class Cluster:
         self._masters: dict[str, str] = {}
         """Broker name -> address of its master"""
         self._finding = trio.Lock()
+        self._search_count = 0
+        """Searches for masters that have ended, other than by cancellation"""
         self._routes: _Answers[Route | None] = _Answers()
         self._groups: _Answers[GroupConfig] = _Answers()
         self.front: Front | None = None
@@ -193,13 +195,23 @@ class Cluster:
         raise failure
 
     async def _find_master(self, broker_name: str) -> str:
-        """Returns the address of a broker's master, from the name servers. BrokerUnreachable."""
+        """Returns the address of a broker's master, from the name servers. BrokerUnreachable.
+
+        Requests that have waited for one search share its result: otherwise they would wait for each other while no
+        name server answers.
+        """
+        search_count = self._search_count
         async with self._finding:
-            if broker_name not in self._masters:
-                await self._find_masters()
+            if broker_name not in self._masters and self._search_count == search_count:
+                try:
+                    await self._find_masters()
+                except BrokerUnreachable:
+                    self._search_count += 1
+                    raise
+                self._search_count += 1
         address = self._masters.get(broker_name)
         if address is None:
-            raise BrokerUnreachable(f"no master of broker {broker_name}")
+            raise BrokerUnreachable(f"no master of broker {broker_name} was found")
         return address
 
     async def _find_masters(self) -> None:

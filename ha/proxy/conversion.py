@@ -7,7 +7,7 @@ from typing import Any
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
-from ha.protocol.compression import BODY_SIZE_MAX, inflated, kind_of
+from ha.protocol.compression import inflated, kind_of
 from ha.protocol.pop import PRIORITY
 from ha.protocol.properties import (
     KEY_SEPARATOR,
@@ -19,7 +19,7 @@ from ha.protocol.properties import (
 )
 from ha.protocol.record import MessageRecord
 
-from .messages import CLASSES, GZIP, IDENTITY, MD5, MessageType, set_milliseconds
+from .messages import GZIP, IDENTITY, MD5, MessageType, set_milliseconds
 from .properties import (
     BORN_HOST,
     DLQ_ORIGIN_MESSAGE_ID,
@@ -34,17 +34,17 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _INT32_MAX = 0x7FFFFFFF
 
 
-def to_message(record: MessageRecord, properties: dict[str, str], topic: Any) -> Any:
-    """Returns a record as the Message of `topic`, a Resource as its client names it, without what only a receive adds.
+def set_message(message: Any, record: MessageRecord, properties: dict[str, str], topic: Any, size_max: int) -> None:
+    """Sets an empty Message to a record of `topic`, a Resource as its client names it, without what only a receive
+    adds. Compressed bodies of more than `size_max` bytes stay compressed.
 
     Clients acknowledge a message by the name that it has here, and their own namespace."""
-    message = CLASSES["Message"]()
     message.topic.resource_namespace, message.topic.name = topic.resource_namespace, topic.name
     own = message.user_properties
     for name, value in properties.items():
         if name not in RESERVED:
             own[name] = value
-    body, encoding = _body(record)
+    body, encoding = _body(record, size_max)
     message.body = body
     system = message.system_properties
     tag = properties.get(TAGS)
@@ -65,7 +65,6 @@ def to_message(record: MessageRecord, properties: dict[str, str], topic: Any) ->
     system.queue_offset = record.queue_offset
     system.delivery_attempt = delivery_attempt(record.reconsume_times)
     _add_optional(system, properties)
-    return message
 
 
 def delivery_attempt(attempts_before: int) -> int:
@@ -91,7 +90,7 @@ def _add_optional(system: Any, properties: dict[str, str]) -> None:
         system.dead_letter_queue.message_id = properties.get(DLQ_ORIGIN_MESSAGE_ID, "")
 
 
-def _body(record: MessageRecord) -> tuple[bytes, int]:
+def _body(record: MessageRecord, size_max: int) -> tuple[bytes, int]:
     """Returns the body and its encoding. Clients know gzip only, so other compressed bodies are unpacked."""
     body = record.body
     if not record.sys_flag & SysFlag.COMPRESSED:
@@ -99,7 +98,7 @@ def _body(record: MessageRecord) -> tuple[bytes, int]:
     if body[:2] == _GZIP_MAGIC:
         return body, GZIP
     try:
-        plain = inflated(body, kind_of(record.sys_flag), 4 * BODY_SIZE_MAX)
+        plain = inflated(body, kind_of(record.sys_flag), size_max)
     except RemoteProtocolError:
         plain = None
     return (body if plain is None else plain), IDENTITY  # otherwise the client sees what was stored, as with RocketMQ

@@ -65,7 +65,7 @@ class Front:
         self._sending = Sending(brokers, options, wall_clock_ms, self._producers)
         self._telemetry = Telemetry(brokers, options, self._producers, access)
         self._routes = Routes(brokers)
-        self.transactions = Transactions(brokers, self._producers, access)
+        self.transactions = Transactions(brokers, options, self._producers, access)
         self._in_flight = InFlight()
         self._acknowledging = Acknowledging(brokers, options, wall_clock_ms, self._in_flight)
         self._receiving = Receiving(brokers, options, wall_clock_ms, self._acknowledging, self._in_flight)

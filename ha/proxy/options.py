@@ -31,3 +31,8 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Interval at which the front registers at brokers for its producers' transactions."""
     is_message_type_checked: bool = True
     """Whether a message must have a type that its topic accepts."""
+
+    @property
+    def unpacked_size_max(self) -> int:
+        """Bytes of a body that is stored compressed, once it is unpacked."""
+        return 4 * self.message_size_max

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -27,7 +28,7 @@ from ha.protocol.topic_names import DLQ_PREFIX
 
 from .acknowledging import Acknowledging
 from .brokers import Brokers, BrokerUnreachable
-from .conversion import delivery_attempt, to_message
+from .conversion import delivery_attempt, set_message
 from .in_flight import InFlight
 from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
 from .names import group_name, topic_name
@@ -53,7 +54,7 @@ POLLS_STARTING_MAX = 1024
 
 
 class _Poll(msgspec.Struct, eq=False):
-    """A pop, and its result once `done` is set. `is_abandoned`: its call has ended, and nobody waits for it."""
+    """A pop, and its result once `done` is set. `is_abandoned`: its call has ended, and nothing waits for it."""
 
     session: Session
     broker_name: str
@@ -70,7 +71,8 @@ class _Poll(msgspec.Struct, eq=False):
 class Receiving:
     """Receives messages for all clients of a front. `serve` has to run meanwhile.
 
-    A broker goes on with a pop whose call has ended. So pops are tasks of `serve`, and what they take is released.
+    A broker goes on with a pop whose call has ended, and what it takes is released. So pops that have to be awaited are
+    tasks of `serve`.
     """
 
     def __init__(
@@ -96,10 +98,18 @@ class Receiving:
         raise AssertionError("ends by cancellation only")
 
     async def _run(self, poll: _Poll) -> None:
+        if poll.is_abandoned:
+            return
+        response = None
         try:
-            poll.response = await self._brokers.invoke(poll.session, poll.broker_name, poll.command, poll.timeout_s)
+            response = await self._brokers.invoke(poll.session, poll.broker_name, poll.command, poll.timeout_s)
         except Exception as error:  # the call's task raises it, as if it had awaited the broker itself
             poll.error = error
+        self._finish(poll, response)
+
+    def _finish(self, poll: _Poll, response: RemotingCommand | None) -> None:
+        """Passes a response to its call, or releases the messages of an abandoned pop."""
+        poll.response = response
         poll.done.set()
         if poll.is_abandoned:
             self._release(poll)
@@ -117,7 +127,8 @@ class Receiving:
 
     async def _pop(self, poll: _Poll) -> RemotingCommand:
         """Returns the response to a pop. If this is cancelled, its messages are released. Raises errors of `invoke`."""
-        await self._polls_in.send(poll)
+        if not self._brokers.invoke_nowait(poll.session, poll.broker_name, poll.command, partial(self._finish, poll)):
+            await self._polls_in.send(poll)
         try:
             await poll.done.wait()
         except trio.Cancelled:
@@ -127,7 +138,8 @@ class Receiving:
             raise
         if poll.error is not None:
             raise poll.error
-        assert poll.response is not None
+        if poll.response is None:
+            raise BrokerUnreachable("the client is gone")
         return poll.response
 
     async def receive(self, session: Session, call: Call, request: Any) -> None:
@@ -198,12 +210,12 @@ class Receiving:
         yield _status(Code.OK, "OK")
         for popped in kept:
             response = CLASSES["ReceiveMessageResponse"]()
-            message = to_message(popped.record, popped.properties, topic)
+            message = response.message
+            set_message(message, popped.record, popped.properties, topic, self._options.unpacked_size_max)
             system = message.system_properties
             system.receipt_handle = popped.receipt.encode()
             system.delivery_attempt = delivery_attempt(popped.attempts_before)
             set_milliseconds(system.invisible_duration, popped.receipt.handle.invisible_ms)
-            response.message.CopyFrom(message)
             yield response.SerializeToString()
         yield self._end()
 

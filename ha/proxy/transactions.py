@@ -21,9 +21,10 @@ from ha.protocol.record import decode_record
 from ha.protocol.remoting import RemotingCommand
 
 from .brokers import Brokers
-from .conversion import to_message
+from .conversion import set_message
 from .messages import COMMIT, ROLLBACK, SERVER_CHECK, Code, make
 from .names import resource_name, topic_name
+from .options import FrontOptions
 from .refusal import CallRefused, check
 from .status import ok
 
@@ -50,7 +51,10 @@ def _join(message_id: str, broker_name: str, queue_offset: int, physical_offset:
 class Transactions:
     """Ends transactions, and passes brokers' checks to producers."""
 
-    def __init__(self, brokers: Brokers, producers: Producers, access: Access | None = None) -> None:
+    def __init__(
+        self, brokers: Brokers, options: FrontOptions, producers: Producers, access: Access | None = None
+    ) -> None:
+        self._options = options
         self._access = access
         self._brokers = brokers
         self._producers = producers
@@ -108,8 +112,10 @@ class Transactions:
         identity = _join(message_id, broker_name, request.tran_state_table_offset, request.commit_log_offset)
         known = () if session.settings is None else session.settings.publishing.topics
         named = (each for each in known if resource_name(each) == topic)
-        message = to_message(record, properties, next(named, make("Resource", name=topic)))
-        recover = make("RecoverOrphanedTransactionCommand", message=message, transaction_id=identity)
-        telemetry = make("TelemetryCommand", recover_orphaned_transaction_command=recover)
+        resource = next(named, make("Resource", name=topic))
+        telemetry = make("TelemetryCommand")
+        recover = telemetry.recover_orphaned_transaction_command
+        recover.transaction_id = identity
+        set_message(recover.message, record, properties, resource, self._options.unpacked_size_max)
         session.telemetry.send_nowait(telemetry.SerializeToString())
         return True

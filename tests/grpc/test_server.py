@@ -358,6 +358,43 @@ async def test_other_tasks_run_while_a_chunk_of_calls_is_served(path: str, monke
         nursery.cancel_scope.cancel()
 
 
+class Costly(Echo):
+    """Answers with three messages that take long to make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks: list[int] = []
+        self.tick_count = 0
+
+    async def serve(self, call: Call) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tick)
+            await call.respond_all(self._messages())
+            nursery.cancel_scope.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            self.tick_count += 1
+            await trio.lowlevel.checkpoint()
+
+    def _messages(self) -> Generator[bytes, None, None]:
+        for _ in range(3):
+            self.ticks.append(self.tick_count)
+            yield b"x"
+
+
+async def test_other_tasks_run_between_the_messages_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.grpc.connection.TIME_SLICE_S", 0.0)
+    costly, (ours, theirs) = Costly(), trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(GrpcServer(costly).handle, theirs)
+        await call_with_a_large_window(ours)
+        while len(costly.ticks) < 3:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert costly.ticks[0] < costly.ticks[2]
+
+
 class Large(Echo):
     """Sends 100 MB."""
 

@@ -151,6 +151,33 @@ async def test_calls_that_miss_a_master_ask_for_it_once() -> None:
         assert servers.asked == [("n1:1", RequestCode.GET_BROKER_CLUSTER_INFO), *3 * [("a:1", RequestCode.ACK_MESSAGE)]]
 
 
+async def test_calls_that_miss_a_master_share_a_failure(autojump_clock: MockClock) -> None:
+    """They would wait for each other, and abandoned ones for ever, as long as more of them come than can fail."""
+    async with opened() as (cluster, servers):
+
+        async def silent(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            servers.asked.append((address, command.code))
+            await trio.sleep(timeout_s)
+            raise trio.TooSlowError
+
+        servers.invoke = silent  # type: ignore[method-assign]
+        failed_at = []
+
+        async def call() -> None:
+            with pytest.raises(BrokerUnreachable):
+                await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+            failed_at.append(trio.current_time())
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(call)
+        assert failed_at == [began + 6] * 100
+        assert len(servers.asked) == 2
+        await call()
+        assert failed_at[-1] == began + 12, "later calls look for it again"
+
+
 async def test_a_late_failure_at_an_old_master_leaves_the_new_one_known() -> None:
     async with opened() as (cluster, servers):
         await cluster.route("t")

@@ -9,7 +9,7 @@ import pytest
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, decode_record, encode_host
 from ha.protocol.record_encoding import encode_record
-from ha.proxy.conversion import to_message
+from ha.proxy.conversion import set_message
 from ha.proxy.messages import make
 
 
@@ -30,4 +30,6 @@ def converted(message: Message) -> Any:
     host = encode_host("127.0.0.1", 10911)
     data = encode_record(message, queue_offset=0, physical_offset=0, store_timestamp_ms=1, store_host=host)
     record = decode_record(data)
-    return to_message(record, record.property_map(), make("Resource", name="t")).system_properties
+    found = make("Message")
+    set_message(found, record, record.property_map(), make("Resource", name="t"), 1 << 20)
+    return found.system_properties

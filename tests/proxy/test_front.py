@@ -152,8 +152,13 @@ async def test_messages_of_a_lost_connection_come_back_after_11_s(tmp_path: Path
         assert world.node.broker.clients.consumer_ids("g") == []
 
 
-async def test_messages_that_are_popped_for_a_cancelled_call_come_back(tmp_path: Path, autojump_clock: object) -> None:
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["own broker", "other broker"])
+async def test_messages_that_are_popped_for_a_cancelled_call_come_back(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
     """A broker goes on with the long poll of a call that its client has cancelled."""
+    if is_elsewhere:
+        monkeypatch.setattr("ha.node.grpc.OwnBroker.invoke_nowait", lambda *arguments: False)
     async with opened(tmp_path) as world:
         await world.node.send()
         connection = await received(world)

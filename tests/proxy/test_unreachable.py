@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+import trio.testing
 from rocketmq.grpc_protocol import service_pb2 as service
 from trio.testing import MockClock
 
+from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
 from ha.proxy.brokers import BrokerQueues, BrokerUnreachable, Route
@@ -17,6 +19,7 @@ from ha.proxy.messages import MessageType
 from ha.proxy.options import FrontOptions
 from ha.proxy.session import Session
 from tests.proxy.site import message
+from tests.proxy.test_receiving import receiving as poll
 
 
 class Brokers:
@@ -77,3 +80,22 @@ async def test_brokers_take_turns() -> None:
         assert not sending.take(session, call)
         await sending.send(session, request)
     assert sorted(name for name, _ in brokers.asked) == ["a", "a", "b", "b"]
+
+
+async def test_pop_whose_call_has_ended_before_it_was_sent(autojump_clock: MockClock) -> None:
+    """It is dropped: nothing would wait for the messages."""
+
+    class Grouped(Brokers):
+        async def group(self, group: str) -> GroupConfig:
+            return GroupConfig(group_name=group)
+
+    brokers: Any = Grouped()
+    receiving = front_of(brokers)._receiving
+    call: Any = SimpleNamespace(timeout_s=10.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receiving.receive, None, call, poll("t", auto_renew=True))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    with trio.move_on_after(1):
+        await receiving.serve()
+    assert brokers.asked == []
