@@ -28,6 +28,8 @@ class Confirmed:
         self._queues = queues
         self._examines_all = examines_all
         self._ends: dict[QueueId, int] = {}
+        self.last_messages: dict[QueueId, int] = {}
+        """Physical offset of the last message of each queue examined so far, if the record agrees with its entry"""
         self.known_end_offset = segments.min_offset
         """Lower bound of the log's confirmed end (physical offset), from the queues examined so far"""
         self.is_complete = False
@@ -54,8 +56,9 @@ class Confirmed:
         """Find a queue's end; None if it is confirmed, else the end of its entries, to be compared with the log's."""
         queue = self._queues[key]
         end = queue.find_end()
-        record_end = self._sound_end(key, end)
-        if record_end is not None:
+        record = self._last_record(key, end)
+        if record is not None:
+            self.last_messages[key], record_end = record
             self.known_end_offset = max(self.known_end_offset, record_end)
         elif not len(self._segments) or not self._is_before_end(queue, end):
             return end
@@ -74,10 +77,8 @@ class Confirmed:
             self.known_end_offset = self._end_by_walk()
         self.is_complete = True
 
-    def _sound_end(self, key: QueueId, end: int) -> int | None:
-        """Return the end of the record of the queue's last message; None if there is none that agrees."""
-        found = self.record_of(key, max(self._queues[key].first, end - 1))
-        return None if found is None else found[1]
+    def _last_record(self, key: QueueId, end: int) -> tuple[int, int] | None:
+        return self.record_of(key, max(self._queues[key].first, end - 1))
 
     def record_of(self, key: QueueId, position: int) -> tuple[int, int] | None:
         """Return the record of a queue's entry, as physical offsets [begin, end); None if there is none that agrees."""
@@ -110,9 +111,9 @@ class Confirmed:
         if not len(self._segments):
             return queue.first  # a resync has set the log aside and comes to the queues: no entry agrees with anything
         while end > queue.first and not self._is_before_end(queue, end):
-            record_end = self._sound_end(key, end)
-            if record_end is not None:
-                self.known_end_offset = max(self.known_end_offset, record_end)
+            record = self._last_record(key, end)
+            if record is not None:
+                self.known_end_offset = max(self.known_end_offset, record[1])
                 break
             end -= 1
         return end

@@ -236,6 +236,18 @@ class LogReader:
             return None
         return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
+    def physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Return the physical offset of a message; −1 if it no longer exists, or is in a batch queue; UNWRITTEN if a
+        recovering node has yet to write its entry again."""
+        key = QueueId(topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None or queue.dtype is BATCH_ENTRY_DTYPE:
+            return -1
+        confirmed = self._confirm()
+        is_last = queue_offset == confirmed.queue_end(key) - 1
+        found = confirmed.last_messages.get(key) if is_last else None
+        return queue.physical_offset(queue_offset) if found is None else found
+
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
         """Return the first physical offset of a queued record stored at or after `timestamp_ms`; else the end."""
         confirmed = self._confirm()

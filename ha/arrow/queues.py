@@ -39,7 +39,7 @@ _PROBE_ENTRIES_AGAIN = 32
 """Entries read first when the end of the queue was found before: most queues have few new entries."""
 _SIZE_AT = 8
 _NO_SIZE = bytes(4)
-_UNWRITTEN = np.iinfo(np.int64).max
+UNWRITTEN = np.iinfo(np.int64).max
 """Instead of the physical offset of an entry that a recovering node will write again: behind all others"""
 
 
@@ -178,8 +178,8 @@ class QueueFiles:
         """Return the physical offset in one entry; −1 if retention deleted it, int64's maximum if it is not written."""
         _, found = self.read(position, position + 1)
         if len(found):
-            return int(found["physical_offset"][0]) if found["size"][0] else _UNWRITTEN
-        return _UNWRITTEN if self.lacks_end(position) else -1
+            return int(found["physical_offset"][0]) if found["size"][0] else UNWRITTEN
+        return UNWRITTEN if self.lacks_end(position) else -1
 
     def lacks_end(self, position: int) -> bool:
         """Return whether a missing entry is one that a recovering node removed, not one that retention deleted."""
@@ -204,7 +204,7 @@ class QueueFiles:
         start, entries = self.read(low, high)
         if not len(entries):
             return low if self.lacks_end(low) else high
-        places = np.where(entries["size"] == 0, _UNWRITTEN, entries["physical_offset"])
+        places = np.where(entries["size"] == 0, UNWRITTEN, entries["physical_offset"])
         return start + int(np.searchsorted(places, physical_offset))
 
 

@@ -8,7 +8,7 @@ archive: what `ha spark archive` adds later is read from the log, as long as ret
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from pyspark.sql.types import BinaryType
 
 from ha.arrow import DEFAULT_COLUMNS
 from ha.arrow.plain import plain_body
+from ha.arrow.queues import UNWRITTEN
 from ha.errors import OptionError
 from ha.protocol.codes import SysFlag
 from ha.spark.data_source import HalogDataSource
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DECODED = "decodedBody"
-_Ends = dict[tuple[str, int], int]
-"""(broker, queue id) -> queue offset behind the last archived message"""
 
 
 def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> DataFrame:
@@ -60,8 +59,11 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     before its snapshots expire), or for a queue that did not exist yet.
 
     A query fails with RecordsGone as well if a queue ends before its last archived message: the log is that of a slave
-    that is behind, or the topic was deleted and created again. With `servers` it fails, too, if all messages of a
-    queue after the last archived one were deleted before they could be archived, as brokers don't tell when that was.
+    that is behind, or another one. With `servers` it fails, too, if all messages of a queue after the last archived one
+    were deleted before they could be archived, as brokers don't tell when that was.
+
+    The messages of a topic that was deleted and created again are those of both, as far as the archive has the earlier
+    ones: physical offsets tell them apart, not queue offsets, which begin at 0 again with RocketMQ.
 
     Raises OptionError for an invalid option, an archive without the topic, or an unknown topic, and ArchiveDamaged.
     """
@@ -73,13 +75,11 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
             "archive", f"{archive} does not contain the topic {name}", "an archive of it, or of all topics"
         )
     rows = read_states(spark, folder, states).where(F.col("topic") == name)
-    ends = _archived_ends(states, name)
-    covered = {state.broker_name: state.covered_end or 0 for state in states if state.holds(name)}
     with closing(open_source(parsed)) as source:
         if parsed.servers:
             check_broker_names([state.broker_name for state in states], source.brokers())
-        starts = encode_positions(_starts(source, name, ends, covered), source.brokers())
-        if not ends:
+        starts = encode_positions(start_offsets(source, name, states), source.brokers())
+        if not any(topic == name for state in states for topic, _ in state.spans()):
             check_topics_exist(source, parsed)
     columns = [column for column in DEFAULT_COLUMNS if column in rows.columns]
     scopes = [state.scope for state in states if state.scope is not None]
@@ -112,41 +112,63 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
     return parsed
 
 
-def _archived_ends(states: list[State], name: str) -> _Ends:
-    ends: _Ends = {}
-    for state in states:
-        for topic, span in state.spans():
-            if topic == name:
-                key = state.broker_name, span.queue_id
-                ends[key] = max(ends.get(key, 0), span.last + 1)
-    return ends
+def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict[QueueKey, int]:
+    """Return the queue offset from which each queue of a topic is read from the log: that of the first message after
+    those in the archive, whose states are given.
 
-
-def _starts(
-    source: LogSource, name: str, ends: Mapping[tuple[str, int], int], covered: Mapping[str, int]
-) -> dict[QueueKey, int]:
-    """Return the queue offset from which each queue in the log is read. `covered`: broker -> end of its archive.
-
-    Messages before `covered` that neither the archive nor the log has were deleted before they could be archived: they
-    are no loss again. Where the log may have lost messages after it, a start before the queue's first message makes
-    the query fail.
+    Messages before it that neither the archive nor the log has were deleted before they could be archived: they are no
+    loss again. Where the log may have lost messages after it, a start before the queue's first message makes the query
+    fail.
     """
     brokers = source.brokers()
-    archived = {QueueKey(name, brokers.name_of(broker), queue_id): end for (broker, queue_id), end in ends.items()}
-    covered = {brokers.name_of(broker): end for broker, end in covered.items()}
+    archived = {brokers.name_of(state.broker_name): state for state in states if state.holds(name)}
+    ends: dict[QueueKey, int] = {}
+    again = {
+        QueueKey(name, broker, queue) for broker in archived for _, queue in archived[broker].created_again({name})
+    }
+    for broker, state in archived.items():
+        for topic, span in state.spans():
+            if topic == name:
+                key = QueueKey(name, broker, span.queue_id)
+                ends[key] = max(ends.get(key, 0), span.last + 1)
     starts = {}
     for queue in source.queues(frozenset({name})):
-        begin, end = source.queue_range(queue).begin, archived.get(queue)
-        log_begin = source.min_offset(queue.broker)
-        if queue.broker not in covered:
+        begin, end = source.queue_range(queue)
+        if queue.broker not in archived:
             starts[queue] = begin
-        elif log_begin is None:
-            starts[queue] = begin if end is None else end
-        elif log_begin <= covered[queue.broker]:
-            starts[queue] = begin if end is None else max(begin, end)
+            continue
+        covered = archived[queue.broker].covered_end or 0
+        archived_end, log_begin = ends.get(queue), source.min_offset(queue.broker)
+        first = _first_behind(source, queue, covered, archived_end)
+        if archived_end is not None and begin < end == first < archived_end and queue not in again:
+            starts[queue] = archived_end  # which the queue does not have
+        elif begin < first or (log_begin is not None and log_begin <= covered):
+            starts[queue] = first
+        elif archived_end is None:
+            starts[queue] = begin if log_begin is None else 0
         else:
-            starts[queue] = end or 0
+            starts[queue] = archived_end if archived_end <= begin and queue not in again else 0
     return starts
+
+
+def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expected: int | None) -> int:
+    """Return the queue offset of the first message at or after `physical_offset`, else the queue's end. `expected`:
+    where it is, unless the topic was created again. OptionError while a node recovers."""
+    low, high = source.queue_range(queue)
+    probes = [] if expected is None else [expected, expected - 1]
+    while low < high:
+        at = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
+        probes = [offset for offset in probes if offset != at]
+        place = source.physical_offset(queue, at)
+        if place == UNWRITTEN:
+            raise OptionError(
+                "path", f"a node recovers, and is yet to write {queue} again", "the same once it is ready"
+            )
+        if place < physical_offset:
+            low = at + 1
+        else:
+            high = at
+    return low
 
 
 def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:

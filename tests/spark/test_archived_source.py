@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
@@ -24,14 +25,18 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.store_files import ENTRY
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
 from ha.spark.jobs.archive.manifest import Manifest, State
-from ha.spark.jobs.archive.read import steady_state
+from ha.spark.jobs.archive.read import archive_states, steady_state
 from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.listener import measure_lag
+from ha.spark.source.local import LocalSource
 from ha.spark.source.log_source import LogPartition
 from ha.spark.source.offsets import decode_stream
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions, parse_any, parse_options
+from ha.spark.source.planning import slices_between
 from ha.spark.source.stream_reader import StreamPlanner
+from ha.spark.topic_table import start_offsets
+from tests.arrow.stores import StoreWriter
 from tests.spark.inline import inline_spark
 from tests.spark.stores import KilledError, flights_and_others, live_store, make_store, message
 
@@ -440,3 +445,100 @@ def test_options_that_do_not_go_with_an_archive(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=said):
             open_source(view.options(**more))
+
+
+class CreatedAgain:
+    """A store of RocketMQ with an archive, in which a topic is deleted and created again, also in between."""
+
+    def __init__(self, folder: Path) -> None:
+        self.view = View(folder)
+        self.log = StoreWriter(self.view.store, segment_size=4096)
+        self.next_number = 0
+
+    def put(self, count: int) -> None:
+        for number in range(self.next_number, self.next_number + count):
+            self.log.put(message(number, queue_id=number % 2, body=b"%08d" % number))
+        self.next_number += count
+
+    def delete(self) -> None:
+        self.log.delete_topic("flights")
+
+
+@pytest.mark.parametrize("archived_again", [0, 4, 30])
+@pytest.mark.parametrize("merges", [0, 2])
+def test_a_topic_that_was_created_again_is_refused(tmp_path: Path, archived_again: int, merges: int) -> None:
+    """Queue offsets, of which a query's position consists, don't tell its messages from the earlier ones."""
+    made = CreatedAgain(tmp_path)
+    made.put(10)
+    made.view.run_archive()
+    assert numbers(made.view.all_rows()) == list(range(10))
+    made.delete()
+    assert numbers(made.view.all_rows()) == list(range(10))
+    if archived_again:
+        made.put(archived_again)
+        made.view.run_archive(compact_files_min=merges)
+        with pytest.raises(OptionError, match="was deleted and created again"):
+            made.view.all_rows()
+    made.put(16)
+    with pytest.raises(OptionError, match="was deleted and created again"):
+        made.view.all_rows()
+    new = View(tmp_path / "new", path=str(made.view.store))
+    new.store = made.view.store
+    new.run_archive()
+    made.put(3)
+    assert numbers(new.all_rows()) == list(range(10, made.next_number))
+
+
+def test_a_day_of_a_clock_that_was_set_back_is_no_topic_that_was_created_again(tmp_path: Path) -> None:
+    midnight_ms = 1_700_006_400_000
+    view = View(tmp_path)
+    log = StoreWriter(view.store)
+    for begin in (0, 20):
+        for number in range(begin, begin + 20):
+            late_ms = -5000 if number % 7 == 3 else 5000
+            log.put(message(number, body=b"%08d" % number), store_ms=midnight_ms + late_ms)
+        view.run_archive(compact_files_min=2)
+    assert numbers(view.all_rows()) == list(range(40))
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_the_table_of_a_topic_that_was_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    """It has each message of both topics once; physical offsets tell them apart."""
+    made = CreatedAgain(tmp_path)
+
+    def table() -> list[int]:
+        states = archive_states(made.view.archive)
+        files = [made.view.archive / path for state in states for path in state.files]
+        rows = [row for file in files for row in pq.read_table(file, columns=["body"], partitioning=None).to_pylist()]
+        options = parse_options({"path": str(made.view.store), "topic": "flights"}, "batch")
+        with closing(open_source(options)) as source:
+            starts = start_offsets(source, "flights", states)
+            ends = {queue: source.queue_range(queue).end for queue in starts}
+            slices = slices_between(source, starts, ends, fail_on_data_loss=True)
+            rows += rows_of(source.queue_partition(slices), options)
+        return numbers(rows)
+
+    if is_remote:  # a broker does not tell where its log begins
+        monkeypatch.setattr(LocalSource, "min_offset", lambda self, broker: None)
+    made.put(20)
+    made.view.run_archive()
+    made.delete()
+    assert table() == list(range(20))
+    made.put(6)  # fewer than before
+    assert table() == list(range(26))
+    made.view.run_archive()
+    assert table() == list(range(26))
+    made.put(30)
+    assert table() == list(range(56))
+    made.delete()
+    made.put(40)
+    first, second, *others = sorted((made.view.store / "commitlog").iterdir())
+    first.unlink()
+    assert table() == [*range(26), *range(56, 96)]
+    # Messages of the new topic are deleted, and no queue offset tells how many.
+    for file in (second, *others[:-1]):
+        file.unlink()
+    with pytest.raises(RecordsGone, match="retention deleted them"):
+        table()

@@ -74,6 +74,9 @@ class FakeLog(LogSource):
     def min_offset(self, broker: str) -> None:
         return None
 
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        return -1
+
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         return sorted(queue for queue in self.times if topics is None or queue.topic in topics)
 

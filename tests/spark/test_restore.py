@@ -246,8 +246,8 @@ def test_delay_and_transaction_properties_are_dropped(servers: str, tmp_path: Pa
     assert kept.items() <= received.properties.items()
 
 
-def message_of(**row: object) -> Message:
-    """The message that a replay sends for `row`, without a broker."""
+def task_of() -> restore_send._Task:
+    """A task of a replay, without a broker."""
     plan = restore_send.ReplayPlan(
         servers="",
         replay_id="r",
@@ -257,10 +257,14 @@ def message_of(**row: object) -> Message:
         skip_unsendable=False,
         is_again=False,
     )
-    task = restore_send._Task(plan, cast(Producer, None), cast(PullConsumer, None), 1 << 20)
+    return restore_send._Task(plan, cast(Producer, None), cast(PullConsumer, None), 1 << 20)
+
+
+def message_of(**row: object) -> Message:
+    """The message that a replay sends for `row`."""
     done = restore_send.QueueReplay(topic="t", broker_name="b", queue_id=0, target=MessageQueue("t", "b", 0))
     whole = {"body": b"x", "sysFlag": 0, "flag": 0, "bornTimestamp": None, "crcOk": True, "propertiesString": ""}
-    return task._message({**whole, "queueOffset": 0, **row}, done)
+    return task_of()._message({**whole, "queueOffset": 0, **row}, done)
 
 
 def test_a_batch_in_one_record_is_not_sent_as_a_message() -> None:
@@ -299,6 +303,37 @@ def test_unsendable_messages_are_an_error_or_skipped(servers: str, tmp_path: Pat
     assert [queue.unsendable for queue in result.queues] == [1]
     assert result.exit_code == 3
     assert origins(stored(servers, "t-empty")[0]) == ["flights/broker-s/0/0", "flights/broker-s/0/2"]
+
+
+def test_messages_without_room_for_more_properties_are_an_error_or_skipped(servers: str, tmp_path: Path) -> None:
+    """A restore adds properties, of which 32,767 bytes are the most; the others of the same request are sent."""
+    texts = ["x" * 32_000 if number in (3, 11) else "x" * 32_500 if number in (7, 8) else "x" for number in range(12)]
+    messages = [message(number, queue_id=0, own=text) for number, text in enumerate(texts)]
+    messages[5] = message(5, queue_id=0, own="x" * 32_690)  # no room for one more
+    store = make_store(tmp_path / "broker-s", messages)
+    with pytest.raises(RestoreFailed, match=r"queue offset 5: .*properties.*skip_unsendable leaves it out"):
+        run(store, servers, "t-long", tmp_path)
+    result = run(store, servers, "t-long", tmp_path, skip_unsendable=True)
+    assert ([queue.unsendable for queue in result.queues], result.exit_code) == ([1], 3)
+    kept = [offset for offset in range(12) if offset != 5]
+    assert origins(stored(servers, "t-long")[0]) == [f"flights/broker-s/0/{offset}" for offset in kept]
+
+
+def test_a_queue_of_two_topics_of_one_name_is_refused() -> None:
+    """RocketMQ begins at queue offset 0 again: another run could not tell which messages were sent."""
+
+    async def take(*places: tuple[int, int]) -> None:
+        task = task_of()
+        task._last_stored["t", "b", 0] = 1 << 60
+        task.done["t", "b", 0] = restore_send.QueueReplay(topic="t", broker_name="b", queue_id=0)
+        for offset, place in places:
+            where = {"topic": "t", "brokerName": "b", "queueId": 0}
+            await task.take({**where, "queueOffset": offset, "physicalOffset": place})
+
+    anyio.run(take, (0, 0), (1, 100), (5, 300))
+    for places in (((0, 0), (0, 900)), ((0, 900), (1, 1000), (7, 100))):
+        with pytest.raises(RestoreFailed, match=r"t queue 0 of b, from queue offset [07] on: .*created again"):
+            anyio.run(take, *places)
 
 
 @pytest.mark.parametrize(

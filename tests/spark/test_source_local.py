@@ -10,7 +10,7 @@ import pickle
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ha.arrow import LogReader, ReadOptions, RowFilter, log_reader
 from ha.arrow.queues import QueueFiles
@@ -45,6 +46,7 @@ from ha.spark.source.pushdown import Pushed
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
+from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
 from tests.spark.stores import live_store, make_store, message, named, records_of
 from tests.unpacking import unpack_store
@@ -458,6 +460,44 @@ def test_deleted_topics_are_not_read_and_keep_their_offsets(tmp_path: Path, monk
     assert 0 < read_count < 200, "blank entries are not read one by one"
     make_store(store, [message(n) for n in range(4000, 4004)])
     assert numbers_of(rows_of(reader_of(store, topic="flights"))) == list(range(4000, 4004))
+
+
+@pytest.mark.parametrize("count", [4, 6, 20])
+def test_a_stream_notices_that_its_topic_was_created_again(tmp_path: Path, count: int) -> None:
+    """With RocketMQ its queue offsets begin at 0 again, and soon reach those that the query has read."""
+
+    def planned(**given: str) -> tuple[StreamPlanner, Any]:
+        options = parse_options({"path": str(log.root), "topic": "flights", **given}, "stream")
+        source = stack.enter_context(closing(LocalSource(options.paths)))
+        return StreamPlanner(source, options, lambda: 0.0), options
+
+    def put(begin: int, end: int) -> None:
+        for number in range(begin, end):
+            log.put(message(number, queue_id=number % 2))
+
+    log = StoreWriter(tmp_path / "s")
+    put(0, 6)
+    with ExitStack() as stack:
+        planner, _ = planned(startingOffsets="earliest")
+        start = planner.initial()
+        end = json.loads(json.dumps(planner.latest(start, ReadAllAvailable())))
+        assert planner.latest(end, ReadAllAvailable()) == end
+        put(6, 8)
+        later = planner.latest(end, ReadAllAvailable())
+        assert sum(len(task.slices) for task in planner.partitions(end, later)) == 2  # type: ignore[attr-defined]
+        log.delete_topic("flights")
+        put(100, 100 + count)
+        for attempt in (planner, planned()[0]):
+            with pytest.raises(RecordsGone, match="created again"):
+                attempt.latest(end, ReadAllAvailable())
+            with pytest.raises(RecordsGone, match="created again"):
+                attempt.partitions(start, end)
+        planner, options = planned(failOnDataLoss="false")
+        assert planner.partitions(start, end) == []
+        tasks = planner.partitions(end, planner.latest(end, ReadAllAvailable()))
+        batches = [batch for task in tasks for batch in task.read(options.read_options(("body",)))]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert numbers_of(rows) == list(range(100, 100 + count))
 
 
 @pytest.fixture

@@ -77,6 +77,10 @@ class CommittedSource(LogSource):
         found = self._inner.offset_for_time(queue, timestamp_ms)
         return found if found is not None and found < self.queue_range(queue).end else None
 
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        """As in `inner`."""
+        return self._inner.physical_offset(queue, queue_offset)
+
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """As in `inner`: of all rows, committed or not."""
         return self._inner.queue_bytes(queue, begin, end)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
+from ha.arrow.queues import UNWRITTEN
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.errors import OptionError
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, State, brokers
@@ -42,6 +43,8 @@ class ArchivedSource(LogSource):
         self._states: dict[str, State] = {}
         self._files: dict[QueueKey, list[tuple[ArchivedFile, int, int, int]]] = {}
         self._ranges: dict[QueueKey, QueueRange] = {}
+        self._created_again: set[QueueKey] = set()
+        self._checked: dict[QueueKey, tuple[int, int]] = {}
         self._refresh_archive()
         for topic in sorted(self._named):
             if topic.startswith(LIGHT_QUEUE_PREFIX):
@@ -61,6 +64,11 @@ class ArchivedSource(LogSource):
         if self._options.servers:
             check_broker_names([state.broker_name for state in states], known)
         self._states = {known.name_of(state.broker_name): state for state in states}
+        self._created_again = {
+            QueueKey(topic, broker, queue_id)
+            for broker, state in self._states.items()
+            for topic, queue_id in state.created_again(self._named or None)
+        }
         for broker, state in self._states.items():
             for file in state.files.values():
                 for span in file.queues if self._is_wanted(file.topic) else ():
@@ -106,9 +114,28 @@ class ArchivedSource(LogSource):
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the range from the first archived message to the end of the log."""
         archived, logged = self._ranges.get(queue, QueueRange(0, 0)), self._log_range(queue)
+        self._check_not_created_again(queue, archived, logged)
         if logged.end == 0 or archived.end == 0:
             return logged if archived.end == 0 else archived
         return QueueRange(min(archived.begin, logged.begin), logged.end)
+
+    def _check_not_created_again(self, queue: QueueKey, archived: QueueRange, logged: QueueRange) -> None:
+        """OptionError if two messages may have one queue offset, as the archive has those of an earlier topic.
+
+        The log shows it by a message that the archive does not cover, with the queue offset of one that it has.
+        """
+        last = min(archived.end, logged.end) - 1
+        covered = self._states[queue.broker].covered_end or 0 if queue in self._ranges else 0
+        if logged.begin <= last and self._checked.get(queue) != (last, covered):
+            self._checked[queue] = last, covered
+            if covered <= self._log.physical_offset(queue, last) < UNWRITTEN:
+                self._created_again.add(queue)
+        if queue in self._created_again:
+            reason = f"{queue} was deleted and created again, so its queue offsets don't identify its messages"
+            accepted = (
+                "no archive, one that was begun later, or ha.spark.topic, which returns the messages of both topics"
+            )
+            raise OptionError("archive", reason, accepted)
 
     def _log_range(self, queue: QueueKey) -> QueueRange:
         # Brokers refuse to tell the range of a queue that they don't have.
@@ -118,6 +145,10 @@ class ArchivedSource(LogSource):
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Refused: archived messages are not searched by time."""
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
+
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        """As in the log; −1 for a broker that only the archive has."""
+        return self._log.physical_offset(queue, queue_offset) if queue.broker in self._log.brokers() else -1
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Return the size of [begin, end) in bytes. Archived messages count with a share of their compressed files."""

@@ -120,6 +120,10 @@ class LocalSource(LogSource):
         """Return the first queue offset stored at or after `timestamp_ms`."""
         return self._reader(queue.broker).offset_for_time(queue.topic, queue.queue_id, timestamp_ms)
 
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        """Return the physical offset of a message, from the consume queue."""
+        return self._reader(queue.broker).physical_offset(queue.topic, queue.queue_id, queue_offset)
+
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
         """Return the size of records [begin, end), from the consume queue."""
         return self._reader(queue.broker).queue_bytes(queue.topic, queue.queue_id, begin, end)

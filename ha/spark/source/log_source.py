@@ -102,6 +102,10 @@ class LogSource(Protocol):
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
 
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        """Return the physical offset (bytes) of a message; −1 if that is unknown, or the message no longer exists;
+        UNWRITTEN if a recovering node has yet to write its queue entry again."""
+
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Return the size of records [begin, end) in bytes; None if that is unknown without reading them."""
 

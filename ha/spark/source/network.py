@@ -27,7 +27,7 @@ from ha.arrow import decode_pull_body
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
 from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
-from ha.protocol.record import decode_records
+from ha.protocol.record import MessageRecord, decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
@@ -214,12 +214,22 @@ class NetworkSource(LogSource):
 
     def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int:
         """Return the message's store time in ms; −1 if it no longer exists, which sorts before all others."""
+        record = self._record(queue, queue_offset)
+        return -1 if record is None else record.store_timestamp_ms
+
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        """Return the physical offset of a message, which is pulled."""
+        record = self._record(_message_queue(queue), queue_offset)
+        return -1 if record is None else record.physical_offset
+
+    def _record(self, queue: MessageQueue, queue_offset: int) -> MessageRecord | None:
+        """Return the record of a message; None if it no longer exists."""
         consumer = self._client.consumer
         raw = self._client.call_with_retries(lambda: consumer.pull_raw(queue, queue_offset, max_messages=1))
         if raw.status is not PullStatus.FOUND:
-            return -1
+            return None
         record = decode_records(raw.body, verify_crc=False)[0]
-        return record.store_timestamp_ms if record.queue_offset == queue_offset else -1
+        return record if record.queue_offset == queue_offset else None
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """None: unknown before reading."""

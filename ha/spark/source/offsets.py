@@ -9,6 +9,9 @@ A stream's offsets have more keys, which can't be topics:
     $broker   the broker's name, if there is only one: the checkpoint stays valid when another is added
     $initial  in a query's initial offset: whether it stands for "latest" or for other offsets
     $start    in a batch's end: where the batch starts in queues that the previous end does not have
+    $read     with `path`, for each broker: the physical offset (bytes) before which the last message of each queue is
+              that was read. RocketMQ begins at queue offset 0 again when a topic is deleted and created again; then the
+              message with that queue offset is behind it
 
 Spark stores a batch's end in the checkpoint, but not the initial offset, and asks for it again if the first batch was
 not finished; "latest" has moved by then, and "earliest" as well once retention has run. With $start the checkpoint
@@ -36,6 +39,7 @@ from ha.spark.source.runs import decode_run, encode_runs
 BROKER = "$broker"
 INITIAL = "$initial"
 START = "$start"
+READ = "$read"
 
 OffsetMap = dict[QueueKey, int]
 """queue -> the queue offset to read next"""
@@ -47,6 +51,8 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
     positions: OffsetMap
     started: OffsetMap = {}
     initial: str | None = None
+    read: dict[str, int] = {}
+    """broker -> physical offset behind the last messages that were read"""
 
 
 def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
@@ -121,6 +127,8 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
         found[BROKER] = brokers[0]
     if offset.initial is not None:
         found[INITIAL] = offset.initial
+    if offset.read:
+        found[READ] = dict(sorted(offset.read.items()))
     if offset.started:
         found[START] = encode_positions(offset.started, brokers)
     return found
@@ -130,10 +138,14 @@ def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
     """Decode a stream's offset. OptionError if it is not an offset of these brokers."""
     # A single broker may have been renamed, so its name counts only among others.
     unnamed = found.get(BROKER) if len(brokers) > 1 else None
+    read = {brokers.name_of(name): place for name, place in found.get(READ, {}).items()}
+    if len(brokers) == 1 and len(read) == 1:
+        read = dict(zip(brokers, read.values(), strict=True))
     return StreamOffset(
         positions=decode_positions(found, brokers, unnamed=unnamed),
         started=decode_positions(found.get(START, {}), brokers, unnamed=unnamed),
         initial=found.get(INITIAL),
+        read=read,
     )
 
 

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from ha.arrow.queues import UNWRITTEN
 from ha.errors import OptionError
 from ha.heap import keep_heap
 from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records, record_count
@@ -86,7 +87,8 @@ class StreamPlanner:
             logger.warning('stream.topic_missing topic=%r hint="it is read from its first message on"', topic)
         positions = starting_positions(self._source, self._options, subscribed(self._source, self._options))
         initial = "latest" if self._may_be_latest() else "offsets"
-        return encode_stream(StreamOffset(positions=positions, initial=initial), self._source.brokers())
+        offset = StreamOffset(positions=positions, initial=initial, read=self._read_places(positions))
+        return encode_stream(offset, self._source.brokers())
 
     def _may_be_latest(self) -> bool:
         starting = self._options.starting
@@ -122,7 +124,7 @@ class StreamPlanner:
             return start
         brokers = self._source.brokers()
         at = decode_stream(start, brokers)
-        start_of = self._still_there(at.positions)
+        start_of = self._still_there(at)
         self._latest = self._ends()
         ends = self._latest if self._target is None else self._target
         appeared: OffsetMap = {}
@@ -133,24 +135,25 @@ class StreamPlanner:
                     appeared[queue] = begin
         start_of |= appeared
         end_of = {queue: max(offset, ends.get(queue, offset)) for queue, offset in start_of.items()}
-        is_read_up = at.initial is None and end_of == at.positions
+        is_read_up = at.initial is None and end_of == at.positions and not appeared
         self._read_up = start if is_read_up else None
         if not isinstance(limit, ReadAllAvailable):
             end_of = self._limited(start_of, end_of, limit)
-        unchanged = end_of == at.positions
+        unchanged = end_of == at.positions and appeared.keys().isdisjoint(at.positions)
         if unchanged and at.initial != "latest":
             return start
         # A query that starts at "latest" runs one empty batch, so that its checkpoint stores that position.
         started = dict(start_of) if at.initial is not None else appeared
-        return encode_stream(StreamOffset(positions=end_of, started=started), brokers)
+        return encode_stream(StreamOffset(positions=end_of, started=started, read=self._read_places(end_of)), brokers)
 
-    def _still_there(self, positions: OffsetMap) -> OffsetMap:
-        """Return `positions` without deleted queues, and with those whose end moved back set to their end.
+    def _still_there(self, at: StreamOffset) -> OffsetMap:
+        """Return the positions without those of deleted queues, and with those whose end moved back set to their end.
 
         RecordsGone instead, unless failOnDataLoss is off.
         """
-        found = dict(positions)
-        for queue, end in self._wait_for(positions).items():
+        positions = at.positions
+        found = self._without_created_again(at)
+        for queue, end in self._wait_for(found).items():
             reason = "its topic was deleted" if end == 0 else f"the queue went back to {end}; this is another log now"
             report_loss(self._options.fail_on_data_loss, str(queue), end, positions[queue], reason)
             if end == 0:
@@ -158,6 +161,31 @@ class StreamPlanner:
             else:
                 found[queue] = end
         return found
+
+    def _without_created_again(self, at: StreamOffset) -> OffsetMap:
+        """Return the positions without those of queues whose last message is another one than the one that was read.
+
+        RecordsGone instead, unless failOnDataLoss is off: all messages of the new topic are then read.
+        """
+        found = dict(at.positions)
+        for queue, offset in at.positions.items():
+            last = min(offset, self._source.queue_range(queue).end) - 1
+            if last < 0 or queue.broker not in at.read:
+                continue
+            if at.read[queue.broker] <= self._source.physical_offset(queue, last) < UNWRITTEN:
+                reason = "its topic was deleted and created again, or this is another log now"
+                report_loss(self._options.fail_on_data_loss, str(queue), 0, offset, reason)
+                del found[queue]
+        return found
+
+    def _read_places(self, positions: OffsetMap) -> dict[str, int]:
+        """Return for each broker the physical offset behind the last messages before `positions`, if it is known."""
+        places: dict[str, int] = {}
+        for queue, offset in positions.items() if not self._options.servers else ():
+            if offset:
+                place = self._source.physical_offset(queue, offset - 1)
+                places[queue.broker] = max(places.get(queue.broker, 0), place + 1)
+        return {broker: place for broker, place in places.items() if 0 < place <= UNWRITTEN}
 
     def _wait_for(self, positions: OffsetMap) -> OffsetMap:
         interval_s = self._options.offset_retry_interval_ms / 1000
@@ -215,7 +243,7 @@ class StreamPlanner:
         slices = slices_between(
             self._source,
             first.positions | last.started,
-            last.positions,
+            self._without_created_again(last),
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
         record_count = sum(part.entry_count for part in slices)

@@ -17,7 +17,8 @@ def plan_merges(
 ) -> list[tuple[ArchivedFile, ...]]:
     """Return runs of at least `files_min` files to be merged, each of one topic and day and in physical order.
 
-    A run is cut where it reaches `target_file_bytes`; files of at least half that size are left alone.
+    A run is cut where it reaches `target_file_bytes`; files of at least half that size are left alone. It is also cut
+    where the queue offsets of a topic begin again, so that the manifest still shows that (`State.created_again`).
     """
     partitions: dict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
     for file in files:
@@ -25,11 +26,16 @@ def plan_merges(
     runs: list[tuple[ArchivedFile, ...]] = []
     for _, members in sorted(partitions.items()):
         small: list[ArchivedFile] = []
+        highest: dict[int, int] = {}
         for file in sorted(members, key=lambda each: each.physical_begin):
             if file.bytes >= target_file_bytes / 2:
                 runs.extend(_worthwhile(small, files_min))
                 small = []
                 continue
+            if any(span.first <= highest.get(span.queue_id, -1) for span in file.queues):
+                runs.extend(_worthwhile(small, files_min))
+                small, highest = [], {}
+            highest.update((span.queue_id, span.last) for span in file.queues)
             small.append(file)
             if sum(each.bytes for each in small) >= target_file_bytes:
                 runs.extend(_worthwhile(small, files_min=2))  # they fill a file, however few they are

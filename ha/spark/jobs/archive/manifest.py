@@ -32,9 +32,10 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from datetime import date
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -185,6 +186,34 @@ class State(msgspec.Struct, kw_only=True):
         for erasure in self.erased:
             for topic, spans in erasure.spans.items():
                 yield from ((topic, span) for span in spans)
+
+    def created_again(self, topics: Container[str] | None = None) -> set[tuple[str, int]]:
+        """Return the queues (topic, queue id) with messages of two topics of one name, one created after the other was
+        deleted. RocketMQ begins again at queue offset 0, so later messages have queue offsets that are not higher.
+
+        `topics`: only of these. Files whose physical offsets overlap are not compared: a clock was set back then.
+        """
+        found = set()
+        parts: dict[tuple[str, int], list[tuple[int, int, QueueSpan]]] = {}
+        for file in self.files.values():
+            if file.topic is not None and (topics is None or file.topic in topics):
+                for span in file.queues:
+                    end = max(file.physical_end, file.physical_begin + 1)
+                    parts.setdefault((file.topic, span.queue_id), []).append((file.physical_begin, end, span))
+        for erasure in self.erased:
+            for topic, spans in erasure.spans.items():
+                end = erasure.topics.get(topic) or max(erasure.physical_offsets, default=0) + 1
+                for span in spans:
+                    parts.setdefault((topic, span.queue_id), []).append((-1, end, span))
+        for queue, of_queue in parts.items():
+            ended, count, highest = sorted(of_queue, key=itemgetter(1)), 0, -1
+            for begin, _, span in sorted(of_queue, key=itemgetter(0)):
+                while ended[count][1] <= begin:
+                    highest = max(highest, ended[count][2].last)
+                    count += 1
+                if span.first <= highest or span.rows > span.last - span.first + 1:
+                    found.add(queue)
+        return found
 
     def fold(self, commit: Commit) -> None:
         """Apply `commit`, the next one, to this state."""

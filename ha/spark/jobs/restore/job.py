@@ -5,8 +5,8 @@ Queue q goes to queue q of the target topic, modulo its queue count, on the brok
 has one; the order within each source queue is kept, and each of its messages is sent once, through kills, retries and
 repeated runs, as long as the state file is kept (see `send.py`). A run reads the ends of the target queues to find what
 was already sent, so a later run also sends new messages of the source. Not covered: two runs with one state file at the
-same time, a request of a killed run that reaches the broker after the next run has looked, and a target whose retention
-has deleted what was sent.
+same time, a request of a killed run that reaches the broker after the next run has looked, a target whose retention
+has deleted what was sent, and a source topic that RocketMQ deleted and created again between two runs.
 
 Kept: body (decompressed, as the SDK sends plain bodies), flag, keys, tags, UNIQ_KEY and all properties except those
 that the broker sets or that describe the original sending (DROPPED_PROPERTIES). Not kept: born and store time and host,
@@ -311,7 +311,7 @@ class _ArchiveSource:
         ordered = (
             self._rows.select(*SENT_COLUMNS)
             .repartition(self._slots, "brokerName", "queueId")
-            .sortWithinPartitions("brokerName", "queueId", "queueOffset")
+            .sortWithinPartitions("brokerName", "queueId", "queueOffset", "physicalOffset")
         )
         queues: list[QueueReplay] = []
         for row in ordered.mapInArrow(send, "outcome binary").collect():

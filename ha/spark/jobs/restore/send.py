@@ -34,6 +34,7 @@ from ha.client import (
 from ha.errors import (
     BrokerError,
     ConnectionFailed,
+    LocalProtocolError,
     RemoteProtocolError,
     RequestTimedOut,
     RestoreFailed,
@@ -53,6 +54,7 @@ SENT_COLUMNS = (
     "brokerName",
     "queueId",
     "queueOffset",
+    "physicalOffset",
     "body",
     "propertiesString",
     "bornTimestamp",
@@ -159,7 +161,7 @@ class QueueReplay(msgspec.Struct, kw_only=True):
     already: int = 0
     """Sent by an earlier run"""
     unsendable: int = 0
-    """Skipped messages: damaged, empty, or larger than a broker accepts"""
+    """Skipped messages: damaged, empty, or larger than a broker accepts, with the properties that a restore adds"""
     weakly_stored: int = 0
     """Messages stored less safely than SEND_OK"""
     first: int | None = None
@@ -205,6 +207,8 @@ class _Task:
         self._body_bytes_max = body_bytes_max
         self._last_stored: dict[tuple[str, str, int], int] = {}
         self._queue: tuple[str, str, int] | None = None
+        self._taken = (-1, -1)
+        """Queue offset and physical offset of the last message of this queue"""
         self._waiting: list[tuple[int, Message]] = []
         self._waiting_bytes = 0
         self._next_send = 0.0
@@ -218,13 +222,14 @@ class _Task:
         key = (topic, broker_name, queue_id)
         if key != self._queue:
             await self.flush()
-            self._queue = key
+            self._queue, self._taken = key, (-1, -1)
         done = self.done.get(key)
         if done is None:
             target = self._plan.target_of(broker_name, queue_id)
             done = QueueReplay(topic=topic, broker_name=broker_name, queue_id=queue_id, target=target.queue)
             self.done[key] = done
             self._last_stored[key] = await self._find_last(key, may_be_new=self._plan.is_again)
+        self._check_order(offset, row["physicalOffset"])
         done.rows += 1
         if offset <= self._last_stored[key]:
             done.already += 1
@@ -232,10 +237,7 @@ class _Task:
         try:
             message = self._message(row, done)
         except ValueError as error:
-            if not self._plan.skip_unsendable:
-                place = f"{topic} queue {queue_id} of {broker_name}, queue offset {offset}"
-                raise RestoreFailed(place, f"{error}; skip_unsendable leaves it out") from None
-            done.unsendable += 1
+            self._leave_out(done, offset, str(error))
             return
         size = len(message.body) + sum(len(n) + len(v) + 2 for n, v in message.properties.items()) + _MESSAGE_OVERHEAD
         if self._waiting_bytes + size > _REQUEST_BYTES or len(self._waiting) >= self._request_messages(message.topic):
@@ -248,6 +250,10 @@ class _Task:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
+        await self._send(waiting)
+
+    async def _send(self, waiting: list[tuple[int, Message]]) -> None:
+        """Send messages in one request, or if it is refused because of one of them, in two."""
         assert self._queue is not None
         done = self.done[self._queue]
         assert done.target is not None
@@ -259,7 +265,15 @@ class _Task:
                     result = await self._producer.send(messages[0], queue=done.target)
                 else:
                     result = await self._producer.send_batch(messages, queue=done.target)
-            except BrokerError as error:
+            except (BrokerError, LocalProtocolError) as error:
+                if isinstance(error, LocalProtocolError) or error.code == ResponseCode.MESSAGE_ILLEGAL:
+                    if len(waiting) == 1:
+                        self._leave_out(done, waiting[0][0], str(error))
+                        return
+                    half = len(waiting) // 2
+                    await self._send(waiting[:half])
+                    await self._send(waiting[half:])
+                    return
                 if error.code not in PASSING or attempt + 1 == _ATTEMPTS:
                     raise RestoreFailed(self._place(waiting[0][0]), str(error)) from None
                 await anyio.sleep(_PAUSE_S * (attempt + 1))
@@ -281,11 +295,27 @@ class _Task:
                 self._count(done, waiting)
                 return
 
+    def _leave_out(self, done: QueueReplay, offset: int, reason: str) -> None:
+        """Count a message that no broker accepts; RestoreFailed unless these are skipped."""
+        if not self._plan.skip_unsendable:
+            place = f"{done.topic} queue {done.queue_id} of {done.broker_name}, queue offset {offset}"
+            raise RestoreFailed(place, f"{reason}; skip_unsendable leaves it out")
+        done.unsendable += 1
+
     def _count(self, done: QueueReplay, stored: list[tuple[int, Message]]) -> None:
         done.sent += len(stored)
         done.body_bytes += sum(len(message.body) for _, message in stored)
         done.first = stored[0][0] if done.first is None else done.first
         done.last = stored[-1][0]
+
+    def _check_order(self, offset: int, physical_offset: object) -> None:
+        """RestoreFailed if the queue has messages of two topics of that name, one created after the other was deleted:
+        RocketMQ begins at queue offset 0 again, so it could not be told which messages were sent."""
+        assert isinstance(physical_offset, int)
+        if offset <= self._taken[0] or physical_offset < self._taken[1]:
+            reason = "the topic was deleted and created again, so queue offsets don't identify its messages"
+            raise RestoreFailed(self._place(offset), f"{reason}; select one of both topics by store time")
+        self._taken = offset, physical_offset
 
     def _place(self, offset: int) -> str:
         assert self._queue is not None
