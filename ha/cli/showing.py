@@ -23,8 +23,8 @@ from rich.text import Text
 from ha.cli.pipes import drop_output, unread_output_dropped
 from ha.text_log import TextFormatter
 
-WIDTH = 160
-"""Line width in characters without a terminal."""
+WIDTH = 100_000
+"""Line width in characters: nothing is cut off or wrapped, except by a terminal."""
 ShowProgress = Callable[[str, int, int], None]
 """Called with the name of a stage, the amount done, and the total."""
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
@@ -69,7 +69,7 @@ class _PlainConsole(Console):
 
 def output() -> Console:
     """Returns the console for results (standard output)."""
-    return _PlainConsole(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    return _PlainConsole(highlight=False, markup=False, emoji=False, width=WIDTH)
 
 
 def notices() -> Console:

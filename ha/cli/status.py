@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, Timers
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
@@ -151,10 +151,15 @@ def _timers_text(timers: Timers) -> str:
     return f"{text} ({counts})" if counts else text
 
 
+def _table(*columns: str) -> Table:
+    """Returns an empty table. In `ha top`, whose lines are as wide as the terminal, no part of a number is cut off."""
+    return Table(*(Column(name, overflow="fold") for name in columns), box=None)
+
+
 def nodes_table(flows: list[NodeFlow]) -> Table:
     """Returns a table with one row per node."""
     columns = ("role", "remoting", "ready", "in sync", "log from", "to", "behind", "MB/s", "unflushed", "undispatched")
-    table = Table("node", *columns, "up", box=None)
+    table = _table("node", *columns, "up")
     for node in flows:
         table.add_row(
             safe(node.name),
@@ -174,7 +179,7 @@ def nodes_table(flows: list[NodeFlow]) -> Table:
 def members_table(nodes: list[NodeStatus]) -> Table:
     """Returns a table with one row per failover group member."""
     columns = ("state", "for", "epoch", "master", "sync-state set", "members", "lease", "problem")
-    table = Table("member", *columns, box=None)
+    table = _table("member", *columns)
     for node in nodes:
         member = node.member
         assert member is not None
@@ -206,7 +211,7 @@ def _lease(member: Membership) -> str:
 def slaves_table(flows: list[NodeFlow]) -> Table:
     """Returns a table with one row per slave that is connected to a master."""
     columns = ("master", "state", "acknowledged", "bytes behind", "time behind", "MB/s", "eta", "last ack", "counts")
-    table = Table("slave", *columns, box=None)
+    table = _table("slave", *columns)
     for node in flows:
         for slave in node.slaves:
             table.add_row(

@@ -10,11 +10,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from ha.cli import run
+from ha.cli.admin_pages import NodeStatus
+from ha.cli.flow import Flow
+from ha.cli.status import nodes_table, slaves_table
 
 MASTER = {
     "role": "SYNC_MASTER",
@@ -394,3 +400,18 @@ def test_check_ignores_slaves_but_not_nodes_that_are_gone(reported: dict[str, st
     with admin_port(json.dumps(SLAVE | {"is_ready": True} | reported).encode()) as slave:
         assert run(["status", "--check", "--admin", slave]) == 0
         assert run(["status", "--check", "--admin", slave, "--admin", "127.0.0.1:1"]) == 69
+
+
+def test_nothing_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not from long names, nor in `ha top` on a terminal of 80 columns."""
+    page = MASTER | {"broker_name": "b" * 127, "addresses": {"remoting": "h" * 200 + ":10911"}}
+    with admin_port(json.dumps(page).encode()) as address:
+        assert run(["status", "--admin", address]) == 0
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if " SYNC_MASTER " in line]
+    assert row[:3] == ["b" * 127 + ":0", "SYNC_MASTER", "h" * 200 + ":10911"]
+    flows = Flow().add(0.0, [msgspec.convert(MASTER, NodeStatus)])
+    shown = StringIO()
+    console = Console(file=shown, width=80)
+    console.print(nodes_table(flows))
+    console.print(slaves_table(flows))
+    assert "…" not in shown.getvalue()
