@@ -13,9 +13,18 @@ imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describe
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from .version import __version__
+
+if sys.argv[:1] == ["-m"] and os.getpid() == 1:
+    # A server as the first process of a container, of which only this package is imported yet. The system ignores
+    # signals that such a process doesn't handle; ha/process.py handles them when its modules are imported.
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
 
 if TYPE_CHECKING:
     from ha.config import Config

@@ -40,7 +40,7 @@ from ha.config import Config, NameServerConfig, ProxyConfig, load_config, render
 from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
 from ha.json_log import JsonFormatter
 from ha.log_lines import LogLines
-from ha.text_log import TextFormatter, escape
+from ha.text_log import TextFormatter, escape, indented
 
 GROUP_DEPTH_MAX = 50
 """Nested exception groups that the traceback of a bug shows"""
@@ -314,7 +314,6 @@ def raise_file_limit() -> None:
 
 
 def _print_bugs(bugs: BaseExceptionGroup[BaseException]) -> None:
-    """Prints a whole traceback, because nurseries nest deeper than the default shows. It can quote untrusted data."""
+    """Prints a whole traceback, because nurseries nest deeper than the default shows."""
     whole = "".join(traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format())
-    for line in whole.splitlines():
-        print(f"\t{escape(line)}", file=sys.stderr)
+    print(indented(whole), file=sys.stderr)

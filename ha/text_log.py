@@ -18,6 +18,11 @@ def escape(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+def indented(text: str) -> str:
+    """Escapes each line of a traceback, which can quote text of peers, and begins it with a tab."""
+    return "\n".join(f"\t{escape(line)}" for line in text.splitlines())
+
+
 class TextFormatter(logging.Formatter):
     """One line per record, followed by the indented lines of its traceback, if it has one."""
 
@@ -27,5 +32,5 @@ class TextFormatter(logging.Formatter):
         head = f"{moment}.{int(record.msecs):03}Z {record.levelname} {record.name}"
         lines = [escape(f"{head} {record.getMessage()}")]
         if record.exc_info:
-            lines += [f"\t{escape(line)}" for line in self.formatException(record.exc_info).splitlines()]
+            lines.append(indented(self.formatException(record.exc_info)))
         return "\n".join(lines)

@@ -6,6 +6,8 @@ import re
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -215,13 +217,30 @@ def test_a_bug_is_told_with_its_traceback(tmp_path: Path) -> None:
         "from ha.config import NameServerConfig\n"
         "@asynccontextmanager\n"
         "async def broken(config):\n"
-        "    yield 'READY ' + str({}['bug'])\n"
+        "    raise AssertionError('of a peer:\\n2026-01-01T00:00:00.000Z INFO forged\\x1b[2J')\n"
+        "    yield ''\n"
         "sys.exit(ha.process.Entry('broken', NameServerConfig, broken).main())\n"
     )
     (tmp_path / "broken.py").write_text(program)
     with Process("broken", directory=tmp_path) as process:
         assert process.wait_exit() == 70
-        assert "KeyError: 'bug'" in process.log()
+        lines = process.log().splitlines()
+        assert any(line.endswith("AssertionError: of a peer:") for line in lines)
+        assert any(line.endswith(r"INFO forged\x1b[2J") for line in lines)
+        assert not [line for line in lines if line.startswith("2026-01-01")]
+
+
+def test_the_first_process_of_a_container_can_be_stopped_while_it_imports(tmp_path: Path) -> None:
+    """The kernel would ignore a signal that such a process doesn't handle."""
+    program = (
+        "import os, signal, sys\n"
+        "own = os.getpid()\n"
+        "os.getpid = lambda: 1\n"
+        "sys.argv = ['-m']\n"  # as while `python -m` looks for the module
+        "import ha\n"
+        "os.kill(own, signal.SIGTERM)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
