@@ -233,6 +233,6 @@ def test_run_of_halog(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     """A short run of real processes."""
     monkeypatch.setenv("BENCH_LOCK", str(tmp_path / "lock"))  # does not wait for real benchmarks
     words = ["run", "--peers", "none", "--cases", "starting", "--rounds", "1", "--seconds", "0.1", "--warm", "0.1"]
-    main([*words, "--mib", "1", "--directory", str(tmp_path), "--out", str(tmp_path / "runs.jsonl")])
+    main([*words, "--mib", "1", "--no-ballast", "--directory", str(tmp_path), "--out", str(tmp_path / "runs.jsonl")])
     assert [line["kind"] for line in File(tmp_path / "runs.jsonl").lines()] == ["about", "run", "run", "run"]
     assert "after kill -9 | halog |" in capsys.readouterr().out
