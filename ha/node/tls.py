@@ -164,18 +164,18 @@ class NodeTls:
 
     @property
     def etcd_context(self) -> Callable[[], ssl.SSLContext] | None:
-        """Returns the current context for etcd with https."""
+        """A function that returns the current context for etcd with https; None without https."""
         etcd = self._etcd
         return None if etcd is None else lambda: etcd.context
 
     @property
     def connect(self) -> Connect:
-        """Connects to name servers and the master's remoting port."""
+        """The function that connects to name servers and to the master's remoting port."""
         return self._connect if self._config.tls_enable else self._platform.connect
 
     @property
     def connect_to_master(self) -> Connect:
-        """Connects to the master's HA port."""
+        """The function that connects to the master's HA port."""
         return self._connect if self._config.ha_tls == "enforcing" else self._platform.connect
 
     @property
