@@ -40,6 +40,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """host:port that slaves use."""
     data_version: DataVersion
     topics: Topics
+    """Their names have at most NAME_LENGTH_MAX characters."""
     timeout_s: float
     """Maximum time until the next registration or heartbeat."""
     acting_master: bool | None = None
@@ -196,8 +197,7 @@ class RouteTable:
     def _check_bounds(self, broker: Registration) -> None:
         if len(self._live) >= self._brokers_max and (broker.cluster_name, broker.broker_address) not in self._live:
             raise RemoteProtocolError(f"register broker failed: already {len(self._live)} brokers")
-        names = (broker.cluster_name, broker.broker_name, broker.broker_address, broker.ha_address, *broker.topics)
-        longest = max(map(len, names))
+        longest = max(map(len, (broker.cluster_name, broker.broker_name, broker.broker_address, broker.ha_address)))
         if longest > NAME_LENGTH_MAX:
             raise RemoteProtocolError(f"register broker failed: a name of {longest} characters")
         group = self._groups.get(broker.broker_name)
