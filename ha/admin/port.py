@@ -7,6 +7,7 @@ has done so after READY (process.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ha.log_rate_limiter import LogRateLimiter
+
 from .sessions import AdminKey
 from .view import AdminView, Secure
 
 if TYPE_CHECKING:
     from .server import AdminServer
+
+logger = logging.getLogger(__name__)
 
 RunBlocking = Callable[..., Awaitable[Any]]
 
@@ -36,12 +41,19 @@ async def open_admin(
     """Serves `view` on `listeners` during the block, over HTTPS if `secure` is given. Closes the listeners."""
     server: AdminServer | None = None
     loading = trio.Lock()
+    log_limiter = LogRateLimiter()
 
     async def handle(stream: trio.SocketStream) -> None:
         nonlocal server
         async with loading:
             if server is None:
-                module = await run_blocking(import_module, SERVER_MODULE)
+                try:
+                    module = await run_blocking(import_module, SERVER_MODULE)
+                except (ImportError, OSError) as error:  # too many files are open: the next connection imports it
+                    if times := log_limiter.admit("import", trio.current_time()):
+                        logger.error("admin.import_failed reason=%r times=%d", str(error), times)
+                    await trio.aclose_forcefully(stream)
+                    return
                 server = module.AdminServer(view, secure, key or AdminKey())
                 nursery.start_soon(server.watch)
         await server.handle(stream)

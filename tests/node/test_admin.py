@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -81,6 +82,26 @@ async def test_a_worker_loads_what_answers_when_somebody_asks() -> None:
                 for _ in range(3):
                     nursery.start_soon(ask, port.port, GET.format("/live"))
             assert calls == [("ha.admin.server",)]
+
+
+async def test_a_first_connection_without_file_descriptors_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of the server can be imported then."""
+    errors = [OSError(errno.EMFILE, "Too many open files"), ModuleNotFoundError("No module named 'hypercorn'")]
+
+    async def run_blocking(function: Callable[..., object], *arguments: object) -> object:
+        if errors:
+            raise errors.pop(0)
+        return await trio.to_thread.run_sync(function, *arguments)
+
+    view = AdminView(status=dict, not_ready=lambda: "")
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(view, port.listen(), run_blocking=run_blocking):
+            for _ in range(2):
+                async with await trio.open_tcp_stream("127.0.0.1", port.port) as stream:
+                    with suppress(trio.BrokenResourceError):
+                        assert await stream.receive_some(1) == b""
+            assert await ask(port.port, GET.format("/live")) == (200, "live\n")
+    assert caplog.text.count("admin.import_failed") == 1
 
 
 POST = "POST {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\nAuthorization: Bearer {}\r\n\r\n"
