@@ -20,7 +20,7 @@ from ha.protocol.bodies import SubscriptionData
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 15.0
+POLL_S = 15.0
 """How long a request waits at its broker."""
 _PAUSE_S = 1.0
 """Pause after a failed request."""
@@ -33,14 +33,15 @@ class Arrivals:
         self._requests = requests
         self._subscriptions = subscriptions
         self._tasks = tasks
-        self.drained: set[MessageQueue] = set()
-        """Sources whose last pop left no messages, and that have announced none since"""
+        self.is_closed = False
+        self.postponed: dict[MessageQueue, ClientError | None] = {}
+        """Sources that need not be asked now, with the error of their last pop; see `postpone`"""
         self._watched: set[MessageQueue] = set()
         self._answered = anyio.Event()
         self._turn = anyio.Lock()
 
     async def wait(self, sources: Iterable[MessageQueue], timeout_s: float) -> None:
-        """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`.
+        """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`, or closed.
 
         Concurrent calls wait in turn: if all of them returned for one message, each would send a pop for it."""
         with anyio.move_on_after(max(0.0, timeout_s)):
@@ -48,19 +49,34 @@ class Arrivals:
                 if self._answered.is_set():
                     self._answered = anyio.Event()
                 for source in sources:
-                    if source not in self._watched:
-                        self._watched.add(source)
-                        self._tasks.start_soon(self._watch, source)
-                await self._answered.wait()
+                    self._start_watch(source)
+                if not self.is_closed:
+                    await self._answered.wait()
+
+    def postpone(self, source: MessageQueue, error: ClientError | None) -> None:
+        """Adds `source`, whose last pop left no messages or failed with `error`, to `postponed` until a request that
+        waits there is answered or fails."""
+        self.postponed[source] = error
+        self._start_watch(source)
+
+    def close(self) -> None:
+        """Wakes the tasks that wait, and starts no further request."""
+        self.is_closed = True
+        self._answered.set()
+
+    def _start_watch(self, source: MessageQueue) -> None:
+        if source not in self._watched and not self.is_closed:
+            self._watched.add(source)
+            self._tasks.start_soon(self._watch, source)
 
     async def _watch(self, source: MessageQueue) -> None:
         try:
-            await self._requests.notify(source, self._subscriptions[source.topic], _POLL_S)
+            await self._requests.notify(source, self._subscriptions[source.topic], POLL_S)
         except (ClientError, RemoteProtocolError) as error:
             _log.debug("client.arrivals_unknown source=%s reason=%r", source, str(error))
             if len(self._watched) > 1:  # the other sources are waited for
                 await anyio.sleep(_PAUSE_S)
         finally:
             self._watched.discard(source)
-            self.drained.discard(source)
+            self.postponed.pop(source, None)
             self._answered.set()

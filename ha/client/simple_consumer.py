@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from ha.client.arrivals import Arrivals
+from ha.client.arrivals import POLL_S, Arrivals
 from ha.client.backoff import Backoff
 from ha.client.client import NOT_OPEN, Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue
@@ -100,12 +100,13 @@ class SimpleConsumer(ClientUser):
     @asynccontextmanager
     async def _waiting(self) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
-            self._arrivals = Arrivals(self._requests, self._subscriptions, tasks)
+            self._arrivals = arrivals = Arrivals(self._requests, self._subscriptions, tasks)
             self._tasks = tasks
             try:
                 yield
             finally:
                 self._arrivals = self._tasks = None
+                arrivals.close()
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                     await self._give_back(message.lease for message in self._buffer)
@@ -132,21 +133,24 @@ class SimpleConsumer(ClientUser):
             raise ValueError(f"max_messages={max_messages}; accepted: 1 … {RECEIVE_COUNT_MAX}")
         if not 0.001 <= invisible_s <= INVISIBLE_S_MAX:
             raise ValueError(f"invisible_s={invisible_s}; accepted: 0.001 … {INVISIBLE_S_MAX:g}")
+        arrivals = self._arrivals
+        if arrivals is None:
+            raise RuntimeError(NOT_OPEN)
         backoff, options, quick_count = Backoff(), self._client.options, 0
         end, give_up_at = anyio.current_time() + wait_s, math.inf
         while True:
             started = anyio.current_time()
             try:
-                messages = await self._receive_once(max_messages, invisible_s, end)
+                messages = await self._receive_once(arrivals, max_messages, invisible_s, end)
             except ClientError as error:
-                if not _is_unavailable(error):
+                if arrivals.is_closed or not _is_unavailable(error):
                     raise
                 now, pause_s = anyio.current_time(), backoff.next_s()
                 give_up_at = min(give_up_at, now + options.request_timeout_s)
                 if not options.retry_unreachable or now + pause_s >= give_up_at:
                     raise
                 await anyio.sleep(pause_s)
-                if not self._client.is_open:
+                if arrivals.is_closed or not self._client.is_open:
                     raise
                 continue
             now = anyio.current_time()
@@ -223,21 +227,24 @@ class SimpleConsumer(ClientUser):
 
     # ---- sources: all queues of one topic on one broker
 
-    async def _receive_once(self, max_messages: int, invisible_s: float, end: float) -> list[PoppedMessage]:
-        """Asks each source once, unless its last pop left nothing, then waits for all of them until `end`. Raises the
-        last error if all are unavailable.
+    async def _receive_once(
+        self, arrivals: Arrivals, max_messages: int, invisible_s: float, end: float
+    ) -> list[PoppedMessage]:
+        """Asks each source once, unless its last pop left nothing or failed, then waits for all of them until `end`.
+        Raises the last error if all are unavailable.
 
         A single source in order mode is asked until `end` instead: if this is cancelled, the next pop gets the messages
         that the broker takes for this one. Otherwise they would stay invisible."""
-        sources, arrivals = await self._sources(), self._arrivals
-        if arrivals is None:
-            raise RuntimeError(NOT_OPEN)
+        if arrivals.is_closed:
+            raise ConnectionFailed(", ".join(self._subscriptions), "closed by this client")
+        sources = await self._sources()
         is_polled = self._is_ordered and len(sources) == 1
-        failures: list[ClientError] = []
         for source in sources:
-            if source in arrivals.drained and anyio.current_time() < end:
+            left_s = end - anyio.current_time()
+            if source in arrivals.postponed and left_s > 0:
                 continue
-            wait_s = max(0.0, end - anyio.current_time()) if is_polled else 0.0
+            arrivals.postponed.pop(source, None)
+            wait_s = min(max(0.0, left_s), POLL_S) if is_polled else 0.0
             try:
                 popped, has_more = await self._requests.pop(
                     source,
@@ -249,13 +256,15 @@ class SimpleConsumer(ClientUser):
             except ClientError as error:
                 if not (_is_unavailable(error) or isinstance(error, RequestTimedOut)):
                     raise
-                failures.append(error)
+                arrivals.postpone(source, error)
                 continue
-            if not (has_more or self._is_ordered):  # in order mode they may be blocked by others
-                arrivals.drained.add(source)
+            if left_s > 0 and not (has_more or self._is_ordered):  # in order mode they may be blocked by others
+                arrivals.postpone(source, None)
             if messages := await self._kept(source, popped):
                 return messages
+        failures = [error for source in sources if (error := arrivals.postponed.get(source)) is not None]
         if len(failures) == len(sources):
+            arrivals.postponed.clear()
             raise failures[-1]
         if not is_polled:
             await arrivals.wait(sources, end - anyio.current_time())

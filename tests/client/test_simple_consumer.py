@@ -1,5 +1,6 @@
 """The simple consumer: with scripted brokers on both event loops, and with a whole halog broker on a virtual clock."""
 
+import math
 import pickle
 import zlib
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.abc import TaskStatus
 
 from ha.client import (
     BrokerError,
@@ -36,6 +38,7 @@ from tests.client.our_broker import NAMES, run_with_our_broker
 from tests.client.pop_broker import POP_TIME_MS, QUICK, PopWorld, open_world
 
 ACK, CHANGE, POP = RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, RequestCode.POP_MESSAGE
+NOTIFICATION = RequestCode.NOTIFICATION
 
 
 def bodies(messages: list[PoppedMessage]) -> list[bytes]:
@@ -247,7 +250,7 @@ async def test_a_drained_broker_is_asked_once_it_has_messages(world: PopWorld) -
     """Unless there is no time to wait."""
 
     async def put_when_waiting() -> None:
-        while not world.broker.of(RequestCode.NOTIFICATION):
+        while not world.broker.of(NOTIFICATION):
             await anyio.lowlevel.checkpoint()
         world.broker.put(b"2")
 
@@ -259,8 +262,24 @@ async def test_a_drained_broker_is_asked_once_it_has_messages(world: PopWorld) -
         tasks.start_soon(put_when_waiting)
         assert bodies(await consumer.receive(1)) == [b"2"]
         assert await consumer.receive(1, wait_s=0) == []
-    codes = [command.code for command in world.broker.requests]
-    assert codes == [POP, POP, RequestCode.NOTIFICATION, POP, POP]
+    assert len(world.broker.of(POP)) == 4
+
+
+@on_both_backends(open_world, 2)
+async def test_a_drained_broker_is_not_forgotten_beside_a_busy_one(world: PopWorld) -> None:
+    drained, busy = world.brokers
+    async with world.consumer() as consumer:
+
+        async def receive() -> list[bytes]:
+            for _ in range(2):
+                busy.put(b"more")
+            return bodies(await consumer.receive(1))
+
+        while not drained.of(POP):
+            await receive()
+        drained.put(b"here")
+        while await receive() != [b"here"]:
+            pass
 
 
 @on_both_backends(open_world)
@@ -269,7 +288,7 @@ async def test_none_after_the_wait_in_order(world: PopWorld) -> None:
         assert await consumer.receive(wait_s=0) == []
         assert await consumer.receive(wait_s=0.2) == []
     assert [int(fields["pollTime"]) > 0 for fields in world.broker.of(POP)][:2] == [False, True]
-    assert not world.broker.of(RequestCode.NOTIFICATION)
+    assert not world.broker.of(NOTIFICATION)
 
 
 @on_both_backends(open_world)
@@ -278,7 +297,7 @@ async def test_one_task_is_woken_for_one_message(world: PopWorld) -> None:
         for _ in range(8):
             tasks.start_soon(consumer.receive)
         for number in range(8):
-            while len(world.broker.of(RequestCode.NOTIFICATION)) <= number or len(world.broker.of(POP)) < 8:
+            while len(world.broker.of(NOTIFICATION)) <= number or len(world.broker.of(POP)) < 8:
                 await anyio.lowlevel.checkpoint()
             world.broker.put(b"%d" % number)
             while world.broker.waiting:
@@ -291,7 +310,7 @@ async def test_several_brokers_are_waited_for_at_once(world: PopWorld) -> None:
     async with world.consumer() as consumer, anyio.create_task_group() as tasks:
 
         async def send_when_waiting(*counts: int) -> None:
-            while counts != tuple(len(broker.of(RequestCode.NOTIFICATION)) for broker in world.brokers):
+            while counts != tuple(len(broker.of(NOTIFICATION)) for broker in world.brokers):
                 await anyio.lowlevel.checkpoint()
             world.brokers[1].put(b"at b")
 
@@ -310,6 +329,52 @@ async def test_a_dead_broker_does_not_hide_the_other(world: PopWorld) -> None:
         for number in range(4):
             world.brokers[1].put(b"%d" % number)
             assert bodies(await consumer.receive()) == [b"%d" % number]
+
+
+@on_both_backends(open_world, 2)
+async def test_a_silent_broker_does_not_delay_the_messages_of_the_other(world: PopWorld) -> None:
+    """It is waited for, and asked again once its connection is lost, say."""
+
+    async def never() -> None:
+        await anyio.sleep_forever()
+
+    silent, healthy = world.brokers
+    for code in (POP, NOTIFICATION):
+        silent.overrides[code] = lambda command: never()
+    for number in range(6):
+        healthy.put(b"%d" % number)
+    async with world.consumer(options=QUICK) as consumer:
+        for number in range(6):
+            assert bodies(await consumer.receive(1)) == [b"%d" % number]
+        assert len(silent.of(POP)) == 1
+        assert await consumer.receive(wait_s=0.1) == []
+        silent.overrides.clear()
+        silent.put(b"back")
+        await world.servers[0].disconnect()
+        assert bodies(await consumer.receive()) == [b"back"]
+
+
+@on_both_backends(open_world, 2)
+async def test_it_gives_up_if_all_brokers_fail(world: PopWorld) -> None:
+    """One after the other."""
+    for broker in world.brokers:
+        broker.overrides[POP] = lambda command: command.reply(14, "not the master")
+        async with world.consumer(options=QUICK) as consumer:
+            if broker is world.broker:
+                assert await consumer.receive(wait_s=1) == []
+            else:
+                with pytest.raises(BrokerError, match="not the master"):
+                    await consumer.receive(wait_s=60)
+
+
+@on_both_backends(open_world)
+async def test_a_long_wait_is_several_polls(world: PopWorld) -> None:
+    """So that a broker that is cut off is noticed."""
+    async with world.consumer(mode=ConsumeMode.ORDERLY) as consumer:
+        with anyio.move_on_after(60):
+            world.broker.put(b"x")
+            assert bodies(await consumer.receive(wait_s=math.inf)) == [b"x"]
+    assert [fields["pollTime"] for fields in world.broker.of(POP)] == ["15000"]
 
 
 @on_both_backends(open_world)
@@ -332,6 +397,34 @@ async def test_it_gives_up_after_the_request_timeout(world: PopWorld) -> None:
 
 
 # ---- errors
+
+
+@on_both_backends(open_world)
+@pytest.mark.parametrize(("is_shared", "code"), [(False, POP), (False, NOTIFICATION), (True, NOTIFICATION)])
+async def test_a_receive_under_way_fails_when_the_consumer_is_closed(
+    world: PopWorld, *, is_shared: bool, code: RequestCode
+) -> None:
+    """Without a further pop, whose messages nobody expects, if the shared client stays open."""
+
+    async def never() -> None:
+        await anyio.sleep_forever()
+
+    async def receive(consumer: SimpleConsumer, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        with pytest.raises(ConnectionFailed, match="closed by this client"):
+            await consumer.receive(wait_s=60)
+
+    if code == POP:
+        world.broker.overrides[POP] = lambda command: never()
+    async with Client(world.names.address) as client, anyio.create_task_group() as tasks:
+        names = client if is_shared else world.names.address
+        async with SimpleConsumer(names, group="g", subscriptions={"T": "*"}) as consumer:
+            await tasks.start(receive, consumer)
+            while not world.broker.of(code):
+                await anyio.lowlevel.checkpoint()
+        with pytest.raises(RuntimeError, match="not open"):
+            await consumer.receive()
+    assert len(world.broker.of(POP)) == 1
 
 
 @on_both_backends(open_world)
