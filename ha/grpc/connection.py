@@ -26,7 +26,7 @@ from .frames import Status, framed
 from .http2 import Http2Limits, Http2Protocol
 from .stream import Aborted, Event, Received, Stream
 
-MESSAGES_WAITING_MAX = 64
+MESSAGES_WAITING_MAX = 16
 """Received messages of one streaming call that its service has not taken yet; with more, the call fails."""
 
 PENDING_PIECE_BYTES = 65_536

@@ -60,6 +60,8 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     message_size_max: int = 5 << 20
     """Maximum size of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
+    streamed_message_size_max: int = 262_144
+    """The same for the messages of streaming calls, several of which may wait."""
     partial_bytes_max: int = 32 << 20
     """Maximum size of all messages that have not been received completely, unless it is only one; the call that exceeds
     it fails."""
@@ -238,13 +240,15 @@ class Http2Protocol:
                 return
         received += payload
         self.partial_bytes += len(payload)
+        limits = self._limits
+        size_max = limits.streamed_message_size_max if stream.is_streaming else limits.message_size_max
         while len(received) >= 5:
             flag, size = MESSAGE_PREFIX.unpack_from(received)
             if flag:
                 self.fail(stream, Status.UNIMPLEMENTED, "compressed messages are not supported")
                 return
-            if size > self._limits.message_size_max:
-                reason = f"message of {size} bytes; the maximum is {self._limits.message_size_max}"
+            if size > size_max:
+                reason = f"message of {size} bytes; the maximum is {size_max}"
                 self.fail(stream, Status.RESOURCE_EXHAUSTED, reason)
                 return
             if len(received) < 5 + size:

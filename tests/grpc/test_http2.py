@@ -151,6 +151,15 @@ def test_incomplete_messages_are_limited() -> None:
     assert pair.messages() == [b"x" * 1000]
 
 
+def test_messages_of_streaming_calls_are_limited() -> None:
+    """Several of them wait for their task, and the front keeps a client's settings."""
+    pair = Pair(Http2Limits(message_size_max=1 << 20, streamed_message_size_max=100_000))
+    stream_id = pair.call(b"m" * 100_000, path="/s/Streaming", end=False)
+    assert pair.messages() == [b"m" * 100_000]
+    pair.send(stream_id, framed(b"m" * 100_001)[:9])
+    assert pair.answer(stream_id)[1]["grpc-status"] == "8"
+
+
 def test_message_of_the_maximum_size() -> None:
     """It is received although it is longer than what incomplete messages may have together; a second one is not."""
     pair = Pair(Http2Limits(message_size_max=100_000, partial_bytes_max=1000))

@@ -106,6 +106,13 @@ async def test_settings_of_a_group_that_retries_for_ever(tmp_path: Path) -> None
             assert answer.settings.backoff_policy.max_attempts == 0x7FFFFFFF
 
 
+async def test_large_settings(tmp_path: Path) -> None:
+    """As many topics as a client may have, with the longest names."""
+    async with open_site(tmp_path) as site, chatting(Client(site.address)) as chat:
+        answer = await chat.tell(producer(*(f"{number:0>127}" for number in range(1_024))))
+        assert len(answer.settings.publishing.topics) == 1_024
+
+
 SUBSCRIPTIONS = [definition.SubscriptionEntry(topic=definition.Resource(name="t"))] * (SUBSCRIPTION_COUNT_MAX + 1)
 
 
