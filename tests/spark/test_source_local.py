@@ -295,6 +295,21 @@ def filters_over(path: Path) -> list[tuple[Filter, Any, bool]]:
 BY_QUEUE = {"maxRecordsPerPartition": "1000000"}
 
 
+@pytest.mark.parametrize("given", [{}, {"topic": "flights"}, BY_QUEUE], ids=["by range", "topic", "by queue"])
+@pytest.mark.parametrize("condition", [GreaterThanOrEqual, LessThan, EqualTo])
+def test_a_filter_on_store_times_that_step_back(tmp_path: Path, given: dict[str, str], condition: type[Filter]) -> None:
+    log = StoreWriter(tmp_path / "s")
+    for number in range(40):
+        log.put(message(number, queue_id=number % 2), store_ms=5000 if number in (3, 8, 20, 31) else 1000 + 50 * number)
+    pushing = pushing_reader_of(log.root, ("body", "storeTimestamp"), **given)
+    assert list(pushing.pushFilters([condition(("storeTimestamp",), at_ms(5000))])) == []
+    whole = rows_of(reader_of(log.root, ("body", "storeTimestamp"), **given))
+    is_wanted = {GreaterThanOrEqual: datetime.__ge__, LessThan: datetime.__lt__, EqualTo: datetime.__eq__}[condition]
+    wanted = [row for row in whole if is_wanted(row["storeTimestamp"], at_ms(5000))]
+    assert numbers_of(rows_of(pushing)) == numbers_of(wanted)
+    assert len(wanted) in (4, 36)
+
+
 @pytest.mark.parametrize(
     "subscribe", [{}, {"subscribe": "flights,delays"}, BY_QUEUE], ids=["by range", "topics by range", "by queue"]
 )

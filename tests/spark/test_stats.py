@@ -9,11 +9,12 @@ from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
 from ha.protocol.record import Message
+from ha.spark.jobs.restore import RestoreOptions, restore
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
 from ha.spark.jobs.stats.report import stats_plots
 from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
-from tests.spark.inline import inline_runner
+from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import ODD_TIMES_MS, make_store, message, named, set_store_time
 from tests.unpacking import unpack_store
 
@@ -84,6 +85,16 @@ def test_topics_hours_retries_and_dead_letters(tmp_path: Path) -> None:
     assert count(store, topics=("%DLQ%shop",)).total.messages == 2
     assert count(store, end_ms=total.first_ms).total.messages == 0
     assert count(store, begin_ms=total.first_ms, end_ms=total.last_ms + 1).total.messages == 309
+
+
+def test_messages_are_chosen_by_times_that_step_back(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s")
+    for number in range(40):
+        store.put(message(number), store_ms=9000 if number in (3, 8, 20, 31) else 1000 + number)
+    assert count(store.root, begin_ms=9000).total.messages == 4
+    assert count(store.root, end_ms=9000).total.messages == 36
+    chosen = RestoreOptions(path=str(store.root), topic="flights", begin_ms=9000, dry_run=True)
+    assert restore(inline_spark(), chosen).rows == 4
 
 
 @pytest.mark.parametrize(("minutes", "length", "unit"), [(35, 1, "minute"), (179, 1, "minute"), (300, 60, "hour")])

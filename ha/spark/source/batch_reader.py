@@ -98,5 +98,5 @@ def plan_batch(
         end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
     slices = slices_between(source, start, end, fail_on_data_loss=options.fail_on_data_loss)
     slices = [part for part in slices if pushed.brokers is None or part.queue.broker in pushed.brokers]
-    slices = clip(slices, source, where)
+    slices = clip(slices, where)
     return queue_tasks(slices, source, options)

@@ -134,7 +134,7 @@ class LocalSource(LogSource):
         return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Cut the logs into physical ranges, without what `where` excludes by physical offset or store time.
+        """Cut the logs into physical ranges, without what `where` excludes by physical offset.
 
         In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
         None if the topics of `where` are only a small part of the log, if they include a light queue (whose records
@@ -156,10 +156,6 @@ class LocalSource(LogSource):
             reader = self._reader(broker)
             reader.check_has_queues()
             begin, end = reader.min_offset, reader.end_offset()
-            if where.store_begin_ms is not None:
-                begin = max(begin, reader.physical_offset_for_time(max(0, where.store_begin_ms)))
-            if where.store_end_ms is not None:
-                end = min(end, reader.physical_offset_for_time(max(0, where.store_end_ms)))
             if where.physical_begin is not None:
                 begin = max(begin, where.physical_begin)
             if where.physical_end is not None:

@@ -138,9 +138,11 @@ def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]
     return [part for part in parts if part]
 
 
-def clip(slices: Sequence[QueueSlice], source: LogSource, where: RowFilter) -> list[QueueSlice]:
-    """Return the part of `slices` that can hold rows of `where`: queues by name, offsets by number, store times by
-    search."""
+def clip(slices: Sequence[QueueSlice], where: RowFilter) -> list[QueueSlice]:
+    """Return the part of `slices` that can hold rows of `where`, by the queues' names and offsets.
+
+    Store times exclude nothing: a clock may have been set back, so that any message may have any time.
+    """
     found = []
     for queue, first, last in slices:
         begin, end = first, last
@@ -153,12 +155,6 @@ def clip(slices: Sequence[QueueSlice], source: LogSource, where: RowFilter) -> l
             begin = max(begin, where.queue_offset_begin)
         if where.queue_offset_end is not None:
             end = min(end, where.queue_offset_end)
-        if where.store_begin_ms is not None and begin < end:
-            offset = source.offset_for_time(queue, max(0, where.store_begin_ms))
-            begin = end if offset is None else max(begin, offset)
-        if where.store_end_ms is not None and begin < end:
-            offset = source.offset_for_time(queue, max(0, where.store_end_ms))
-            end = end if offset is None else min(end, offset)
         if begin < end:
             found.append(QueueSlice(queue, begin, end))
     return found

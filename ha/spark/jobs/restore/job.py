@@ -236,9 +236,6 @@ def _queue_batches(task: _QueueTask, columns: tuple[str, ...]) -> Iterator[pa.Re
     )
     with LogReader(task.path, broker_name=task.broker_name) as reader:
         begin, end = reader.queue_range(task.topic, task.queue_id)
-        if task.where.store_begin_ms is not None:
-            later = reader.offset_for_time(task.topic, task.queue_id, task.where.store_begin_ms)
-            begin = end if later is None else max(begin, later)
         yield from reader.read_queue(task.topic, task.queue_id, begin, end, options)
 
 

@@ -186,11 +186,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
     started_s = time.monotonic()
     with LogReader(Path(options.path), broker_name=options.broker_name) as reader:
         broker_name, begin, end = reader.broker_name, reader.min_offset, reader.end_offset()
-        if options.begin_ms is not None:
-            begin = max(begin, reader.physical_offset_for_time(options.begin_ms))
-        if options.end_ms is not None:
-            end = max(begin, min(end, reader.physical_offset_for_time(options.end_ms)))
-        interval_ms = _interval_ms(reader, begin, end)
+        interval_ms = _interval_ms(reader, options)
     # The cuts do not depend on what retention deleted, so that a later attempt has the same ranges.
     first = begin - begin % options.range_bytes
     ranges = [(max(at, begin), min(at + options.range_bytes, end)) for at in range(first, end, options.range_bytes)]
@@ -235,17 +231,22 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
     )
 
 
-def _interval_ms(reader: LogReader, begin: int, end: int) -> int:
-    """Return the length of the intervals to count by, from the store times of the first and the last record."""
-    options = ReadOptions(columns=("storeTimestamp",), on_damage="skip", fail_on_data_loss=False)
+def _interval_ms(reader: LogReader, options: StatsOptions) -> int:
+    """Return the length of the intervals to count by, from the store times of the first and the last record, as far as
+    they are counted."""
+    begin, end = reader.min_offset, reader.end_offset()
+    reading = ReadOptions(columns=("storeTimestamp",), on_damage="skip", fail_on_data_loss=False)
     times_us: list[int] = []
     for low, high, index in ((begin, min(end, begin + _LAST_BYTES), 0), (max(begin, end - _LAST_BYTES), end, -1)):
-        columns = (pc.drop_null(batch.column(0)) for batch in reader.read_range(low, high, options))
+        columns = (pc.drop_null(batch.column(0)) for batch in reader.read_range(low, high, reading))
         found = [column for column in columns if len(column)]
         times_us += [column[index].value for column in (found[:1] if index == 0 else found[-1:])]
-    if len(times_us) < 2 or times_us[1] - times_us[0] >= _BY_MINUTE_MAX_MS * 1000:
+    if len(times_us) < 2:
         return HOUR_MS
-    return MINUTE_MS
+    first_ms, last_ms = (time_us // 1000 for time_us in times_us)
+    first_ms = first_ms if options.begin_ms is None else max(first_ms, options.begin_ms)
+    last_ms = last_ms if options.end_ms is None else min(last_ms, options.end_ms)
+    return HOUR_MS if last_ms - first_ms >= _BY_MINUTE_MAX_MS else MINUTE_MS
 
 
 def _cell(cells: dict[tuple[str, int, int], Cell], key: tuple[str, int, int]) -> Cell:
