@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import threading
 from queue import SimpleQueue
 
@@ -60,4 +61,7 @@ class LogLines:
             with contextlib.suppress(OSError):  # the pipe is closed, or its disk is full
                 # Not through sys.stderr, whose lock a blocked thread would hold until the process ends.
                 while raw:
-                    raw = raw[os.write(self._descriptor, raw) :]
+                    try:
+                        raw = raw[os.write(self._descriptor, raw) :]
+                    except BlockingIOError:  # another process that shares the pipe has made it non-blocking
+                        select.select([], [self._descriptor], [])

@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -58,6 +59,21 @@ def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, int], request
     assert numbers == sorted(set(numbers))
     assert len(numbers) >= LINE_COUNT_MAX
     assert lost_count > 0
+
+
+def test_a_pipe_that_another_process_has_made_non_blocking_gets_whole_lines(pipe: tuple[int, int]) -> None:
+    """The mode belongs to the pipe, and the processes that share it do not all want the same."""
+    os.set_blocking(pipe[1], False)
+    lines = LogLines(pipe[1])
+    expected = "".join(f"line={number:03} {'.' * 100}\n" for number in range(200)).encode()
+    for line in expected.decode().splitlines(keepends=True):
+        lines.write(line)
+    lines.drain(0.1)
+    received = b""
+    while len(received) < len(expected):
+        assert select.select([pipe[0]], [], [], 10.0)[0]
+        received += os.read(pipe[0], 1000)
+    assert received == expected
 
 
 def test_a_reader_that_is_gone_ends_nothing(pipe: tuple[int, int]) -> None:
