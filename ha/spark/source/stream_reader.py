@@ -147,7 +147,7 @@ class StreamPlanner:
         return encode_stream(StreamOffset(positions=end_of, started=started, read=self._read_places(end_of)), brokers)
 
     def _still_there(self, at: StreamOffset) -> OffsetMap:
-        """Return the positions without those of deleted queues, and with those whose end moved back set to their end.
+        """Return the positions, without those of deleted queues. If a queue's end moved back, its position is that end.
 
         RecordsGone instead, unless failOnDataLoss is off.
         """
