@@ -321,6 +321,25 @@ def test_a_task_fails_if_retention_deletes_what_it_was_to_read(tmp_path: Path) -
             assert numbers(again) == list(range(200))
 
 
+@pytest.mark.parametrize("rows_max", [1, 7, 90, 1000])
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_tasks_have_a_maximum_of_archived_records(tmp_path: Path, rows_max: int, is_merged: bool) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        for begin in range(0, 240, 40):
+            live.put(messages(begin, begin + 40))
+            view.run_archive(compact_files_min=2 if is_merged else 0)
+        live.clean()
+    options = view.options(maxRecordsPerPartition=str(rows_max))
+    with view.planner(maxRecordsPerPartition=str(rows_max)) as planner:
+        start = planner.initial()
+        tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
+    found = [numbers(rows_of(task, options)) for task in tasks]
+    assert sorted(number for each in found for number in each) == list(range(240))
+    assert max(map(len, found)) <= rows_max
+    assert len(tasks) <= 2 * max(2, -(-240 // rows_max)) + 6
+
+
 def test_a_queue_and_a_broker_that_only_the_archive_has(tmp_path: Path) -> None:
     view = View(tmp_path)
     make_store(view.store, messages(0, 50))

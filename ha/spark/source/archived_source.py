@@ -10,6 +10,7 @@ that neither has were deleted before they could be archived, or erased: they are
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -25,6 +26,9 @@ from ha.spark.jobs.archive.rows import FileRange, read_files
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import report_loss
+
+_Offsets = dict[int, tuple[int, int]]
+"""Queue id -> queue offsets [begin, end)"""
 
 
 class ArchivedSource(LogSource):
@@ -170,7 +174,7 @@ class ArchivedSource(LogSource):
 
         RecordsGone if some are not in the archive, unless failOnDataLoss is off.
         """
-        archived: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
+        archived: dict[tuple[str, str], _Offsets] = {}
         others = []
         for queue, begin, end in slices:
             split = self._split(queue, begin, end)
@@ -183,20 +187,24 @@ class ArchivedSource(LogSource):
         count = self._options.min_partitions or self._options.cores
         share = sum(file.bytes for _, file in files) // count + 1
         limit = min(share, self._options.max_bytes_per_partition)
+        rows_max = self._options.max_records_per_partition or sys.maxsize
         tasks: list[LogPartition] = []
         ranges: list[FileRange] = []
-        size = 0
+        size = rows = 0
         for (broker, topic), file in files:
             state = self._states[broker]
-            offsets = archived[broker, topic]
-            ranges.append(FileRange.of(self._folder, state.broker_name, broker, file, offsets))
-            size += file.bytes
-            if size >= limit:
-                tasks.append(ArchivedPartition(ranges))
-                ranges, size = [], 0
+            parts = _cut(_common_offsets(file, archived[broker, topic]), rows_max)
+            for offsets in parts:
+                more = sum(end - begin for begin, end in offsets.values())
+                if ranges and (size >= limit or rows + more > rows_max):
+                    tasks.append(ArchivedPartition(ranges))
+                    ranges, size, rows = [], 0, 0
+                ranges.append(FileRange.of(self._folder, state.broker_name, broker, file, offsets))
+                size += file.bytes // len(parts)
+                rows += more
         return [*tasks, *([ArchivedPartition(ranges)] if ranges else [])], others
 
-    def _chosen(self, broker: str, topic: str, offsets: dict[int, tuple[int, int]]) -> list[ArchivedFile]:
+    def _chosen(self, broker: str, topic: str, offsets: _Offsets) -> list[ArchivedFile]:
         found = {
             file.path: file
             for queue_id, (begin, end) in offsets.items()
@@ -228,6 +236,40 @@ class ArchivedSource(LogSource):
     def close(self) -> None:
         """Close the log."""
         self._log.close()
+
+
+def _common_offsets(file: ArchivedFile, offsets: _Offsets) -> _Offsets:
+    """Return the part of `offsets` that a file may have."""
+    found: _Offsets = {}
+    for span in file.queues:
+        begin, end = offsets.get(span.queue_id, (0, 0))
+        begin, end = max(begin, span.first), min(end, span.last + 1)
+        if begin < end:
+            found[span.queue_id] = begin, end
+    return found
+
+
+def _cut(offsets: _Offsets, rows_max: int) -> list[_Offsets]:
+    """Cut queue offsets into parts of at most `rows_max` rows.
+
+    The queues of a file advance together, so that each part is in a few of its row groups.
+    """
+    count = -(-sum(end - begin for begin, end in offsets.values()) // rows_max)
+    parts: list[_Offsets] = []
+    rows = rows_max
+    for number in range(count):
+        for queue_id, (begin, end) in offsets.items():
+            first, last = (begin + (end - begin) * at // count for at in (number, number + 1))
+            while first < last:
+                if rows == rows_max:
+                    parts.append({})
+                    rows = 0
+                step = min(last - first, rows_max - rows)
+                known, _ = parts[-1].get(queue_id, (first, first))
+                parts[-1][queue_id] = known, first + step
+                first += step
+                rows += step
+    return parts
 
 
 def check_broker_names(archived: Sequence[str], known: Sequence[str]) -> None:
