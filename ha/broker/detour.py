@@ -47,7 +47,7 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 def parse_int(text: str) -> int:
-    """Parses a property like Java's Integer.parseInt. ValueError, with its message, if it is not an int32."""
+    """Parses a property like Java's Integer.parseInt. ValueError with Java's message if it is not an int32."""
     if _INT.fullmatch(text) and -_INT_MAX - 1 <= (number := int(text)) <= _INT_MAX:
         return number
     raise ValueError(f'For input string: "{text[:40]}"')

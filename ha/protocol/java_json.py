@@ -198,7 +198,7 @@ def _quote_key(match: re.Match[str]) -> str:
 
 
 class _ObjectKeyParser:
-    """Recursive-descent parser for the whole dialect, for texts with object keys only."""
+    """Recursive-descent parser of the whole dialect; used only for texts with object keys."""
 
     def __init__(self, text: str) -> None:
         self._text = text
