@@ -34,6 +34,9 @@ class StartFrom(Enum):
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
 
 
+_MAY_BE_ZERO = frozenset({"queue_span_max", "long_poll_s", "suspend_s", "reconsume_times_max", "close_grace_s"})
+
+
 class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, sizes in bytes. The defaults are DefaultMQPushConsumer's where it has them."""
 
@@ -68,3 +71,10 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     for the group (16), ORDERLY unlimited."""
     close_grace_s: float = 10.0
     """How long leaving the block waits for running handlers before it cancels them."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for limits that admit no message, and for intervals without a pause."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
+                raise ValueError(f"{name}={value}; accepted: {'0 or more' if name in _MAY_BE_ZERO else 'more than 0'}")

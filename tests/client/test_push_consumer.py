@@ -13,7 +13,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from ha.client import ClientOptions, ConsumeMode, MessageModel, ReceivedMessage, RetryLater
+from ha.client import ClientOptions, ConsumeMode, MessageModel, PushOptions, ReceivedMessage, RetryLater
 from ha.client.allocation import allocate_averagely
 from ha.client.messages import MessageQueue
 from ha.errors import RemoteProtocolError
@@ -730,3 +730,12 @@ async def test_position_of_a_queue_revoked_during_a_save_is_saved_at_the_end(wor
         await until(lambda: len([queue for queue in push.assigned if queue.topic == "T"]) == 1)
         tasks.start_soon(answer_later)
     assert world.master.committed == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("option", ["concurrency", "commit_interval_s"])
+def test_options_that_handle_nothing_or_never_pause_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}=0; accepted: more than 0"):
+        PushOptions(**{option: 0})
+    with pytest.raises(ValueError, match="suspend_s=-1; accepted: 0 or more"):
+        msgspec.structs.replace(PUSH, suspend_s=-1)
+    PushOptions(queue_span_max=0, long_poll_s=0, suspend_s=0, reconsume_times_max=0, close_grace_s=0)
