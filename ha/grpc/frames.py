@@ -90,7 +90,8 @@ def framed(message: bytes) -> bytes:
 
 def status_trailers(status: Status, message: str) -> bytes:
     """Encodes the trailers of a call; the message percent-encoded and cut to what one literal can hold."""
-    text = "".join(c if " " <= c <= "~" and c != "%" else "".join(f"%{b:02X}" for b in c.encode()) for c in message)
+    begin = message[:121]
+    text = "".join(c if " " <= c <= "~" and c != "%" else "".join(f"%{b:02X}" for b in c.encode()) for c in begin)
     if len(text) > 120:
         text = text[:120].rsplit("%", 1)[0] if "%" in text[118:120] else text[:120]
     encoded = _literal(b"grpc-status", b"%d" % status)

@@ -391,9 +391,6 @@ class Http2Protocol:
         stream = self.streams.get(stream_id)
         if stream is None:
             return
-        self._resets += 1
-        if self._resets > self._limits.resets_max:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"{self._resets} calls cancelled")
         self._abort(stream)
 
     def _receive_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -558,6 +555,9 @@ class Http2Protocol:
             self._abort(stream)
 
     def _abort(self, stream: Stream) -> None:
+        self._resets += 1
+        if self._resets > self._limits.resets_max:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"{self._resets} calls cancelled")
         self._drop_pending(stream)
         self._close(stream)
         self._events.append(Aborted(stream))

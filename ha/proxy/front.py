@@ -39,6 +39,9 @@ _UNARY_TIMEOUT_S_MAX = 60.0
 """Longest time that a call other than a stream is served."""
 _CLIENT_ID_LENGTH_MAX = 255
 _GROUPS_PER_HEARTBEAT = 64
+_REGISTER_INTERVAL_S = 5.0
+"""Minimum time between heartbeats of a consumer that are passed on: a short call causes a request with all of its
+subscriptions. Clients send one every 10 s."""
 
 Method = Callable[[Session, Any], Awaitable[Any]]
 
@@ -178,7 +181,7 @@ class Front:
             return None
         if not connection.sessions:
             connection.on_close(lambda: self._end_all(connection))
-        session = Session(connection, client_id, call.metadata(b"x-mq-language"))
+        session = Session(connection, client_id)
         connection.sessions[client_id] = session
         if self._access is None:  # otherwise once it is authenticated: anybody may know a client's id
             self._in_flight.returned(session)
@@ -187,11 +190,10 @@ class Front:
     # ---- clients
 
     async def _heartbeat(self, session: Session, request: Any) -> Any:
-        session.seen_at = trio.current_time()
         if session.settings is None:
             raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "no settings of this client yet")
-        if session.is_consumer:
-            await self._brokers.heartbeat(session)
+        if session.is_consumer and trio.current_time() - session.registered_at >= _REGISTER_INTERVAL_S:
+            await self._telemetry.register(session)
         return ok("HeartbeatResponse")
 
     async def _terminate(self, session: Session, request: Any) -> Any:

@@ -37,7 +37,7 @@ def topic_name(resource: Any) -> str:
     name = resource_name(resource)
     is_long = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
     if _VALID.fullmatch(name) is None:
-        raise CallRefused(Code.ILLEGAL_TOPIC, f"topic {name!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$")
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"topic {name[:80]!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$")
     if len(name) > (NAME_SIZE_MAX if is_long else TOPIC_LENGTH_MAX):
         raise CallRefused(Code.ILLEGAL_TOPIC, f"topic of {len(name)} characters; at most {TOPIC_LENGTH_MAX}")
     if name in _SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX):
@@ -49,7 +49,9 @@ def group_name(resource: Any) -> str:
     """Returns a valid consumer group's name."""
     name = resource_name(resource)
     if _VALID.fullmatch(name) is None:
-        raise CallRefused(Code.ILLEGAL_CONSUMER_GROUP, f"group {name!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$")
+        raise CallRefused(
+            Code.ILLEGAL_CONSUMER_GROUP, f"group {name[:80]!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$"
+        )
     if len(name) > NAME_SIZE_MAX:
         raise CallRefused(Code.ILLEGAL_CONSUMER_GROUP, f"group of {len(name)} characters; at most {NAME_SIZE_MAX}")
     return name

@@ -216,14 +216,15 @@ class Sending:
             for name, value in own.items():
                 size += len(name) + len(value)
                 if name in RESERVED or not name or _has_control(name) or _has_control(value):
-                    reason = f"property {name!r} is reserved or has control characters"
+                    reason = f"property {name[:80]!r} is reserved or has control characters"
                     raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
                 pairs.append(f"{name}\x01{value}")
         if system.HasField("tag"):
             tag = system.tag
             size += len(tag)
             if not tag.strip() or "|" in tag or _has_control(tag):
-                raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} is blank or has | or control characters")
+                reason = f"tag {tag[:80]!r} is blank or has | or control characters"
+                raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, reason)
             pairs.append(f"{TAGS}\x01{tag}")
         if system.keys:
             keys = list(system.keys)
@@ -298,7 +299,8 @@ class Sending:
         except RemoteProtocolError as error:
             raise CallRefused(Code.INTERNAL_SERVER_ERROR, str(error)) from None
         if broker_name not in [each.broker_name for each in route.brokers]:
-            raise CallRefused(Code.INTERNAL_SERVER_ERROR, f"recall handle of broker {broker_name!r}, without the topic")
+            reason = f"recall handle of broker {broker_name[:80]!r}, without the topic"
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, reason)
         header = RecallMessageRequest(
             producer_group=topic, topic=topic, recall_handle=request.recall_handle, broker_name=broker_name
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +14,9 @@ from ha.grpc import Call, GrpcConnection
 class Session:
     """A client id on a connection. It ends with the connection, or with NotifyClientTermination."""
 
-    def __init__(self, connection: GrpcConnection, client_id: str, language: str) -> None:
+    def __init__(self, connection: GrpcConnection, client_id: str) -> None:
         self.connection = connection
         self.client_id = client_id
-        self.language = language
         self.settings: Any = None
         """Settings message of the client; None until it has sent it"""
         self.telemetry: Call | None = None
@@ -26,7 +26,8 @@ class Session:
         self.is_ended = False
         self.access_key = ""
         """Account of its last authenticated call, if access control is on"""
-        self.seen_at = trio.current_time()
+        self.registered_at = -math.inf
+        """When a consumer was registered at brokers last"""
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.connection.peer[0]}:{self.connection.peer[1]}>"

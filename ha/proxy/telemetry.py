@@ -12,7 +12,7 @@ from ha.protocol.bodies import GroupConfig
 
 from .brokers import Brokers, BrokerUnreachable
 from .messages import ClientType, Code, make, parse, set_milliseconds
-from .names import group_name, resource_name
+from .names import group_name, topic_name
 from .options import FrontOptions
 from .refusal import CallRefused
 from .status import ok_status
@@ -86,7 +86,6 @@ class Telemetry:
                 session.telemetry = None
 
     async def _answer(self, session: Session, call: Call, command: Any) -> None:
-        session.seen_at = trio.current_time()
         if not command.HasField("settings"):
             return  # the results of commands that this front does not send
         if self._access is not None:
@@ -100,16 +99,22 @@ class Telemetry:
         if session.is_ended:
             return
         if settings.HasField("publishing"):
+            topics = [topic_name(topic) for topic in settings.publishing.topics]
             session.settings = settings
-            self._producers.add(session, map(resource_name, settings.publishing.topics))
+            self._producers.add(session, topics)
             self._complete_producer(settings)
         elif is_consumer:
             session.settings = settings
             self._complete_consumer(settings, group)
-            await self._brokers.heartbeat(session)
+            await self.register(session)
         else:
             raise CallRefused(Code.BAD_REQUEST, "settings without publishing and subscription")
         await call.send(make("TelemetryCommand", status=ok_status(), settings=settings).SerializeToString())
+
+    async def register(self, session: Session) -> None:
+        """Registers a consumer at brokers. BrokerUnreachable."""
+        session.registered_at = trio.current_time()
+        await self._brokers.heartbeat(session)
 
     def _complete_producer(self, settings: Any) -> None:
         """Adds what the server decides to a producer's settings."""

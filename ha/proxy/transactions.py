@@ -71,7 +71,7 @@ class Transactions:
         route = await self._brokers.route(topic)
         if route is None or broker_name not in [each.broker_name for each in route.brokers]:
             raise CallRefused(
-                Code.INTERNAL_SERVER_ERROR, f"broker {broker_name} of the transaction has no topic {topic}"
+                Code.INTERNAL_SERVER_ERROR, f"broker {broker_name[:80]} of the transaction has no topic {topic}"
             )
         resolution = _RESOLUTIONS.get(request.resolution)
         if resolution is None:

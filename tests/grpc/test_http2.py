@@ -204,6 +204,17 @@ def test_cancelling_without_end_is_limited() -> None:
     assert [e.error_code for e in pair.events if isinstance(e, ConnectionTerminated)] == [ErrorCode.ENHANCE_YOUR_CALM]
 
 
+def test_calls_that_the_peer_has_this_side_reset_are_limited() -> None:
+    """By mistakes in later frames of a call."""
+    pair = Pair(SMALL)
+    for _ in range(5):
+        pair.protocol.receive(frame(8, 0, pair.call(b"hello"), bytes(4)))
+    pair.move()
+    assert list(pair.resets().values()) == [ErrorCode.PROTOCOL_ERROR] * 5
+    with pytest.raises(Http2Error, match="cancelled"):
+        pair.protocol.receive(frame(8, 0, pair.call(b"hello"), bytes(4)))
+
+
 def test_changes_of_the_initial_window_are_limited() -> None:
     """Each visits every stream. Of one frame only the last value counts, and one that changes nothing is free."""
     pair = Pair(SMALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.protocol.properties import decode_properties
+from ha.proxy.names import group_name, topic_name
 from ha.proxy.options import FrontOptions
+from ha.proxy.refusal import CallRefused
 from ha.proxy.sending import MESSAGE_COUNT_MAX, consistent_hash
 from tests.proxy.site import Client, Site, message, open_site
 
@@ -302,6 +305,14 @@ async def test_gzip_bodies_of_a_batch_are_stored_plain(tmp_path: Path) -> None:
         )
         assert answer.status.code == Code.OK
         assert sorted(record.body for record in await stored(site, "t")) == bodies
+
+
+@pytest.mark.parametrize("check", [topic_name, group_name])
+def test_refusals_do_not_repeat_long_names(check: Callable[[Any], str]) -> None:
+    """An answer is not several times as long as its call."""
+    with pytest.raises(CallRefused) as refused:
+        check(definition.Resource(name="\x00" * 1_000_000))
+    assert len(refused.value.message) < 1000
 
 
 async def test_a_client_with_a_namespace(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import trio
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
+from trio.testing import MockClock
 
 from ha.proxy.front import Front
 from ha.proxy.options import FrontOptions
@@ -120,11 +121,12 @@ SUBSCRIPTIONS = [definition.SubscriptionEntry(topic=definition.Resource(name="t"
     "settings",
     [
         definition.Settings(client_type=1),
+        producer("x" * 128),
         definition.Settings(
             subscription=definition.Subscription(group=definition.Resource(name="g"), subscriptions=SUBSCRIPTIONS)
         ),
     ],
-    ids=["neither", "subscriptions"],
+    ids=["neither", "topic", "subscriptions"],
 )
 async def test_settings_that_are_refused(settings: definition.Settings, tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
@@ -199,7 +201,7 @@ async def test_client_that_ends_while_its_settings_wait_for_a_broker() -> None:
     brokers: Any = Brokers()
     front = Front(brokers, FrontOptions(), client_id="front", wall_clock_ms=lambda: 0)
     connection: Any = SimpleNamespace(peer=("h", 1), sessions={})
-    session = Session(connection, "vm@1", "")
+    session = Session(connection, "vm@1")
     connection.sessions["vm@1"] = session
     call: Any = SimpleNamespace()
     async with trio.open_nursery() as nursery:
@@ -211,6 +213,28 @@ async def test_client_that_ends_while_its_settings_wait_for_a_broker() -> None:
         brokers.goes_on.set()
     front._producers.add(session, ["t"])
     assert (brokers.heartbeats, session.settings, front._producers.topics) == (0, None, [])
+
+
+async def test_heartbeats_are_passed_on_every_5_s(autojump_clock: MockClock) -> None:
+    """More often they would cost much more than they do their client."""
+
+    class Brokers:
+        def __init__(self) -> None:
+            self.heartbeats_at: list[float] = []
+
+        async def heartbeat(self, session: Session) -> None:
+            self.heartbeats_at.append(trio.current_time())
+
+    brokers: Any = Brokers()
+    front = Front(brokers, FrontOptions(), client_id="front", wall_clock_ms=lambda: 0)
+    connection: Any = SimpleNamespace()
+    session = Session(connection, "vm@1")
+    session.settings = consumer("g", "t")
+    for _ in range(12):
+        assert (await front._heartbeat(session, None)).status.code == Code.OK
+        await trio.sleep(1)
+    began = brokers.heartbeats_at[0]
+    assert brokers.heartbeats_at == [began, began + 5, began + 10]
 
 
 async def test_lost_connections_end_their_clients(tmp_path: Path) -> None:
@@ -329,7 +353,7 @@ async def test_clients_of_a_connection_are_limited(tmp_path: Path) -> None:
 async def test_topics_of_a_producer_are_limited() -> None:
     producers = Producers(2)
     connection: Any = SimpleNamespace()
-    session = Session(connection, "vm@1", "")
+    session = Session(connection, "vm@1")
     producers.add(session, ["a", "b", "c"])
     assert producers.topics == ["a", "b"]
     producers.remove(session)

@@ -57,7 +57,7 @@ async def test_front_stays_registered_while_no_name_server_answers(autojump_cloc
     brokers = Brokers()
     front = front_of(brokers)
     connection: Any = SimpleNamespace()
-    session = Session(connection, "vm@1", "")
+    session = Session(connection, "vm@1")
     async with trio.open_nursery() as nursery:
         await nursery.start(front.serve_clients)
         front._producers.add(session, ["t"])
