@@ -12,8 +12,11 @@ import pytest
 import trio
 from pyspark.sql import SparkSession
 
+from ha.arrow import LogReader
 from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
-from ha.protocol.codes import SysFlag
+from ha.protocol.bodies import TopicConfigTable
+from ha.protocol.codes import PutStatus, SysFlag
+from ha.protocol.java_json import dumps
 from ha.protocol.record import Message, decode_record
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import ENTRY_FILL, IndexHeader
@@ -127,6 +130,29 @@ async def test_queues_start_with_blank_entries_after_retention(tmp_path: Path, v
     assert_same_files(tmp_path / "built", store)
     files = [path for path in (store / "consumequeue").rglob("0*") if path.is_file()]
     assert any(path.read_bytes().startswith(ENTRY_FILL) for path in files)
+
+
+@pytest.mark.parametrize("range_bytes", [100_000, 1 << 30])
+async def test_messages_of_deleted_topics_stay_deleted(tmp_path: Path, range_bytes: int) -> None:
+    """A topic that was deleted and used again, and one that was only deleted; the store itself is the oracle."""
+    options = await write_store(tmp_path / "store", 1500)
+    async with open_message_store(options) as store:
+        deleted = {"flights": store.log.max_offset.value, "delays": store.log.max_offset.value}
+        await store.clear_topics(deleted)
+        messages = [Message("flights", number % 2, b"new") for number in range(20)]
+        assert {result.status for result in await store.log.put(messages)} == {PutStatus.PUT_OK}
+        await dispatched(store)
+    (options.root / "config").mkdir(exist_ok=True)
+    (options.root / "config" / "topics.json").write_bytes(dumps(TopicConfigTable(deleted_topics=deleted)))
+    given = ReindexOptions(path=options.root, target=tmp_path / "built", range_bytes=range_bytes, **SMALL)
+    result = build(given)
+    assert_same_files(tmp_path / "built", options.root)
+    with LogReader(options.root) as reader:
+        queues = [queue for queue in reader.queues() if not queue.topic.startswith("SCHEDULE")]
+        left = sum(end - begin for begin, end in (reader.queue_range(*queue) for queue in reader.queues()))
+        assert {reader.queue_range(*queue).begin for queue in queues if queue.topic == "delays"} != {0}
+    assert result.entry_count == left
+    assert result.deleted_count > 500
 
 
 async def test_queues_with_gaps_and_repetitions_are_built_in_order(tmp_path: Path) -> None:

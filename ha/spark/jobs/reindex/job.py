@@ -8,19 +8,24 @@ Only summaries return to the driver: (ranges × queues in them) × some 40 bytes
 stop or kill resumes after the finished ranges. The files equal those of a broker except for the index files' names (see
 `plan_index_files`), and for entries of records that retention has deleted from the log: a broker may still have them,
 but they can't be rebuilt, and their messages can't be read.
+
+Messages of topics that halog deleted stay out of the queues (`deletedTopics` in config/topics.json). RocketMQ keeps no
+such record, so deleted topics come back, as when RocketMQ itself rebuilds its queues; and where a topic was created
+again, later messages with the queue offsets of earlier ones are dropped, and counted (`dropped_count`).
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from ha.arrow.deleted import deleted_topics
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.reindex.index import IndexFilePlan, build_index_file, plan_index_files
 from ha.spark.jobs.reindex.plan import (
@@ -36,7 +41,7 @@ from ha.spark.jobs.reindex.plan import (
     swap_in,
     target_of,
 )
-from ha.spark.jobs.reindex.queues import QueuePart, complete_queue, join_parts, sync_files
+from ha.spark.jobs.reindex.queues import QueuePart, clear_queue, complete_queue, join_parts, sync_files
 from ha.spark.jobs.reindex.scan import (
     OrderedResult,
     RangeSummary,
@@ -81,9 +86,11 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
     record_count: int
     queue_count: int
     entry_count: int
-    """Queue entries, without the blank ones before a queue's first"""
+    """Queue entries, without the blank ones before a queue's first, and those of deleted topics"""
     not_dense_count: int
     """Queues whose offsets had gaps or repetitions, built in order"""
+    deleted_count: int = 0
+    """Records without an entry because halog deleted their topic, according to `config/topics.json`"""
     dropped_count: int
     """Records without an entry because their queue offset was taken"""
     unusable_count: int
@@ -146,6 +153,7 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
     queues = join_parts(summary.parts for summary in summaries)
     dense = [queue for queue in queues if queue.is_dense]
     in_order = _queues(run, lanes, plan, queues, progress)
+    deleted_count = _clear_deleted(run, plan, queues, deleted_topics(options.path))
     index_files = _index(run, plan, summaries, progress)
     for name in folders:
         sync_files(target / name)
@@ -158,8 +166,11 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
         end_reason=last.end_reason if last is not None else "",
         record_count=sum(summary.record_count for summary in summaries),
         queue_count=len(queues),
-        entry_count=sum(queue.end - queue.begin for queue in dense) + sum(queue.entry_count for queue in in_order),
+        entry_count=sum(queue.end - queue.begin for queue in dense)
+        + sum(queue.entry_count for queue in in_order)
+        - deleted_count,
         not_dense_count=len(in_order),
+        deleted_count=deleted_count,
         dropped_count=sum(queue.dropped_count for queue in in_order),
         unusable_count=sum(summary.unusable_count for summary in summaries),
         key_count=sum(summary.key_count for summary in summaries),
@@ -198,6 +209,16 @@ def _queues(
 def _complete(task: ScanTask, queues: Sequence[QueuePart]) -> None:
     for queue in queues:
         complete_queue(Path(task.target), task.file_entries, queue)
+
+
+def _clear_deleted(run: RunTasks, plan: Plan, queues: Sequence[QueuePart], deleted: Mapping[str, int]) -> int:
+    """Remove the entries of deleted topics, `deleted` -> physical offset before which; return how many."""
+    found = [queue for queue in queues if queue.topic in deleted]
+    return sum(run(partial(_clear, plan.task, deleted), found, lambda done, of: None))
+
+
+def _clear(task: ScanTask, deleted: Mapping[str, int], queue: QueuePart) -> int:
+    return clear_queue(Path(task.target), task.file_entries, queue, deleted[queue.topic])
 
 
 def _index(run: RunTasks, plan: Plan, summaries: Sequence[RangeSummary], progress: Progress) -> list[IndexFilePlan]:

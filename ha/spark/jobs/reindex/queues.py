@@ -140,6 +140,20 @@ def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
     sync_files(directory)
 
 
+def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> int:
+    """Remove the entries of a built queue's records before a physical offset (bytes), as a broker does that deletes a
+    topic: the queue keeps its end. Returns how many; can be repeated."""
+    disk = OsDisk()
+    directory = queue_directory(root, part.topic, part.queue_id)
+    queue = ConsumeQueue(disk, OpenFiles(disk), directory, part.topic, part.queue_id, file_entries)
+    queue.load(is_clean=True)
+    begin = part.begin if part.is_dense else queue.min_offset
+    queue.clear(before)
+    if queue.min_offset > begin:
+        sync_files(directory)
+    return queue.min_offset - begin
+
+
 def sync_files(directory: Path) -> None:
     """Sync all files of a directory, and the directory."""
     for path in (*directory.iterdir(), directory):
