@@ -1,6 +1,7 @@
 """Compiled modules as an installation makes them, or can't, and what runs beside those that are of no use."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,15 +27,33 @@ print(*compiled(Path(sys.argv[1])))
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A package with one function and its twin, not compiled yet."""
-    package = tmp_path / "sources" / "ha"
+def package_in(folder: Path) -> Path:
+    """Writes a package with one function and its twin."""
+    package = folder / "sources" / "ha"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "_twice.pyx").write_text(CYTHON)
     (package / "twice.py").write_text(PYTHON)
     return package
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """That package, not compiled yet."""
+    return package_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = package_in(tmp_path_factory.mktemp("compiled"))
+    compile_into(package)
+    return package
+
+
+@pytest.fixture
+def compiled(compiled_once: Path, tmp_path: Path) -> Path:
+    """That package, compiled."""
+    return shutil.copytree(compiled_once, tmp_path / "sources" / "ha")
 
 
 def compile_into(package: Path, **environment: str) -> str:
@@ -67,59 +86,51 @@ def run(package: Path, **environment: str) -> tuple[str, list[str]]:
     return done.stdout.strip(), done.stderr.splitlines()
 
 
-def test_runs_compiled(package: Path) -> None:
-    compile_into(package)
-    assert run(package) == ("('compiled', 8)", [])
+def test_runs_compiled(compiled: Path) -> None:
+    assert run(compiled) == ("('compiled', 8)", [])
 
 
-def test_runs_compiled_where_the_source_is_not_installed(package: Path) -> None:
-    compile_into(package)
-    (package / "_twice.pyx").unlink()
-    assert run(package) == ("('compiled', 8)", [])
+def test_runs_compiled_where_the_source_is_not_installed(compiled: Path) -> None:
+    (compiled / "_twice.pyx").unlink()
+    assert run(compiled) == ("('compiled', 8)", [])
 
 
-def test_python_runs_where_it_is_asked_for(package: Path) -> None:
-    compile_into(package)
-    assert run(package, HALOG_PURE="1") == ("('python', 8)", [])
+def test_python_runs_where_it_is_asked_for(compiled: Path) -> None:
+    assert run(compiled, HALOG_PURE="1") == ("('python', 8)", [])
 
 
-def test_module_compiled_before_its_source_changed_is_ignored(package: Path) -> None:
-    compile_into(package)
-    (package / "_twice.pyx").write_text(CYTHON.replace("2 * value", "value + value"))
-    said, [warning] = run(package)
+def test_module_compiled_before_its_source_changed_is_ignored(compiled: Path) -> None:
+    (compiled / "_twice.pyx").write_text(CYTHON.replace("2 * value", "value + value"))
+    said, [warning] = run(compiled)
     assert said == "('python', 8)"
     assert "compiled.module_ignored module=twins._twice" in warning
     assert "other sources" in warning
     assert "install halog again" in warning
 
 
-def test_module_without_a_source_crc_is_ignored(package: Path) -> None:
+def test_module_without_a_source_crc_is_ignored(compiled: Path) -> None:
     """From an older halog, or compiled by hand."""
-    (package / "_twice.pyx").write_text("")
-    compile_into(package)
-    [module] = package.glob("*.so")
+    [module] = compiled.glob("*.so")
     code = module.read_bytes()
     assert b"SOURCE_CRC" in code
     module.write_bytes(code.replace(b"SOURCE_CRC", b"SOURCE_OLD"))
-    said, [warning] = run(package)
+    said, [warning] = run(compiled)
     assert said == "('python', 8)"
     assert "other sources" in warning
 
 
-def test_module_without_the_function_is_ignored(package: Path) -> None:
-    compile_into(package)
-    (package / "_twice.pyx").unlink()
-    (package / "twice.py").write_text(PYTHON.replace("doubled", "thrice") + "\ndoubled = thrice\n")
-    said, [warning] = run(package)
+def test_module_without_the_function_is_ignored(compiled: Path) -> None:
+    (compiled / "_twice.pyx").unlink()
+    (compiled / "twice.py").write_text(PYTHON.replace("doubled", "thrice") + "\ndoubled = thrice\n")
+    said, [warning] = run(compiled)
     assert said == "('python', 8)"
     assert "has no thrice" in warning
 
 
-def test_module_that_cannot_be_loaded_is_ignored(package: Path) -> None:
-    compile_into(package)
-    [module] = package.glob("*.so")
+def test_module_that_cannot_be_loaded_is_ignored(compiled: Path) -> None:
+    [module] = compiled.glob("*.so")
     module.write_bytes(b"not of this machine")
-    said, [warning] = run(package)
+    said, [warning] = run(compiled)
     assert said == "('python', 8)"
     assert "compiled.module_ignored module=twins._twice" in warning
 
