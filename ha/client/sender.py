@@ -89,7 +89,7 @@ _SIMPLE_PROPERTIES_SIZE_MAX = PROPERTIES_SIZE_MAX - len(unique_id_properties(["0
 
 @lru_cache(maxsize=1024)
 def _tags_property(tags: str) -> bytes:
-    """Cached because producers use few distinct tags."""
+    """Returns the encoded property TAGS. Cached because producers use few distinct tags."""
     return encode_properties({names.TAGS: tags})
 
 

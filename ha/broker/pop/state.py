@@ -76,7 +76,7 @@ class PopQueue:
         """Queue offset of each message in flight -> its batch"""
         self.order: OrderedBatch | None = None
         self.undo: Undo | None = None
-        """What the queue was at the last record; None if it has not changed since then"""
+        """Values of the queue at the last record; None if it has not changed since then"""
         self.is_busy = False
         """Whether a pop reads from it; others skip it meanwhile"""
         self.was_full = False
