@@ -88,11 +88,22 @@ class _Group(msgspec.Struct):
     """All replicas of one broker name."""
 
     cluster_name: str
-    addresses: dict[int, str]
-    """Broker id -> host:port."""
+    replicas: dict[int, LiveBroker] = {}
+    """By broker id. Every registered broker is a replica of its group."""
     acting_master: bool = False
     topics: dict[str, None] = {}
     """The topics that it has queues of"""
+
+
+def _state_version(broker: Registration | LiveBroker) -> int:
+    return broker.data_version.state_version or 0
+
+
+def _master_of(broker: Registration, group: _Group) -> MasterAddresses:
+    master = group.replicas.get(MASTER_ID)
+    if master is None or broker.broker_id == MASTER_ID or master.cluster_name != broker.cluster_name:
+        return MasterAddresses()
+    return MasterAddresses(master.address, master.ha_address)
 
 
 class RouteTable:
@@ -126,36 +137,27 @@ class RouteTable:
         if before is not None and before.broker_name != broker.broker_name:
             # The broker was renamed. RocketMQ keeps the address under the old name as well until a restart.
             self._remove(before)
+            before = None
         for other in self._in_other_clusters(broker):
             # The broker changed its cluster. RocketMQ 5 removes its route once the earlier registration ends.
             self._remove(other)
         group = self._groups.get(broker.broker_name)
-        addresses = {} if group is None else group.addresses
-        is_known = addresses.get(broker.broker_id) is not None
-        holder = self._live.get((broker.cluster_name, addresses.get(broker.broker_id, "")))
-        if (
-            holder is not None
-            and holder.address != broker.broker_address
-            and (holder.data_version.state_version or 0) > (broker.data_version.state_version or 0)
-        ):
+        holder = None if group is None else group.replicas.get(broker.broker_id)
+        replaced = None if holder is None or holder.address == broker.broker_address else holder
+        if replaced is not None and _state_version(replaced) > _state_version(broker):
             if before is not None:
                 self._remove(before)
             return MasterAddresses()
-        if not is_known and len(broker.topics) == 1:
+        if holder is None and len(broker.topics) == 1:
             raise RemoteProtocolError("register broker failed")
 
         if group is None:
-            group = self._groups[broker.broker_name] = _Group(broker.cluster_name, {})
+            group = self._groups[broker.broker_name] = _Group(broker.cluster_name)
         self._clusters.setdefault(broker.cluster_name, {})[broker.broker_name] = None
         group.acting_master = bool(broker.acting_master)
-        for other_id in [i for i, a in group.addresses.items() if a == broker.broker_address and i != broker.broker_id]:
-            del group.addresses[other_id]  # the broker changed its role
-        if holder is not None and holder.address != broker.broker_address:
-            self._live.pop((holder.cluster_name, holder.address), None)
-            self._note_duplicate(broker, holder, now)
-        group.addresses[broker.broker_id] = broker.broker_address
-        self._update_queues(broker, group, is_new=not is_known)
-        self._live[key] = LiveBroker(
+        if before is not None:
+            del group.replicas[before.broker_id]  # the broker may have changed its role
+        self._live[key] = group.replicas[broker.broker_id] = LiveBroker(
             cluster_name=broker.cluster_name,
             broker_name=broker.broker_name,
             broker_id=broker.broker_id,
@@ -166,7 +168,12 @@ class RouteTable:
             deadline=now + broker.timeout_s,
             channel=broker.channel,
         )
-        return self._master_of(broker, group)
+        if replaced is not None:
+            self._forget(replaced, group)
+            self._note_duplicate(broker, replaced, now)
+        is_changed = holder is None or before is None or before.data_version != broker.data_version
+        self._update_queues(broker, group, is_changed=is_changed)
+        return _master_of(broker, group)
 
     def _in_other_clusters(self, broker: Registration) -> list[LiveBroker]:
         """Returns the registrations of the same broker name and address in other clusters."""
@@ -180,7 +187,7 @@ class RouteTable:
 
     def _note_duplicate(self, broker: Registration, holder: LiveBroker, now: float) -> None:
         """Records that `broker` replaced `holder`, unless it belongs to a newer term."""
-        if (broker.data_version.state_version or 0) > (holder.data_version.state_version or 0):
+        if _state_version(broker) > _state_version(holder):
             return
         key = (broker.broker_name, broker.broker_id)
         self._duplicates.pop(key, None)
@@ -212,14 +219,12 @@ class RouteTable:
         if len(self._queues) + new > self._topics_max:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
 
-    def _update_queues(self, broker: Registration, group: _Group, *, is_new: bool) -> None:
+    def _update_queues(self, broker: Registration, group: _Group, *, is_changed: bool) -> None:
         """Updates the queues of the group if this broker is its master or acting master."""
         is_master = broker.broker_id == MASTER_ID
-        is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.addresses)
+        is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.replicas)
         if not is_master and not is_prime_slave:
             return
-        before = self._live.get((broker.cluster_name, broker.broker_address))
-        is_changed = is_new or before is None or before.data_version != broker.data_version
         for name, topic in broker.topics.items():
             if not is_changed and name in group.topics:
                 continue
@@ -251,13 +256,6 @@ class RouteTable:
         if not by_broker:
             del self._queues[topic]
 
-    def _master_of(self, broker: Registration, group: _Group) -> MasterAddresses:
-        master_address = group.addresses.get(MASTER_ID)
-        if broker.broker_id == MASTER_ID or master_address is None:
-            return MasterAddresses()
-        master = self._live.get((broker.cluster_name, master_address))
-        return MasterAddresses() if master is None else MasterAddresses(master_address, master.ha_address)
-
     # Removal
 
     def unregister(self, cluster_name: str, broker_name: str, address: str) -> bool:
@@ -287,37 +285,28 @@ class RouteTable:
         return brokers
 
     def _remove(self, broker: LiveBroker) -> None:
-        self._live.pop((broker.cluster_name, broker.address), None)
-        group = self._groups.get(broker.broker_name)
-        if group is None:
-            return
-        for broker_id in [i for i, address in group.addresses.items() if address == broker.address]:
-            del group.addresses[broker_id]
-        if not any(self._is_live(broker.cluster_name, broker.broker_name, each) for each in group.addresses.values()):
-            self._leave_cluster(broker.cluster_name, broker.broker_name)
-        if not group.addresses:
-            self._remove_group(broker.broker_name)
-        elif group.acting_master and MASTER_ID not in group.addresses:
+        group = self._groups[broker.broker_name]
+        del group.replicas[broker.broker_id]
+        self._forget(broker, group)
+        if not group.replicas:
+            for topic in list(group.topics):
+                self._drop_queues(topic, broker.broker_name)
+            del self._groups[broker.broker_name]
+        elif group.acting_master and MASTER_ID not in group.replicas:
             self.set_write_permission(broker.broker_name, is_on=False)
 
-    def _is_live(self, cluster_name: str, broker_name: str, address: str) -> bool:
-        broker = self._live.get((cluster_name, address))
-        return broker is not None and broker.broker_name == broker_name
-
-    def _leave_cluster(self, cluster_name: str, broker_name: str) -> None:
-        """Removes a broker name from a cluster that none of its replicas belongs to any more."""
-        names = self._clusters.get(cluster_name, {})
-        names.pop(broker_name, None)
+    def _forget(self, broker: LiveBroker, group: _Group) -> None:
+        """Forgets a broker that is no replica of its group any more, and the group's name in a cluster without any."""
+        cluster_name = broker.cluster_name
+        del self._live[cluster_name, broker.address]
+        if any(each.cluster_name == cluster_name for each in group.replicas.values()):
+            return
+        names = self._clusters[cluster_name]
+        del names[broker.broker_name]
         if not names:
-            self._clusters.pop(cluster_name, None)
-        group = self._groups[broker_name]
+            del self._clusters[cluster_name]
         if group.cluster_name == cluster_name:
-            group.cluster_name = next((each for each, names in self._clusters.items() if broker_name in names), "")
-
-    def _remove_group(self, broker_name: str) -> None:
-        for topic in list(self._groups[broker_name].topics):
-            self._drop_queues(topic, broker_name)
-        del self._groups[broker_name]
+            group.cluster_name = next((each.cluster_name for each in group.replicas.values()), "")
 
     # Heartbeats
 
@@ -395,7 +384,7 @@ class RouteTable:
         return BrokerData(
             cluster=group.cluster_name,
             broker_name=broker_name,
-            broker_addrs=dict(sorted(group.addresses.items())),
+            broker_addrs={broker_id: each.address for broker_id, each in sorted(group.replicas.items())},
             enable_acting_master=group.acting_master,
         )
 

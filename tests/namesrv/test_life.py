@@ -132,16 +132,30 @@ async def test_a_broker_that_changed_its_cluster_keeps_its_route(
 
 
 async def test_replicas_that_change_their_cluster_in_turn_leave_the_old_one(site: Site, peer: Peer) -> None:
-    slave = {"broker_id": 1, "address": "b:1"}
     await peer.ask(register())
-    await peer.ask(register(**slave))
+    await peer.ask(register(broker_id=1, address="b:1"))
     await peer.ask(register(cluster="D"))
     assert site.name_server.routes.clusters() == {"C": ["b0"], "D": ["b0"]}, "one of them is still there"
-    await peer.ask(register(cluster="D", **slave))
+    await peer.ask(register(cluster="D", broker_id=1, address="b:1"))
     assert site.name_server.routes.clusters() == {"D": ["b0"]}
     found = await route_of(peer, "T1")
     assert found is not None
     assert [each["cluster"] for each in found["brokerDatas"]] == ["D"]
+
+
+async def test_a_broker_that_another_cluster_has_replaced_is_not_taken_for_registered(site: Site) -> None:
+    """Names are those of all clusters, so that two brokers of one name and id replace each other."""
+    first, second, client = site.connect(), site.connect(), site.connect()
+    query = RemotingCommand(322, ext_fields=broker_fields(), body=b'{"counter":2,"stateVersion":0,"timestamp":1}')
+    await first.ask(register())
+    await second.ask(register(cluster="D", address="h:2"))
+    assert (await first.ask(query)).ext_fields == {"changed": "true"}
+    await second.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert site.name_server.statistics().brokers == 0
+    assert (await first.ask(query)).ext_fields == {"changed": "true"}
+    await first.ask(register())
+    assert await addresses(client) == {"0": "10.0.0.1:10911"}
 
 
 async def test_brokers_of_two_clusters_may_have_one_address(peer: Peer) -> None:
