@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,
@@ -46,6 +48,7 @@ from ha.spark.source.pushdown import Pushed
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
+from ha.spark.views import catalog_views
 from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
 from tests.spark.stores import live_store, make_store, message, named, records_of
@@ -513,6 +516,26 @@ def test_a_stream_notices_that_its_topic_was_created_again(tmp_path: Path, count
         batches = [batch for task in tasks for batch in task.read(options.read_options(("body",)))]
         rows = [row for batch in batches for row in batch.to_pylist()]
         assert numbers_of(rows) == list(range(100, 100 + count))
+
+
+def test_topics_whose_names_differ_in_case_share_no_view(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", [message(0), message(1, topic="Flights"), message(2, topic="other")])
+    made: list[str] = []
+    view = SimpleNamespace(createOrReplaceTempView=made.append)
+    reader = SimpleNamespace(options=lambda **_: SimpleNamespace(load=lambda: view))
+    for setting in ("false", "true"):
+        spark = SimpleNamespace(
+            conf=SimpleNamespace(get=lambda _, setting=setting: setting),
+            dataSource=SimpleNamespace(register=lambda _: None),
+            read=SimpleNamespace(format=lambda _: reader),
+        )
+        if setting == "false":
+            with pytest.raises(OptionError, match=r"^spark.sql.caseSensitive: the topics Flights, flights would have"):
+                catalog_views(cast(SparkSession, spark), str(store))
+            assert made == []
+        else:
+            assert catalog_views(cast(SparkSession, spark), str(store)) == ["Flights", "flights", "other"]
+    assert made == ["`Flights`", "`flights`", "`other`"]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ Seconds are the age of the oldest message that the group has not consumed: `now`
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Container, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 TABLE_SIZE_MAX = 256 << 20
 _QUEUES_PER_TASK = 64
+_NAMES_SHOWN_MAX = 10
 _LOOKING_GROUP = "halog-lag"
 """Group for pulling the oldest unconsumed message: not one of those measured, which stay untouched."""
 
@@ -114,8 +116,8 @@ class _QueueTask(msgspec.Struct, frozen=True):
 
 
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """Measure the lag of each group. OptionError, StoreUnreadable (also for a missing or damaged offset table),
-    ClientError."""
+    """Measure the lag of each group. OptionError, also for a group or topic by name without a committed offset;
+    StoreUnreadable (also for a damaged offset table); ClientError."""
     return lag_with(spark_runner(spark), options, progress)
 
 
@@ -165,13 +167,25 @@ def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
     return []
 
 
+def _check_named(option: str, named: Sequence[str], found: Container[str], known: Collection[str]) -> None:
+    """OptionError for a group or topic by name without a committed offset: its lag is unknown, and not 0."""
+    for name in named:
+        if name not in found:
+            reason = f"{name!r} has no committed offset: it is misspelt, or nothing was consumed yet"
+            some = ", ".join(sorted(known)[:_NAMES_SHOWN_MAX])
+            raise OptionError(option, reason, some + (", …" if len(known) > _NAMES_SHOWN_MAX else "") or "none so far")
+
+
 def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) -> LagResult:
     with LogReader(path) as reader:
+        known = committed_offsets(path)
         wanted = [
             row
-            for row in committed_offsets(path)
+            for row in known
             if (not options.groups or row[0] in options.groups) and (not options.topics or row[1] in options.topics)
         ]
+        _check_named("groups", options.groups, {row[0] for row in wanted}, {row[0] for row in known})
+        _check_named("topics", options.topics, {row[1] for row in wanted}, {row[1] for row in known})
         now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
         newest_ms = _newest_ms(reader)
         broker_name = reader.broker_name
@@ -298,6 +312,7 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
     client = ClientOptions()
     async with PullConsumer(servers, group=_LOOKING_GROUP, read_from=ReadFrom.MASTER, options=client) as looking:
         bounds: dict[MessageQueue, tuple[int, int]] = {}
+        known: set[str] = set()
         for done, group in enumerate(options.groups):
             async with PullConsumer(servers, group=group, read_from=ReadFrom.MASTER, options=client) as consumer:
                 for topic in options.topics:
@@ -311,6 +326,7 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
                         committed = await consumer.committed_offset(queue)
                         if committed is None:
                             continue
+                        known.add(group)
                         if queue not in bounds:
                             bounds[queue] = (await looking.min_offset(queue), await looking.max_offset(queue))
                         begin, end = bounds[queue]
@@ -320,6 +336,7 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
                         size = None if first < end else 0
                         found.append(_lag_in(queue, group, committed, (begin, end), size, age_s))
             progress("groups", (done + 1) * len(options.topics), total)
+    _check_named("groups", options.groups, known, known)
     return _result(";".join(servers), found, now_ms, None)
 
 
