@@ -46,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     sizes: array[int]
 
     def split(self) -> list[Wanted]:
-        """One value for each message."""
+        """Returns a `Wanted` for each message."""
         columns = zip(self.queue_offsets, self.physical_offsets, self.sizes, strict=True)
         return [Wanted(*(array("q", [number]) for number in message)) for message in columns]
 

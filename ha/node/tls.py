@@ -127,7 +127,7 @@ class NodeTls:
 
     @property
     def secure_slave(self) -> Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]] | None:
-        """Encrypts streams of the HA port."""
+        """The function that encrypts a stream of the HA port; None without TLS."""
         return None if self._ha is None else self._secure_slave
 
     async def _secure_slave(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream, str | None]:
