@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CRASH = "crash"
 """As a checker: a process ended by an unexpected exception"""
+SIMULATOR = "simulator"
+"""As a checker: the run itself failed"""
 ENDED = "ended"
 """As a checker: a process ended with an error of halog's that reports a problem of its store or disk"""
 VIOLATION_COUNT_MAX = 20

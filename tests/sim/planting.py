@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from tests.checkers.violation import Violation
-from tests.sim.observer import CRASH
+from tests.sim.observer import CRASH, SIMULATOR
 from tests.sim.scenario import GroupPlan, Plan
 
 ParametersT = ParamSpec("ParametersT")
@@ -115,10 +115,10 @@ class Bug(Generic[PlanT]):
     def noticed(self, violations: list[Violation]) -> Violation | None:
         """Returns the report of the checker that must notice this bug; None if there is none.
 
-        A run in which an unexpected exception ended a process proves nothing: the plant itself may have raised it. It
-        counts only for bugs whose effect is just that.
+        A run in which an unexpected exception ended a process, or the run itself, proves nothing: the plant itself may
+        have raised it. It counts only for bugs whose effect is just that.
         """
-        if self.found_by != CRASH and any(violation.checker == CRASH for violation in violations):
+        if self.found_by != CRASH and any(violation.checker in (CRASH, SIMULATOR) for violation in violations):
             return None
         return next((violation for violation in violations if violation.checker == self.found_by), None)
 

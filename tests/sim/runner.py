@@ -21,6 +21,7 @@ from tests.sim.faults import Faults
 from tests.sim.groups.live import GroupRun
 from tests.sim.machines import HA_PORT
 from tests.sim.network import Network
+from tests.sim.observer import SIMULATOR
 from tests.sim.pop import PopConsumer, PopLedger
 from tests.sim.process import OWNER, Machine, Processes
 from tests.sim.run import Outcome, Run
@@ -84,7 +85,7 @@ def run_plan(plan: AnyPlan) -> Outcome:
             trio.run(_run_within, scope, _run_of(world, plan, outcome), clock=clock, instruments=[Processes()])
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        outcome.violations.append(Violation("simulator", f"the run itself failed: {error!r}\n{text}"))
+        outcome.violations.append(Violation(SIMULATOR, f"the run itself failed: {error!r}\n{text}"))
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -104,7 +105,7 @@ def _ended_if_endless(outcome: Outcome, scope: trio.CancelScope) -> Iterator[Non
 
     def end(number: int, frame: FrameType | None) -> None:
         place = "".join(traceback.format_stack(frame)[-_FRAMES_SHOWN:])
-        outcome.violations.append(Violation("simulator", f"the run is in an endless loop:\n{place}"))
+        outcome.violations.append(Violation(SIMULATOR, f"the run is in an endless loop:\n{place}"))
         scope.cancel()
         raise EndlessLoopError
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from ha.store.commitlog import CommitLog
 from tests.checkers.violation import Violation
 from tests.sim.bugs import BUGS
 from tests.sim.groups.bugs import GROUP_BUGS
-from tests.sim.planting import Bug, PlanT
+from tests.sim.observer import CRASH, SIMULATOR
+from tests.sim.planting import Bug, PlanT, Planting, PlantingError, planted
 from tests.sim.runner import run_plan
 from tests.sim.scenario import Fault, GroupPlan, Options, Plan
 
@@ -110,6 +112,38 @@ def assert_noticed(bug: Bug[PlanT], plans: list[PlanT]) -> None:
 @pytest.mark.parametrize("name", ["double_counted_slave", "failed_sync_tried_again", "ack_beyond_end_accepted"])
 def test_scenario_passes_without_the_bug(name: str) -> None:
     assert run_plan(scenario(name)).violations == []
+
+
+def test_a_bug_whose_plant_raises_is_not_noticed() -> None:
+    """Such a plant once passed for a bug that was caught."""
+    bug = BUGS["put_ok_on_flush_timeout"]
+    noticed = Violation("statuses", "PUT_OK without a flush")
+    assert bug.noticed([Violation("acks", ""), noticed]) is noticed
+    assert bug.noticed([Violation("acks", "")]) is None
+    for checker in (CRASH, SIMULATOR):
+        assert bug.noticed([noticed, Violation(checker, "AttributeError")]) is None
+
+
+def sync_nothing(self: CommitLog, flushed: int, target: int) -> None:
+    pass
+
+
+async def sync_with_a_default(self: CommitLog, flushed: int, target: int = 0) -> None:
+    pass
+
+
+@pytest.mark.parametrize("replacement", [sync_nothing, sync_with_a_default])
+def test_a_bug_that_does_not_fit_can_not_be_planted(replacement: Any) -> None:
+    original = CommitLog.sync
+
+    def plant(planting: Planting) -> None:
+        planting.replace(original)(replacement)
+
+    with pytest.raises(PlantingError, match=r"SegmentedLog\.sync"), planted(plant):
+        pass
+    assert CommitLog.sync is original
+    with pytest.raises(PlantingError, match="nothing was replaced"), planted(lambda planting: None):
+        pass
 
 
 def test_a_bug_is_gone_when_it_is_no_longer_planted() -> None:
