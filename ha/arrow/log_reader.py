@@ -48,11 +48,11 @@ _REWRITE_TIMEOUT_S = 60.0
 """Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
 _POLL_INTERVAL_S = 0.05
 _DELETED_MS = -1 << 63
-"""Instead of the store time of a record that retention deleted: before all others"""
+"""Stands for the store time of a record that retention deleted; lower than any other"""
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
-"""If more than _QUEUES_CHEAP queues, and at least one in _QUEUES_SHARE, were examined, all are after the next refresh:
-then the log's end is known, by which an unchanged log is recognized."""
+"""If more than _QUEUES_CHEAP queues, and at least one in _QUEUES_SHARE of all, were examined, the next refresh examines
+all: then the log's end is known, by which an unchanged log is recognized."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
 node writes again after a crash, show only in the queues."""

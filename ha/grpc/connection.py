@@ -160,7 +160,7 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     ping_timeout_s: float = 20.0
     """A connection is closed if nothing arrives for this long after a PING (gRPC's default)."""
     open_timeout_s: float = 10.0
-    """A connection is closed unless its first call arrives within this time when another one needs its place."""
+    """A connection without a call can be closed after this time if another one needs its place."""
     send_timeout_s: float = 60.0
     """A connection is closed if the peer's window allows nothing, or the system accepts none of the pieces
     (`SEND_PIECE_BYTES`), of what waits to be sent for this long."""
@@ -382,7 +382,7 @@ class GrpcConnection:
             await self._service.serve(call)
 
     def _pass_on(self, stream: Stream, message: bytes) -> None:
-        """Passes a message of a streaming call to its task, which the first one starts."""
+        """Passes a message of a streaming call to the call's task, which is started at the first message."""
         call = stream.owner
         if stream.is_closed:
             return

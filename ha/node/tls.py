@@ -119,7 +119,7 @@ class NodeTls:
 
     @property
     def secure_admin(self) -> Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]] | None:
-        """Encrypts streams of the admin port."""
+        """The function that encrypts a stream of the admin port; None without TLS."""
         if self._admin is None:
             return None
         secure = securing(self.handshakes, self._admin)

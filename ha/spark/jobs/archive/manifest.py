@@ -107,7 +107,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, int] = {}
     """Topics that were erased as a whole -> the physical offset (bytes) up to which"""
     physical_offsets: tuple[int, ...] = ()
-    """Of the other rows, ascending"""
+    """Physical offsets of the other erased rows, ascending"""
     spans: dict[str, tuple[QueueSpan, ...]] = {}
     """Topic -> queue offsets of its rows"""
 

@@ -101,8 +101,8 @@ DROPPED_PROPERTIES = frozenset(
         "CONSUME_START_TIME",
     }
 )
-"""Everything else is kept: the application's own, KEYS, TAGS, UNIQ_KEY (it is the same message) and the history of its
-consumption (RETRY_TOPIC, ORIGIN_MESSAGE_ID, …)."""
+"""Properties that are not restored. All others are kept: the application's own, KEYS, TAGS, UNIQ_KEY (it is the same
+message) and the history of its consumption (RETRY_TOPIC, ORIGIN_MESSAGE_ID, …)."""
 
 _REQUEST_BYTES = 512 << 10
 _REQUEST_MESSAGES = 256
