@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.protocol.codes import ResponseCode
@@ -25,9 +25,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("said", STRANGE, ids=["huge", "http", "random", "tls", "negative"])
-async def test_3015_bytes_from_a_stranger_acknowledge_nothing(
-    said: bytes, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_3015_bytes_from_a_stranger_acknowledge_nothing(said: bytes, tmp_path: Path) -> None:
     """apache/rocketmq#3015: any eight bytes sent to the HA port were taken for a slave's offset and raised
     push2SlaveMaxOffset, so a SYNC_MASTER answered SEND_OK for messages that no slave had. RocketMQ 4.9 closes such a
     connection, 5.x accepts anything again.
@@ -48,7 +46,7 @@ async def test_3015_bytes_from_a_stranger_acknowledge_nothing(
 
 
 async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
-    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """apache/rocketmq#1155: a slave ahead of its master (which had lost its tail) reported an offset beyond the
     master's end; push2SlaveMaxOffset stayed that high, and every put up to there was reported as replicated.
@@ -104,9 +102,7 @@ async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
         nursery.cancel_scope.cancel()
 
 
-async def test_1535_message_in_many_transfers_is_acknowledged_by_the_last(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_1535_message_in_many_transfers_is_acknowledged_by_the_last(tmp_path: Path) -> None:
     """apache/rocketmq#1535: GroupTransferService checked only five times whether the slave had a message, once per
     acknowledgement; a message larger than 5 × haTransferBatchSize got FLUSH_SLAVE_TIMEOUT although the slave received
     it in time.

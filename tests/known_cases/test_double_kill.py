@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from ha.errors import HalogError
 from ha.store.commitlog import UNLIMITED
@@ -31,7 +30,7 @@ async def killed() -> MemoryDisk:
 
 
 @pytest.mark.parametrize("die_at", [None, *range(0, 30, 3)])
-async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None, autojump_clock: MockClock) -> None:
+async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None) -> None:
     """apache/rocketmq#7689: the controller and the master of a broker set were killed and restarted together. The
     master took the ends of its queues from the confirmed log; new messages got the queue offsets of the messages behind
     it, and one of two was lost to consumers.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from tests.failover.group import Group, Node, open_group, until
 
@@ -23,7 +22,7 @@ async def three(group: Group) -> Node:
 
 
 @pytest.mark.parametrize("quiet_s", QUIET_S)
-async def test_10875_failed_master_is_replaced_every_time(quiet_s: float, autojump_clock: MockClock) -> None:
+async def test_10875_failed_master_is_replaced_every_time(quiet_s: float) -> None:
     """apache/rocketmq#10875, #9717 (and #10416): the JRaft controller checked whether a broker was *not* active where
     it meant active, and never started its scan for inactive brokers: a dead master stayed the master.
 
@@ -47,7 +46,7 @@ async def test_10875_failed_master_is_replaced_every_time(quiet_s: float, autoju
             await until(lambda heir=heir: heir.role.confirmed == {1, 2, 3})  # type: ignore[misc]
 
 
-async def test_10875_master_cut_off_from_etcd_is_replaced(autojump_clock: MockClock) -> None:
+async def test_10875_master_cut_off_from_etcd_is_replaced() -> None:
     """The same for a master that runs and is connected to everything else: only its lease counts."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
@@ -62,7 +61,7 @@ async def test_10875_master_cut_off_from_etcd_is_replaced(autojump_clock: MockCl
 
 
 @pytest.mark.parametrize("how", ["killed", "cut off", "restarted"])
-async def test_8380_loss_of_a_follower_causes_no_election(how: str, autojump_clock: MockClock) -> None:
+async def test_8380_loss_of_a_follower_causes_no_election(how: str) -> None:
     """apache/rocketmq#8380: the JRaft controller held an election for a broker set as soon as any broker of it was
     inactive, although its master was active.
 

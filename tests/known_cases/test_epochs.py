@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import memory_stream_pair
 
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
@@ -88,7 +88,7 @@ def check_equal(master: Machine, *others: Machine) -> None:
 
 
 @pytest.mark.parametrize("writes", [True, False])
-async def test_9689_master_that_follows_itself_keeps_replicating(writes: bool, autojump_clock: MockClock) -> None:
+async def test_9689_master_that_follows_itself_keeps_replicating(writes: bool) -> None:
     """apache/rocketmq#9689: a new epoch started with the same master. Its connections continued with their old epoch;
     the history no longer had it, because no byte belonged to it, and replication stopped: "Failed to find epochEntry
     with epoch 13".
@@ -115,7 +115,7 @@ async def test_9689_master_that_follows_itself_keeps_replicating(writes: bool, a
 
 
 @pytest.mark.parametrize("written", [b"", b"some bytes"])
-async def test_9942_terms_without_bytes_do_not_make_logs_diverge(written: bytes, autojump_clock: MockClock) -> None:
+async def test_9942_terms_without_bytes_do_not_make_logs_diverge(written: bytes) -> None:
     """apache/rocketmq#9942: in a group without messages three slaves were slow, one after the other, and missed terms.
     When the master was lost, the epoch files differed, and the former master could not follow the new one.
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.poller import open_poller
 from ha.replication.connection import HAConnection
@@ -61,6 +61,7 @@ async def serving() -> AsyncIterator[tuple[HAService, int]]:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("end", [close_at_once, reset, write_the_time])
 async def test_8875_immediately_closed_connections_leave_no_state(end: Callable[[socket.socket], None]) -> None:
     """apache/rocketmq#8875: HAConnection started its threads before it was added to the list of connections; one that
@@ -90,7 +91,7 @@ async def settled(service: HAService, count: int) -> dict[str, int]:
     return held()
 
 
-async def test_8875_silent_connections_are_limited_and_do_not_block_slaves(autojump_clock: MockClock) -> None:
+async def test_8875_silent_connections_are_limited_and_do_not_block_slaves() -> None:
     """Silent connections are closed after haHousekeepingInterval, and the oldest of them if there are too many. A slave
     that follows is not, and a new one is accepted."""
     options = HAOptions(connection_count_max=64)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from ha.config import Config
 from ha.protocol.codes import ResponseCode
@@ -16,7 +15,7 @@ from tests.scenarios.brokers import Broker, eventually
 MASTER, SLAVE = "10.0.0.1", "10.0.0.2"
 
 
-async def test_246_blocked_ha_port(autojump_clock: MockClock) -> None:
+async def test_246_blocked_ha_port() -> None:
     """alibaba/rocketmq#246: ports 9876 and 10911 were open, 10912 was not. Everything looked healthy, every send was
     SLAVE_NOT_AVAILABLE, "and the log does not show this error".
 
@@ -51,7 +50,7 @@ async def test_246_blocked_ha_port(autojump_clock: MockClock) -> None:
         assert slave.not_ready() == ""
 
 
-async def test_1278_wrong_advertised_address(autojump_clock: MockClock) -> None:
+async def test_1278_wrong_advertised_address() -> None:
     """apache/rocketmq#1278 (and #2456, #2291): of two masters one was always SLAVE_NOT_AVAILABLE. "In my case it was
     brokerIP2, which was not set": the master had registered an address of another network.
 
@@ -76,7 +75,7 @@ async def test_1278_wrong_advertised_address(autojump_clock: MockClock) -> None:
         assert master.not_ready() == ""
 
 
-async def test_2456_slave_connects_to_the_wrong_port(autojump_clock: MockClock) -> None:
+async def test_2456_slave_connects_to_the_wrong_port() -> None:
     """apache/rocketmq#2456: a cluster "2m-2s-sync" with every port and file as in the manual, and always
     SLAVE_NOT_AVAILABLE. Here: haMasterAddress with the client port, which closes connections it can't parse."""
     network = MemoryNetwork()
@@ -138,7 +137,7 @@ async def answer_of_master(role: str, keys: dict[str, Any]) -> RemotingCommand:
 
 @pytest.mark.parametrize("keys", WAITS_FOR_NOBODY)
 async def test_2528_sync_master_without_required_replicas_warns_at_start(
-    keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    keys: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """apache/rocketmq#2528: "brokerRole=SYNC_MASTER is invalid", sends succeed although no slave has anything. With 5.x
     that is the default: inSyncReplicas is 1, which the master itself satisfies, and SEND_OK needs no slave.
@@ -156,7 +155,7 @@ async def test_2528_sync_master_without_required_replicas_warns_at_start(
 
 @pytest.mark.parametrize("keys", [*WAITS[1:], {"all_ack_in_sync_state_set": True}])
 async def test_2528_async_master_with_replica_keys_warns_at_start(
-    keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    keys: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in RocketMQ, an ASYNC_MASTER waits for nobody, whatever these keys say."""
     assert (await answer_of_master("ASYNC_MASTER", keys)).code == ResponseCode.SUCCESS
@@ -164,9 +163,7 @@ async def test_2528_async_master_with_replica_keys_warns_at_start(
 
 
 @pytest.mark.parametrize("keys", WAITS)
-async def test_2528_sync_master_waits_by_default_keys(
-    keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_2528_sync_master_waits_by_default_keys(keys: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """Without any of the keys halog uses 4.9's rule, not 5.x's default; with the others no warning is due."""
     answer = await answer_of_master("SYNC_MASTER", keys)
     assert answer.code != ResponseCode.SUCCESS
@@ -174,7 +171,7 @@ async def test_2528_sync_master_waits_by_default_keys(
     assert not any("node.sync_master_without_slaves" in record.getMessage() for record in caplog.records)
 
 
-async def test_2528_waiting_is_the_default(autojump_clock: MockClock) -> None:
+async def test_2528_waiting_is_the_default() -> None:
     """A configuration with only SYNC_MASTER has no 5.x key in effect."""
     config = Config(broker_role="SYNC_MASTER")
     assert (config.in_sync_replicas, config.min_in_sync_replicas, config.all_ack_in_sync_state_set) == (

@@ -3,16 +3,14 @@
 import logging
 
 import pytest
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol.topic_names import HALF_TOPIC
 from tests.store.stores import SEGMENT, all_bytes, check_derived, message, open_small, records
 
 
 @pytest.mark.parametrize("flush_mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_9002_dispatch_waits_for_the_rest_of_a_record(
-    flush_mode: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_9002_dispatch_waits_for_the_rest_of_a_record(flush_mode: str, caplog: pytest.LogCaptureFixture) -> None:
     """apache/rocketmq#9002: replication copies bytes, so a slave's log often ends inside a record. Dispatch then met a
     BufferUnderflowException, logged it as an error, and retried until the rest had arrived.
 

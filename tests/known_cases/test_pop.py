@@ -29,7 +29,7 @@ async def put(node: Node, *bodies: bytes, queue_count: int = 4) -> None:
     await node.dispatched()
 
 
-async def test_7914_messages_stored_while_others_are_popped_come_again(tmp_path: Path, autojump_clock: object) -> None:
+async def test_7914_messages_stored_while_others_are_popped_come_again(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         random = Random(7914)
         sent = {b"%d" % number for number in range(300)}
@@ -51,7 +51,7 @@ async def test_7914_messages_stored_while_others_are_popped_come_again(tmp_path:
                         done.add(message.body)
 
 
-async def test_7724_no_other_message_comes_in_place_of_a_deleted_one(tmp_path: Path, autojump_clock: object) -> None:
+async def test_7724_no_other_message_comes_in_place_of_a_deleted_one(tmp_path: Path) -> None:
     store: dict[str, Any] = {"segment_size": 1 << 15}
     async with open_node(tmp_path, store_changes=store) as node:
         await node.send(b"to be deleted")
@@ -74,7 +74,7 @@ async def test_7724_no_other_message_comes_in_place_of_a_deleted_one(tmp_path: P
         assert (found.lost_count, found.in_flight_count, found.revived_count) == (1, 0, 0)
 
 
-async def test_8479_topic_that_is_deleted_and_created_again(tmp_path: Path, autojump_clock: object) -> None:
+async def test_8479_topic_that_is_deleted_and_created_again(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send(b"old")
         await put(node, *(b"old" for _ in range(50)))
@@ -90,7 +90,7 @@ async def test_8479_topic_that_is_deleted_and_created_again(tmp_path: Path, auto
         assert node.broker.pop.statistics().in_flight_count == 0
 
 
-async def test_9105_each_message_goes_to_one_consumer_of_a_group(tmp_path: Path, autojump_clock: object) -> None:
+async def test_9105_each_message_goes_to_one_consumer_of_a_group(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send(b"first")
         found: list[Popped] = []
@@ -108,7 +108,7 @@ async def test_9105_each_message_goes_to_one_consumer_of_a_group(tmp_path: Path,
         assert len(places) == len(set(places)) == 201
 
 
-async def test_9956_messages_whose_time_is_changed_at_once_come_on_time(tmp_path: Path, autojump_clock: object) -> None:
+async def test_9956_messages_whose_time_is_changed_at_once_come_on_time(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send(b"first")
         await put(node, *(b"%d" % number for number in range(1500)))

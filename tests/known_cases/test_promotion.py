@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from ha.node import Node
 from ha.protocol.record import MessageRecord, decode_records
@@ -40,9 +39,7 @@ async def wait_copied(master: Node, slave: Node) -> None:
 
 
 @pytest.mark.parametrize("dispatched", [True, False])
-async def test_8539_promoted_slave_continues_with_the_next_queue_offset(
-    dispatched: bool, autojump_clock: MockClock
-) -> None:
+async def test_8539_promoted_slave_continues_with_the_next_queue_offset(dispatched: bool) -> None:
     """apache/rocketmq#8539: after the master had stopped, an operator promoted its slave. It gave messages queue
     offsets that did not continue the queues, and consumers could not read across the gap.
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import trio
 import trio.abc
-from trio.testing import MockClock
 
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_client import HAClient
@@ -75,9 +74,7 @@ class CountSteps(trio.abc.Instrument):
         send_from_elsewhere,
     ],
 )
-async def test_2476_slave_does_not_spin_without_a_master(
-    master: Callable[[trio.abc.Stream], Awaitable[None]], autojump_clock: MockClock
-) -> None:
+async def test_2476_slave_does_not_spin_without_a_master(master: Callable[[trio.abc.Stream], Awaitable[None]]) -> None:
     """apache/rocketmq#2476: one thread of a slave, HAClient, used a whole CPU and replication stopped: its loop never
     waited. The same happens with a connection that is lost at once and retried at once.
 
@@ -161,15 +158,15 @@ def test_2476_slave_is_idle_if_its_master_closes_connections_at_once(
             slave.stop()
 
 
-async def test_1082_idle_connection_stays_open(autojump_clock: MockClock) -> None:
+async def test_1082_idle_connection_stays_open() -> None:
     """apache/rocketmq#1082, #1118: without messages a master and a slave of 4.4 disconnected every 20 seconds: the
     slave counted a received heartbeat as one that it had sent.
 
-    In halog a pair without a single message keeps its first connection for a day.
+    In halog a pair without a single message keeps its first connection for an hour.
     """
     service = HAService(MemoryLog(bytes(100)), HAOptions())
     async with following(service, MemoryLog(bytes(100))) as (client, link):
-        await trio.sleep(24 * HOUR_S)
+        await trio.sleep(HOUR_S)
         assert len(link.times) == 1
         assert client.statistics().condition is Condition.CONNECTED
         assert service.in_sync_replicas_nums(100) == 2

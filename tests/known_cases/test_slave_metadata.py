@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from ha.node import Node
 from ha.protocol import java_json
@@ -56,7 +55,7 @@ async def wait_equal(master: Node, slave: Node) -> None:
             await trio.sleep(0.5)
 
 
-async def test_9984_a_slave_never_lacks_what_its_master_has(autojump_clock: MockClock) -> None:
+async def test_9984_a_slave_never_lacks_what_its_master_has() -> None:
     """apache/rocketmq#9984, #9879, #10030: at each copy of the tables a slave of 5.3.3 deleted every topic and group
     and created them again. Consumers that read from it meanwhile, or after the master was down, found no topics.
 
@@ -105,9 +104,7 @@ async def test_9984_a_slave_never_lacks_what_its_master_has(autojump_clock: Mock
             assert (await client.ask(11, **pull, subscription="*")).code == 0
 
 
-async def test_9777_slave_with_identical_tables_writes_nothing(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_9777_slave_with_identical_tables_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """apache/rocketmq#9777: a slave raised the version of the tables that it had just copied, so the two were never
     equal, and it copied and wrote all of them each time: more writes than its master, and full garbage collections.
 
@@ -133,9 +130,7 @@ async def test_9777_slave_with_identical_tables_writes_nothing(
         assert [written[name] for name in TABLES] == [1, 0]
 
 
-async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reverse case: a group that only the slave knows, because the master does not create groups automatically, is
     created there for its readers. It stays, and does not make the versions differ."""
     network = MemoryNetwork()
@@ -155,7 +150,7 @@ async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(
         assert [written[name] for name in TABLES] == [0, 0]
 
 
-async def test_9403_attributes_of_topics_and_groups_are_copied(autojump_clock: MockClock) -> None:
+async def test_9403_attributes_of_topics_and_groups_are_copied() -> None:
     """apache/rocketmq#9403 (#9404, #9499, #9547, #9925): a slave took the attributes in its master's table for changes,
     which start with + or -, and copied no table at all once one topic had attributes.
 

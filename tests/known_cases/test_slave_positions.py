@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
@@ -19,9 +18,7 @@ from tests.replication.slave_side import SlaveSide
 CONTENT = Random(3388).randbytes(5 * SEGMENT_SIZE)
 
 
-async def test_3388_slave_position_deleted_on_the_master(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_3388_slave_position_deleted_on_the_master(caplog: pytest.LogCaptureFixture) -> None:
     """apache/rocketmq#3388: a slave came back after days; the master no longer had the bytes after its end, sent
     heartbeats forever, and a SYNC_MASTER answered SLAVE_NOT_AVAILABLE. The only hint was "Slave fall behind master:
     xxx".
@@ -52,7 +49,7 @@ async def test_3388_slave_position_deleted_on_the_master(
         assert service.is_slave_ok(len(CONTENT))
 
 
-async def test_3388_slave_ahead_of_its_master(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_3388_slave_ahead_of_its_master(caplog: pytest.LogCaptureFixture) -> None:
     """The reverse case of an offset unknown to the master: the master's log is shorter, because it was restored or
     emptied, or belongs to another master. RocketMQ's slave reconnects forever, and neither side says why.
 
@@ -72,7 +69,7 @@ async def test_3388_slave_ahead_of_its_master(autojump_clock: MockClock, caplog:
         assert sum("ha.client_master_behind" in record.message for record in caplog.records) == 1
 
 
-async def test_2784_rocketmq_slave_out_of_range_is_reported_and_not_counted(autojump_clock: MockClock) -> None:
+async def test_2784_rocketmq_slave_out_of_range_is_reported_and_not_counted() -> None:
     """apache/rocketmq#2784, #5579: such a slave continued, with an error in a loop ("findMappedFile-ByOffset failure,
     index -275"); the advice on the tracker is to empty it.
 
@@ -96,7 +93,7 @@ async def test_2784_rocketmq_slave_out_of_range_is_reported_and_not_counted(auto
         nursery.cancel_scope.cancel()
 
 
-async def test_323_fall_behind_is_never_negative(autojump_clock: MockClock) -> None:
+async def test_323_fall_behind_is_never_negative() -> None:
     """apache/rocketmq#323: "slave fall behind master, how much, -8245006252570743168 bytes"."""
     master = MemoryLog(CONTENT)
     service = HAService(master, HAOptions())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.protocol.codes import PutStatus, ResponseCode
@@ -22,9 +22,7 @@ THIRD = 4
 TIMEOUT_S = 3.0
 
 
-async def test_9897_each_put_waits_exactly_its_timeout_for_slow_slaves(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_9897_each_put_waits_exactly_its_timeout_for_slow_slaves(tmp_path: Path) -> None:
     """apache/rocketmq#9897: with two of three slaves slow for a minute, producers got FLUSH_SLAVE_TIMEOUT for much
     longer than the 20 s after which the two should have been removed.
 
@@ -70,9 +68,7 @@ class Outcome:
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.001, 0.5])
 @pytest.mark.parametrize("are_lost", [True, False], ids=["lost", "silent"])
-async def test_9897_two_slow_members_both_leave_the_sync_state_set(
-    are_lost: bool, apart_s: float, autojump_clock: MockClock
-) -> None:
+async def test_9897_two_slow_members_both_leave_the_sync_state_set(are_lost: bool, apart_s: float) -> None:
     """In controller mode the master removed slaves whose connections it closed from its set, each starting from the set
     it had read before: of two simultaneous removals one was undone, and every put kept waiting for that slave.
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import memory_stream_pair
 
 from ha.errors import HalogError
 from ha.replication.ha_client import HAClient
@@ -90,7 +90,7 @@ async def test_10666_bytes_cut_off_by_recovery_do_not_come_back(keep: int) -> No
                 await check_derived(store)
 
 
-async def test_10666_log_ends_after_a_record_written_over_longer_ones(autojump_clock: MockClock) -> None:
+async def test_10666_log_ends_after_a_record_written_over_longer_ones() -> None:
     """The hardest case: after the truncation a record of just the right size is stored, so that an old one would start
     exactly at its end."""
     disk, places, _ = await torn(IN_THE_MIDDLE)
@@ -105,7 +105,7 @@ async def test_10666_log_ends_after_a_record_written_over_longer_ones(autojump_c
 
 
 @pytest.mark.parametrize("is_growing", [True, False])
-async def test_10666_stale_tail_is_not_taken_for_the_masters_log(is_growing: bool, autojump_clock: MockClock) -> None:
+async def test_10666_stale_tail_is_not_taken_for_the_masters_log(is_growing: bool) -> None:
     """A tail that RocketMQ left on a slave can't be told from messages in that store alone: its records are valid.
     Comparing it with the master shows the difference: the slave reports where the logs differ and appends nothing."""
     clock = WallClock(1_700_000_000_000)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from trio.testing import MockClock
 
 from tests.store.disks import MemoryDisk
 from tests.store.stores import (
@@ -55,7 +54,7 @@ def queue_files(disk: MemoryDisk) -> list[Path]:
 @pytest.mark.parametrize("bytes_there", [0, 1, 13, ENTRY_SIZE - 1, ENTRY_SIZE, 3 * ENTRY_SIZE + 7])
 @pytest.mark.parametrize("is_slave", [False, True])
 async def test_9728_last_queue_file_without_a_complete_entry(
-    kept_entries: int, bytes_there: int, is_slave: bool, autojump_clock: MockClock
+    kept_entries: int, bytes_there: int, is_slave: bool
 ) -> None:
     """apache/rocketmq#9728, #10108: the last file of a consume queue was empty, or had a partial entry, because it was
     not flushed, and its messages were lost. Recovery kept the file and looked for the first entry in it; the broker did
@@ -83,7 +82,7 @@ async def test_9728_last_queue_file_without_a_complete_entry(
         await check_derived(store)
 
 
-async def test_10108_queue_whose_messages_were_all_deleted(autojump_clock: MockClock) -> None:
+async def test_10108_queue_whose_messages_were_all_deleted() -> None:
     """The other cause: all messages of a queue were deleted from the log."""
     disk, ends = await crashed(3 * PER_FILE)
     first = ends[-1] - ends[-1] % SEGMENT

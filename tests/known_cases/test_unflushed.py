@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import memory_stream_pair
 
 from ha.broker.options import BrokerRole
 from ha.protocol.remoting import RemotingCommand
@@ -35,7 +35,7 @@ async def seen(node: Node, offset: int) -> list[str]:
     return found
 
 
-async def test_8239_unflushed_messages_are_hidden_with_sync_flush(autojump_clock: MockClock) -> None:
+async def test_8239_unflushed_messages_are_hidden_with_sync_flush() -> None:
     """apache/rocketmq#8239: with SYNC_FLUSH consumers received messages that were not on the disk yet, and committed
     offsets behind them. A crash removed the messages; the next ones got their queue offsets, and were skipped.
 
@@ -82,7 +82,7 @@ async def test_8239_unflushed_messages_are_hidden_with_sync_flush(autojump_clock
             assert bodies == ([b"next"] if log_end == end else [b"taken back", b"next"])
 
 
-async def test_8239_unflushed_messages_are_not_confirmed_in_a_group(autojump_clock: MockClock) -> None:
+async def test_8239_unflushed_messages_are_not_confirmed_in_a_group() -> None:
     """The same for a failover group with SYNC_FLUSH: consumers of any member see only what each member of the set,
     including the master, has on its disk, so that it survives a power loss of all of them."""
     master, slave = await Member(bytes(1000)).begin((1, 0)), await Member(bytes(1000)).begin((1, 0))

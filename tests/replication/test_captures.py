@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
@@ -58,7 +58,7 @@ class Capture:
 
 
 @pytest.mark.parametrize(("version", "number"), CAPTURES)
-async def test_master_sends_the_bytes_of_rocketmqs_master(version: str, number: int, autojump_clock: MockClock) -> None:
+async def test_master_sends_the_bytes_of_rocketmqs_master(version: str, number: int) -> None:
     capture = Capture(version, number)
     log = MemoryLog(bytes(capture.first_offset), segment_size=SEGMENT, first_offset=0)
     service = HAService(log, AS_ROCKETMQ)
@@ -85,7 +85,7 @@ async def test_master_sends_the_bytes_of_rocketmqs_master(version: str, number: 
 
 
 @pytest.mark.parametrize(("version", "number"), CAPTURES)
-async def test_slave_sends_the_bytes_of_rocketmqs_slave(version: str, number: int, autojump_clock: MockClock) -> None:
+async def test_slave_sends_the_bytes_of_rocketmqs_slave(version: str, number: int) -> None:
     capture = Capture(version, number)
     log = MemoryLog(bytes(capture.first_offset), segment_size=SEGMENT)
     async with trio.open_nursery() as nursery:

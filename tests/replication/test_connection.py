@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
@@ -27,7 +27,7 @@ def log_of(size: int, **knobs: Any) -> MemoryLog:
     return MemoryLog(random.Random(size).randbytes(size), **knobs)
 
 
-async def test_a_heartbeat_follows_more_than_five_idle_seconds(autojump_clock: MockClock) -> None:
+async def test_a_heartbeat_follows_more_than_five_idle_seconds() -> None:
     log = log_of(100)
     async with connected(HAService(log), 100) as slave:
         await trio.sleep(12)
@@ -37,7 +37,7 @@ async def test_a_heartbeat_follows_more_than_five_idle_seconds(autojump_clock: M
     assert slave.heads == [(5.001, 100, 0), (10.002, 100, 0), (12.0, 100, 10), (17.001, 110, 0)]
 
 
-async def test_no_byte_is_sent_before_the_first_report(autojump_clock: MockClock) -> None:
+async def test_no_byte_is_sent_before_the_first_report() -> None:
     async with connected(HAService(log_of(100))) as slave:
         await trio.sleep(19)
         assert slave.frames == []
@@ -47,7 +47,7 @@ async def test_no_byte_is_sent_before_the_first_report(autojump_clock: MockClock
         assert slave.heads == [(19.0, 40, 0), (19.0, 40, 60)]
 
 
-async def test_a_slave_that_never_reports_is_disconnected_after_twenty_seconds(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_never_reports_is_disconnected_after_twenty_seconds() -> None:
     service = HAService(log_of(100))
     async with until_closed(service) as slave:
         await trio.sleep(20)
@@ -56,7 +56,7 @@ async def test_a_slave_that_never_reports_is_disconnected_after_twenty_seconds(a
     assert slave.close_reason is CloseReason.HOUSEKEEPING_TIMEOUT
 
 
-async def test_each_report_restarts_housekeeping_but_half_a_report_does_not(autojump_clock: MockClock) -> None:
+async def test_each_report_restarts_housekeeping_but_half_a_report_does_not() -> None:
     async with until_closed(HAService(log_of(100))) as slave:
         await trio.sleep(15)
         await slave.report(100)
@@ -76,23 +76,21 @@ async def test_each_report_restarts_housekeeping_but_half_a_report_does_not(auto
         (1, 0, 9000, 1),
     ],
 )
-async def test_where_the_transfer_starts(
-    report: int, first_offset: int, end: int, expected_start: int, autojump_clock: MockClock
-) -> None:
+async def test_where_the_transfer_starts(report: int, first_offset: int, end: int, expected_start: int) -> None:
     log = log_of(end - first_offset, first_offset=first_offset)
     async with connected(HAService(log), report) as slave:
         assert slave.frames[0][1] == expected_start
         assert b"".join(body for _, _, body in slave.frames) == log.bytes_at(expected_start, end - expected_start)
 
 
-async def test_of_two_reports_in_one_segment_the_last_is_the_request(autojump_clock: MockClock) -> None:
+async def test_of_two_reports_in_one_segment_the_last_is_the_request() -> None:
     async with connected(HAService(log_of(3 * SEGMENT_SIZE))) as slave:
         await slave.stream.send_all(bytes(8) + (4096).to_bytes(8, "big"))
         await wait_all_tasks_blocked()
         assert slave.frames[0][1] == 4096
 
 
-async def test_an_empty_log_sends_its_first_segment_after_the_first_put(autojump_clock: MockClock) -> None:
+async def test_an_empty_log_sends_its_first_segment_after_the_first_put() -> None:
     log = MemoryLog()
     async with connected(HAService(log), 0) as slave:
         await trio.sleep(1)
@@ -101,13 +99,13 @@ async def test_an_empty_log_sends_its_first_segment_after_the_first_put(autojump
         assert slave.frames == [(1.0, 0, b"first")]
 
 
-async def test_frames_end_at_the_batch_size_and_at_segments(autojump_clock: MockClock) -> None:
+async def test_frames_end_at_the_batch_size_and_at_segments() -> None:
     log = log_of(SEGMENT_SIZE + 500)
     async with connected(HAService(log, HAOptions(transfer_batch_size_bytes=3000)), 1) as slave:
         assert slave.heads == [(0.0, 1, 3000), (0.0, 3001, 1095), (0.0, 4096, 500)]
 
 
-async def test_puts_between_two_wakeups_are_one_frame(autojump_clock: MockClock) -> None:
+async def test_puts_between_two_wakeups_are_one_frame() -> None:
     log = log_of(10)
     async with connected(HAService(log), 10) as slave:
         for _ in range(50):
@@ -116,7 +114,7 @@ async def test_puts_between_two_wakeups_are_one_frame(autojump_clock: MockClock)
         assert slave.heads == [(0.0, 10, 350)]
 
 
-async def test_cold_bytes_are_read_through_the_log(autojump_clock: MockClock) -> None:
+async def test_cold_bytes_are_read_through_the_log() -> None:
     log = log_of(3 * SEGMENT_SIZE, hot_bytes=5000)
     async with connected(HAService(log), 1) as slave:
         assert b"".join(body for _, _, body in slave.frames) == log.content[1:]
@@ -133,7 +131,7 @@ class MappedLog(MemoryLog):
 
 
 @pytest.mark.parametrize("hot_bytes", [1 << 40, 0])
-async def test_a_connection_keeps_no_view_of_what_it_sent(hot_bytes: int, autojump_clock: MockClock) -> None:
+async def test_a_connection_keeps_no_view_of_what_it_sent(hot_bytes: int) -> None:
     """Such a view keeps a deleted segment's memory and disk space."""
     log = MappedLog(bytes(5000), hot_bytes=hot_bytes)
     async with connected(HAService(log), 0) as slave:
@@ -145,9 +143,7 @@ async def test_a_connection_keeps_no_view_of_what_it_sent(hot_bytes: int, autoju
         assert slave.received.endswith(b"more")
 
 
-async def test_a_log_that_cannot_be_read_is_why_a_connection_ends(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_log_that_cannot_be_read_is_why_a_connection_ends(caplog: pytest.LogCaptureFixture) -> None:
     log = log_of(100, hot_bytes=0)
 
     async def read(*_: object) -> bytes:
@@ -163,7 +159,7 @@ async def test_a_log_that_cannot_be_read_is_why_a_connection_ends(
     assert "can't be read" in caplog.text
 
 
-async def test_a_log_truncated_to_a_slaves_position_while_it_is_read(autojump_clock: MockClock) -> None:
+async def test_a_log_truncated_to_a_slaves_position_while_it_is_read() -> None:
     log = log_of(100, hot_bytes=0)
     read = log.read
 
@@ -182,7 +178,7 @@ async def test_a_log_truncated_to_a_slaves_position_while_it_is_read(autojump_cl
         assert slave.heads == [(0.0, 40, 3)]
 
 
-async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
+async def test_large_bodies_arrive_whole() -> None:
     log = log_of(1 << 20, segment_size=1 << 20)
     async with connected(HAService(log), 3) as slave:
         assert slave.frames == [(0.0, 3, bytes(log.content[3:]))]
@@ -200,7 +196,7 @@ async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
     ],
 )
 async def test_reports_that_end_the_connection(
-    reports: list[int], reason: CloseReason, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    reports: list[int], reason: CloseReason, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = HAService(log_of(100))
     slave = SlaveSide(service)
@@ -217,7 +213,7 @@ async def test_reports_that_end_the_connection(
     assert f"reason={reason.value}" in caplog.text
 
 
-async def test_a_report_of_bytes_that_were_never_sent_ends_the_connection(autojump_clock: MockClock) -> None:
+async def test_a_report_of_bytes_that_were_never_sent_ends_the_connection() -> None:
     log = log_of(SEGMENT_SIZE)
     service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
     async with until_closed(service, 1) as slave:
@@ -226,7 +222,7 @@ async def test_a_report_of_bytes_that_were_never_sent_ends_the_connection(autoju
     assert service.push2_slave_max_offset == 0
 
 
-async def test_a_closed_connection_stops_counting_at_once(autojump_clock: MockClock) -> None:
+async def test_a_closed_connection_stops_counting_at_once() -> None:
     service = HAService(log_of(100))
     slave = SlaveSide(service)
     async with trio.open_nursery() as nursery:
@@ -240,7 +236,7 @@ async def test_a_closed_connection_stops_counting_at_once(autojump_clock: MockCl
     assert slave.close_reason is CloseReason.SLAVE_CLOSED
 
 
-async def test_a_broken_connection_has_a_close_reason(autojump_clock: MockClock) -> None:
+async def test_a_broken_connection_has_a_close_reason() -> None:
     log = log_of(100)
     service = HAService(log)
     slave = SlaveSide(service)
@@ -256,7 +252,7 @@ async def test_a_broken_connection_has_a_close_reason(autojump_clock: MockClock)
 
 
 async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_not_count(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = log_of(SEGMENT_SIZE, first_offset=2 * SEGMENT_SIZE)
     service = HAService(log)
@@ -272,7 +268,7 @@ async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_no
     assert caplog.text.count("ha.slave_out_of_range") == 1
 
 
-async def test_a_connected_slave_goes_out_of_range(autojump_clock: MockClock) -> None:
+async def test_a_connected_slave_goes_out_of_range() -> None:
     log = log_of(3 * SEGMENT_SIZE)
     service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
     async with connected(service, 1) as slave:
@@ -283,7 +279,7 @@ async def test_a_connected_slave_goes_out_of_range(autojump_clock: MockClock) ->
         assert service.acknowledged() == []
 
 
-async def test_the_range_question_is_answered_and_changes_what_0_means(autojump_clock: MockClock) -> None:
+async def test_the_range_question_is_answered_and_changes_what_0_means() -> None:
     log = log_of(2 * SEGMENT_SIZE + 10, first_offset=SEGMENT_SIZE)
     service = HAService(log)
     async with connected(service) as slave:
@@ -297,7 +293,7 @@ async def test_the_range_question_is_answered_and_changes_what_0_means(autojump_
         assert b"".join(body for _, _, body in slave.frames) == log.content
 
 
-async def test_a_slave_that_asked_gets_the_first_offset_at_once(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_asked_gets_the_first_offset_at_once() -> None:
     service = HAService(log_of(SEGMENT_SIZE, first_offset=SEGMENT_SIZE))
     async with connected(service) as slave:
         await slave.stream.send_all(RANGE_QUESTION)
@@ -307,7 +303,7 @@ async def test_a_slave_that_asked_gets_the_first_offset_at_once(autojump_clock: 
         assert slave.heads[2:] == [(0.0, SEGMENT_SIZE, 0), (5.001, SEGMENT_SIZE, 0)]
 
 
-async def test_flow_control_counts_headers_and_bodies(autojump_clock: MockClock) -> None:
+async def test_flow_control_counts_headers_and_bodies() -> None:
     log = log_of(SEGMENT_SIZE)
     async with connected(HAService(log, HAOptions(transfer_bytes_per_s_max=1024)), 1) as slave:
         await trio.sleep(10)
@@ -321,7 +317,7 @@ async def test_flow_control_counts_headers_and_bodies(autojump_clock: MockClock)
     assert sum(size for _, _, size in slave.heads) == SEGMENT_SIZE - 1
 
 
-async def test_truncation_below_a_slaves_position_closes_its_connection(autojump_clock: MockClock) -> None:
+async def test_truncation_below_a_slaves_position_closes_its_connection() -> None:
     log = log_of(100)
     async with until_closed(HAService(log), 100) as slave:
         log.max_offset.reset(50)
@@ -347,9 +343,7 @@ async def slow_slave(
         yield ours, reasons
 
 
-async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_old_bytes(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_old_bytes() -> None:
     """As of a member that has lost its term, and has slaves that are no members; the slave is slow to receive."""
     log = MemoryLog(b"a" * 100)
     service = HAService(log)
@@ -364,7 +358,7 @@ async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_o
     assert reasons == [CloseReason.LOG_TRUNCATED]
 
 
-async def test_a_slave_that_does_not_read_costs_one_frame_and_is_disconnected(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_does_not_read_costs_one_frame_and_is_disconnected() -> None:
     log = log_of(40_000, segment_size=1 << 20)
     service = HAService(log, SMALL)
     async with slow_slave(service, 1) as (_, reasons):
@@ -374,7 +368,7 @@ async def test_a_slave_that_does_not_read_costs_one_frame_and_is_disconnected(au
     assert reasons == [CloseReason.HOUSEKEEPING_TIMEOUT]
 
 
-async def test_cancelling_in_the_middle_of_a_frame_closes_the_stream(autojump_clock: MockClock) -> None:
+async def test_cancelling_in_the_middle_of_a_frame_closes_the_stream() -> None:
     service = HAService(log_of(40_000, segment_size=1 << 20), SMALL)
     ours, theirs = trio.testing.lockstep_stream_pair()
     async with trio.open_nursery() as nursery:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.replication.ha_client import HAClient
 from ha.replication.options import HAOptions
@@ -54,9 +54,7 @@ def first_offset_of(connection: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
-async def test_master_sends_the_bytes_of_rocketmqs_master(
-    connection: dict[str, Any], autojump_clock: MockClock
-) -> None:
+async def test_master_sends_the_bytes_of_rocketmqs_master(connection: dict[str, Any]) -> None:
     first, puts = first_offset_of(connection), puts_of(connection)
     master = await Member(bytes(first), segment_size=SEGMENT).begin((1, 0))
     if first:
@@ -87,7 +85,7 @@ async def test_master_sends_the_bytes_of_rocketmqs_master(
 
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
-async def test_slave_sends_the_bytes_of_rocketmqs_slave(connection: dict[str, Any], autojump_clock: MockClock) -> None:
+async def test_slave_sends_the_bytes_of_rocketmqs_slave(connection: dict[str, Any]) -> None:
     """RocketMQ's slave sends its request five seconds after its handshake, ours as soon as that is answered."""
     first, said = first_offset_of(connection), frames_of(connection, "report")
     slave = Member(bytes(first), segment_size=SEGMENT)

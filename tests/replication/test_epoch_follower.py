@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.errors import DiskFull
 from ha.protocol.auto_switch_frame import EpochFrameHeader, EpochReport, MasterHandshake, SlaveHandshake
@@ -44,7 +44,7 @@ async def following(
         nursery.cancel_scope.cancel()
 
 
-async def test_run_id_is_sent_only_to_masters_that_read_it(autojump_clock: MockClock) -> None:
+async def test_run_id_is_sent_only_to_masters_that_read_it() -> None:
     async with following(await Member(BYTES).begin((1, 0))) as (client, master):
         for reads in (False, True, False):
             client.set_master(None)
@@ -64,7 +64,7 @@ def condition_of(client: HAClient) -> Condition:
 @pytest.mark.parametrize(("start_from", "from_last"), [("first", False), ("last", True)])
 @pytest.mark.parametrize("is_learner", [False, True])
 async def test_nothing_but_the_handshake_is_sent_before_the_answer(
-    start_from: str, from_last: bool, is_learner: bool, autojump_clock: MockClock
+    start_from: str, from_last: bool, is_learner: bool
 ) -> None:
     options = msgspec.structs.replace(WHOLE, start_from=start_from)
     async with following(await Member(BYTES).begin((1, 0)), options, is_learner=is_learner) as (_, master):
@@ -74,27 +74,27 @@ async def test_nothing_but_the_handshake_is_sent_before_the_answer(
         assert master.said[1:] == [(19.0, EpochReport(len(BYTES)), 0)]
 
 
-async def test_a_master_that_does_not_answer_is_disconnected(autojump_clock: MockClock) -> None:
+async def test_a_master_that_does_not_answer_is_disconnected() -> None:
     async with following(Member()) as (client, master):
         await trio.sleep(20.002)
         assert condition_of(client) is Condition.HOUSEKEEPING_TIMEOUT
         assert master.closed_at == [20.001]
 
 
-async def test_heartbeats_follow_the_request(autojump_clock: MockClock) -> None:
+async def test_heartbeats_follow_the_request() -> None:
     async with following(await Member(bytes(433)).begin((1, 0))) as (_, master):
         await master.answer(433, (1, 0))
         await trio.sleep(11)
         assert master.said[1:] == [(at, EpochReport(433), 0) for at in (0.0, 5.001, 10.002)]
 
 
-async def test_a_frame_before_the_request_is_malformed(autojump_clock: MockClock) -> None:
+async def test_a_frame_before_the_request_is_malformed() -> None:
     async with following(Member()) as (client, master):
         await master.frame(0, b"x", 1, 0)
         assert condition_of(client) is Condition.MALFORMED_FRAME
 
 
-async def test_a_second_handshake_is_malformed(autojump_clock: MockClock) -> None:
+async def test_a_second_handshake_is_malformed() -> None:
     async with following(Member()) as (client, master):
         await master.answer(0, (1, 0))
         await master.answer(0, (1, 0))
@@ -104,7 +104,7 @@ async def test_a_second_handshake_is_malformed(autojump_clock: MockClock) -> Non
 # Appending and confirming
 
 
-async def test_terms_are_recorded_before_their_bytes(autojump_clock: MockClock) -> None:
+async def test_terms_are_recorded_before_their_bytes() -> None:
     """A frame of a 5.3.3 master that ends with its epoch carries the next one."""
     member = Member()
     async with following(member) as (client, master):
@@ -125,7 +125,7 @@ async def test_terms_are_recorded_before_their_bytes(autojump_clock: MockClock) 
         assert condition_of(client) is Condition.CONNECTED
 
 
-async def test_confirmed_up_to_the_frames_offset_and_the_logs_end(autojump_clock: MockClock) -> None:
+async def test_confirmed_up_to_the_frames_offset_and_the_logs_end() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (_, master):
         await master.answer(200, (1, 0))
@@ -140,7 +140,7 @@ async def test_confirmed_up_to_the_frames_offset_and_the_logs_end(autojump_clock
         assert member.log.dispatch_limit.value == 200
 
 
-async def test_a_heartbeat_at_offset_minus_one_is_accepted(autojump_clock: MockClock) -> None:
+async def test_a_heartbeat_at_offset_minus_one_is_accepted() -> None:
     member = Member()
     async with following(member) as (client, master):
         await master.answer(0, (1, 0))
@@ -150,7 +150,7 @@ async def test_a_heartbeat_at_offset_minus_one_is_accepted(autojump_clock: MockC
         assert master.reports == [0, 3]
 
 
-async def test_a_frame_of_a_term_after_the_handshakes_is_refused(autojump_clock: MockClock) -> None:
+async def test_a_frame_of_a_term_after_the_handshakes_is_refused() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(100, (1, 0))
@@ -159,7 +159,7 @@ async def test_a_frame_of_a_term_after_the_handshakes_is_refused(autojump_clock:
         assert len(member.log.content) == 100
 
 
-async def test_a_member_compares_the_end_of_its_log(autojump_clock: MockClock) -> None:
+async def test_a_member_compares_the_end_of_its_log() -> None:
     content = records(100, body_sizes=(9, 9))
     member = await Member(content).begin((1, 0))
     async with following(member, HAOptions(start_from="first", overlap_bytes_max=10)) as (client, master):
@@ -209,7 +209,6 @@ async def test_the_log_is_truncated_to_the_masters(
     master_end: int,
     cut: int | None,
     history: list[tuple[int, int]],
-    autojump_clock: MockClock,
 ) -> None:
     member = await Member(BYTES[:own_end]).begin(*own_history)
     async with following(member) as (client, master):
@@ -221,7 +220,7 @@ async def test_the_log_is_truncated_to_the_masters(
         assert condition_of(client) is not Condition.STALE_MASTER
 
 
-async def test_no_request_is_sent_before_truncation(autojump_clock: MockClock) -> None:
+async def test_no_request_is_sent_before_truncation() -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     async with following(member) as (_, master):
         cutting = trio.Event()
@@ -240,7 +239,7 @@ async def test_no_request_is_sent_before_truncation(autojump_clock: MockClock) -
         assert master.reports == [1000]
 
 
-async def test_confirmed_bytes_are_never_truncated(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_confirmed_bytes_are_never_truncated(caplog: pytest.LogCaptureFixture) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.log.limit_dispatch(1001)
     with caplog.at_level(logging.WARNING):
@@ -256,7 +255,7 @@ async def test_confirmed_bytes_are_never_truncated(autojump_clock: MockClock, ca
     assert caplog.text.count("ha.client_confirmed_diverged") == 1
 
 
-async def test_a_part_of_a_record_is_truncated_although_it_is_confirmed(autojump_clock: MockClock) -> None:
+async def test_a_part_of_a_record_is_truncated_although_it_is_confirmed() -> None:
     """The new master had received only that part of the record, acknowledged it, and removed it when it was elected."""
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.record_size = 100
@@ -268,7 +267,7 @@ async def test_a_part_of_a_record_is_truncated_although_it_is_confirmed(autojump
 
 
 @pytest.mark.parametrize("record_size", [99, 0])
-async def test_a_confirmed_or_damaged_record_is_not_truncated(record_size: int, autojump_clock: MockClock) -> None:
+async def test_a_confirmed_or_damaged_record_is_not_truncated(record_size: int) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.record_size = record_size
     member.log.limit_dispatch(1099)
@@ -278,7 +277,7 @@ async def test_a_confirmed_or_damaged_record_is_not_truncated(record_size: int, 
         assert member.cuts == []
 
 
-async def test_bytes_confirmed_before_the_truncation_point_stay_confirmed(autojump_clock: MockClock) -> None:
+async def test_bytes_confirmed_before_the_truncation_point_stay_confirmed() -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.log.limit_dispatch(1000)
     async with following(member) as (_, master):
@@ -287,7 +286,7 @@ async def test_bytes_confirmed_before_the_truncation_point_stay_confirmed(autoju
 
 
 @pytest.mark.parametrize("begin", [0, 8192])
-async def test_a_term_without_bytes_excludes_no_member(begin: int, autojump_clock: MockClock) -> None:
+async def test_a_term_without_bytes_excludes_no_member(begin: int) -> None:
     """A member that was elected before the group's first message, and lost its lease before it wrote one: its segment
     is there, and its term is only in its own history."""
     member = await Member(first_offset=begin).begin((1, begin))
@@ -301,7 +300,7 @@ async def test_a_term_without_bytes_excludes_no_member(begin: int, autojump_cloc
         assert member.cuts == []
 
 
-async def test_without_a_common_term_nothing_is_truncated(autojump_clock: MockClock) -> None:
+async def test_without_a_common_term_nothing_is_truncated() -> None:
     member = await Member(BYTES[:1200]).begin((1, 100))
     async with following(member) as (client, master):
         await master.answer(1500, (2, 0))
@@ -310,7 +309,7 @@ async def test_without_a_common_term_nothing_is_truncated(autojump_clock: MockCl
         assert (member.cuts, member.history) == ([], [(1, 100)])
 
 
-async def test_a_log_without_a_history_is_not_truncated(autojump_clock: MockClock) -> None:
+async def test_a_log_without_a_history_is_not_truncated() -> None:
     member = Member(BYTES[:1200])
     async with following(member) as (client, master):
         await master.answer(1000, (1, 0))
@@ -318,7 +317,7 @@ async def test_a_log_without_a_history_is_not_truncated(autojump_clock: MockCloc
         assert member.cuts == []
 
 
-async def test_an_empty_log_forgets_its_history(autojump_clock: MockClock) -> None:
+async def test_an_empty_log_forgets_its_history() -> None:
     """A power loss may leave the files of a log and its history, but empty."""
     member = await Member(first_offset=0).begin((1, 0))
     async with following(member) as (client, master):
@@ -333,7 +332,7 @@ async def test_an_empty_log_forgets_its_history(autojump_clock: MockClock) -> No
 
 
 @pytest.mark.parametrize("ack_flushed", [False, True])
-async def test_caught_up_when_it_has_what_the_master_had(ack_flushed: bool, autojump_clock: MockClock) -> None:
+async def test_caught_up_when_it_has_what_the_master_had(ack_flushed: bool) -> None:
     options = msgspec.structs.replace(WHOLE, ack_flushed=ack_flushed)
     member = await Member(BYTES[:500]).begin((1, 0))
     member.log.flushes = False
@@ -349,7 +348,7 @@ async def test_caught_up_when_it_has_what_the_master_had(ack_flushed: bool, auto
         assert client.has_caught_up.is_set(), "when it is acknowledged, whether or not more comes"
 
 
-async def test_a_log_to_be_truncated_has_not_caught_up(autojump_clock: MockClock) -> None:
+async def test_a_log_to_be_truncated_has_not_caught_up() -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(1100, (1, 0), (2, 1000))
@@ -358,7 +357,7 @@ async def test_a_log_to_be_truncated_has_not_caught_up(autojump_clock: MockClock
         assert client.has_caught_up.is_set()
 
 
-async def test_truncation_inside_a_record_is_refused(autojump_clock: MockClock) -> None:
+async def test_truncation_inside_a_record_is_refused() -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
 
     async def refuse(offset: int) -> None:
@@ -371,7 +370,7 @@ async def test_truncation_inside_a_record_is_refused(autojump_clock: MockClock) 
         assert "inside a record" in client.statistics().detail
 
 
-async def test_a_full_disk_is_retried(autojump_clock: MockClock) -> None:
+async def test_a_full_disk_is_retried() -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
 
     async def refuse(offset: int) -> None:
@@ -385,7 +384,7 @@ async def test_a_full_disk_is_retried(autojump_clock: MockClock) -> None:
         assert len(master.streams) == 2
 
 
-async def test_an_emptied_log_has_no_history(autojump_clock: MockClock) -> None:
+async def test_an_emptied_log_has_no_history() -> None:
     member = await Member().begin((1, 0), (2, 500))
     async with following(member) as (_, master):
         await master.answer(900, (1, 0), (3, 600))
@@ -396,7 +395,7 @@ async def test_an_emptied_log_has_no_history(autojump_clock: MockClock) -> None:
 # Whom it follows
 
 
-async def test_a_master_of_an_earlier_term_is_refused(autojump_clock: MockClock) -> None:
+async def test_a_master_of_an_earlier_term_is_refused() -> None:
     member = await Member(bytes(100)).begin((1, 0), (5, 90))
     async with following(member) as (client, master):
         await master.answer(100, (1, 0), (4, 80))
@@ -405,7 +404,7 @@ async def test_a_master_of_an_earlier_term_is_refused(autojump_clock: MockClock)
         assert (master.reports, member.cuts) == ([], [])
 
 
-async def test_a_term_seen_in_a_handshake_is_remembered(autojump_clock: MockClock) -> None:
+async def test_a_term_seen_in_a_handshake_is_remembered() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(2000, (1, 0), (7, 1900))
@@ -417,7 +416,7 @@ async def test_a_term_seen_in_a_handshake_is_remembered(autojump_clock: MockCloc
         assert condition_of(client) is Condition.STALE_MASTER
 
 
-async def test_a_later_term_ends_the_connection_and_nothing_more_is_acknowledged(autojump_clock: MockClock) -> None:
+async def test_a_later_term_ends_the_connection_and_nothing_more_is_acknowledged() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(100, (1, 0))
@@ -476,7 +475,7 @@ async def test_a_pending_request_is_not_sent_after_a_later_term() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_term_that_is_not_later_changes_nothing(autojump_clock: MockClock) -> None:
+async def test_a_term_that_is_not_later_changes_nothing() -> None:
     member = await Member(bytes(100)).begin((1, 0), (3, 50))
     async with following(member) as (client, master):
         await master.answer(100, (1, 0), (3, 50))
@@ -487,7 +486,7 @@ async def test_a_term_that_is_not_later_changes_nothing(autojump_clock: MockCloc
         assert client.min_epoch == 3
 
 
-async def test_without_a_master_nothing_more_is_acknowledged(autojump_clock: MockClock) -> None:
+async def test_without_a_master_nothing_more_is_acknowledged() -> None:
     """As a member that stands for election does: its acknowledgements must not count for the old term."""
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
@@ -502,9 +501,7 @@ async def test_without_a_master_nothing_more_is_acknowledged(autojump_clock: Moc
         assert condition_of(client) is Condition.NO_MASTER
 
 
-async def test_a_master_replaced_during_the_connect_is_not_followed(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
+async def test_a_master_replaced_during_the_connect_is_not_followed(nursery: trio.Nursery) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     master = MasterOfMembers(nursery)
 
@@ -543,7 +540,7 @@ async def pair(service: HAService, slave: Member, options: HAOptions | None = No
         nursery.cancel_scope.cancel()
 
 
-async def test_an_empty_member_gets_all_of_the_log_and_of_its_history(autojump_clock: MockClock) -> None:
+async def test_an_empty_member_gets_all_of_the_log_and_of_its_history() -> None:
     master = await Member(BYTES).begin((1, 0), (2, 4096), (5, 9000))
     slave = Member()
     service = leading(master)
@@ -561,7 +558,7 @@ async def test_an_empty_member_gets_all_of_the_log_and_of_its_history(autojump_c
         assert slave.log.dispatch_limit.value == len(BYTES) + 3
 
 
-async def test_a_returning_master_truncates_its_tail(autojump_clock: MockClock) -> None:
+async def test_a_returning_master_truncates_its_tail() -> None:
     old = await Member(BYTES[:3000] + b"never acknowledged").begin((1, 0))
     old.log.limit_dispatch(3000)
     new = await Member(BYTES[:3000]).begin((1, 0), (2, 3000))
@@ -574,7 +571,7 @@ async def test_a_returning_master_truncates_its_tail(autojump_clock: MockClock) 
         assert [entry for entry in old.epochs.entries if entry == EpochEntry(2, 3000)]
 
 
-async def test_a_node_that_does_not_lead_refuses_members(autojump_clock: MockClock) -> None:
+async def test_a_node_that_does_not_lead_refuses_members() -> None:
     master = await Member(BYTES).begin((1, 0))
     slave = Member()
     async with pair(HAService(master.log, member=master), slave) as client:

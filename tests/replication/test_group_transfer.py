@@ -67,7 +67,7 @@ async def running(slaves: Slaves, *, waiting_count_max: int = 1000) -> AsyncIter
         nursery.cancel_scope.cancel()
 
 
-async def test_each_request_ends_at_its_own_deadline(autojump_clock: MockClock) -> None:
+async def test_each_request_ends_at_its_own_deadline() -> None:
     async with running(Slaves(0)) as puts:
         await puts.submit(puts.request("slow", 100, timeout_s=3))
         await trio.sleep(1)
@@ -80,7 +80,7 @@ async def test_each_request_ends_at_its_own_deadline(autojump_clock: MockClock) 
         ]
 
 
-async def test_an_acknowledgement_completes_exactly_what_it_satisfies(autojump_clock: MockClock) -> None:
+async def test_an_acknowledgement_completes_exactly_what_it_satisfies() -> None:
     slaves = Slaves(0)
     async with running(slaves) as puts:
         await puts.submit(*(puts.request(str(offset), offset) for offset in (300, 100, 200)))
@@ -90,14 +90,14 @@ async def test_an_acknowledgement_completes_exactly_what_it_satisfies(autojump_c
         assert puts.transfer.waiting_count == 1
 
 
-async def test_an_unsatisfied_request_delays_no_other(autojump_clock: MockClock) -> None:
+async def test_an_unsatisfied_request_delays_no_other() -> None:
     slaves = Slaves(500, 0)
     async with running(slaves) as puts:
         await puts.submit(puts.request("needs both", 400, ack_count=3), puts.request("needs one", 450, ack_count=2))
         assert puts.done == [(0.0, "needs one", PutStatus.PUT_OK)]
 
 
-async def test_a_request_acknowledged_before_is_done_at_once(autojump_clock: MockClock) -> None:
+async def test_a_request_acknowledged_before_is_done_at_once() -> None:
     async with running(Slaves(100)) as puts:
         # RocketMQ 5.x looks at the deadline first and would call this late.
         await puts.submit(puts.request("late but there", 100, timeout_s=-1))
@@ -113,9 +113,7 @@ async def test_a_request_acknowledged_before_is_done_at_once(autojump_clock: Moc
         (ALL_IN_SYNC, PutStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-async def test_the_last_slave_that_could_acknowledge_leaves(
-    ack_count: int, status: PutStatus, autojump_clock: MockClock
-) -> None:
+async def test_the_last_slave_that_could_acknowledge_leaves(ack_count: int, status: PutStatus) -> None:
     slaves = Slaves(*[0] * max(1, ack_count - 1))
     async with running(slaves) as puts:
         await puts.submit(puts.request("put", 10, ack_count=ack_count))
@@ -126,7 +124,7 @@ async def test_the_last_slave_that_could_acknowledge_leaves(
         assert puts.done == [(1.0, "put", status)]
 
 
-async def test_without_a_slave_no_request_waits(autojump_clock: MockClock) -> None:
+async def test_without_a_slave_no_request_waits() -> None:
     async with running(Slaves()) as puts:
         await puts.submit(
             puts.request("any", 10),
@@ -140,7 +138,7 @@ async def test_without_a_slave_no_request_waits(autojump_clock: MockClock) -> No
         ]
 
 
-async def test_all_in_sync_waits_for_the_last_of_them_but_not_for_one_far_behind(autojump_clock: MockClock) -> None:
+async def test_all_in_sync_waits_for_the_last_of_them_but_not_for_one_far_behind() -> None:
     slaves = Slaves(100, 50)
     slaves.offsets.append((0, False))
     async with running(slaves) as puts:
@@ -151,14 +149,14 @@ async def test_all_in_sync_waits_for_the_last_of_them_but_not_for_one_far_behind
         assert puts.outcomes == [("put", PutStatus.PUT_OK)]
 
 
-async def test_requests_above_the_limit_are_refused(autojump_clock: MockClock) -> None:
+async def test_requests_above_the_limit_are_refused() -> None:
     async with running(Slaves(0), waiting_count_max=2) as puts:
         await puts.submit(*(puts.request(str(number), 10) for number in range(5)))
         assert puts.outcomes == [(str(number), PutStatus.FLUSH_SLAVE_TIMEOUT) for number in (2, 3, 4)]
         assert puts.transfer.waiting_count == 2
 
 
-async def test_submit_nowait_takes_a_batch_directly(autojump_clock: MockClock) -> None:
+async def test_submit_nowait_takes_a_batch_directly() -> None:
     slaves = Slaves(10)
     async with running(slaves) as puts:
         await wait_all_tasks_blocked()

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.errors import DiskFull
 from ha.protocol.ha_frame import encode_transfer_header
@@ -74,13 +74,13 @@ async def following(
         nursery.cancel_scope.cancel()
 
 
-async def test_the_first_report_is_immediate_and_heartbeats_follow(autojump_clock: MockClock) -> None:
+async def test_the_first_report_is_immediate_and_heartbeats_follow() -> None:
     async with following(MemoryLog(bytes(433))) as (_, master):
         await trio.sleep(11)
         assert master.reports == [(0.0, 433, 0), (5.001, 433, 0), (10.002, 433, 0)]
 
 
-async def test_each_chunk_is_acknowledged_once(autojump_clock: MockClock) -> None:
+async def test_each_chunk_is_acknowledged_once() -> None:
     log = MemoryLog()
     async with following(log) as (client, master):
         await trio.sleep(1)
@@ -95,7 +95,7 @@ async def test_each_chunk_is_acknowledged_once(autojump_clock: MockClock) -> Non
         assert client.statistics().received_bytes == 37
 
 
-async def test_bulk_data_is_acknowledged_in_steps_and_completely(autojump_clock: MockClock) -> None:
+async def test_bulk_data_is_acknowledged_in_steps_and_completely() -> None:
     async with following(MemoryLog(segment_size=64 << 20)) as (_, master):
         frames = [encode_transfer_header(at, 1 << 20) + bytes(1 << 20) for at in range(0, 24 << 20, 1 << 20)]
         await master.streams[-1].send_all(b"".join(frames))
@@ -108,7 +108,7 @@ async def test_bulk_data_is_acknowledged_in_steps_and_completely(autojump_clock:
         assert master.reports[-1] == (0.0, (24 << 20) + BULK_BYTES, 0)
 
 
-async def test_a_silent_master_is_disconnected_after_twenty_seconds(autojump_clock: MockClock) -> None:
+async def test_a_silent_master_is_disconnected_after_twenty_seconds() -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await trio.sleep(20.0005)
         assert client.state.value is HAClientState.TRANSFER
@@ -120,7 +120,7 @@ async def test_a_silent_master_is_disconnected_after_twenty_seconds(autojump_clo
         assert master.connected_at == pytest.approx([0.0, 20.101])
 
 
-async def test_a_heartbeat_keeps_the_connection(autojump_clock: MockClock) -> None:
+async def test_a_heartbeat_keeps_the_connection() -> None:
     async with following(MemoryLog(bytes(9))) as (_, master):
         for _ in range(10):
             await trio.sleep(19)
@@ -128,7 +128,7 @@ async def test_a_heartbeat_keeps_the_connection(autojump_clock: MockClock) -> No
         assert len(master.connected_at) == 1
 
 
-async def test_reconnects_at_once_after_a_working_connection(autojump_clock: MockClock) -> None:
+async def test_reconnects_at_once_after_a_working_connection() -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await master.send(9)
         await trio.sleep(2)
@@ -139,9 +139,7 @@ async def test_reconnects_at_once_after_a_working_connection(autojump_clock: Moc
         assert client.statistics().ended_counts == {Condition.MASTER_CLOSED: 1}
 
 
-async def test_repeated_losses_are_not_reconnected_at_once(
-    autojump_clock: MockClock,
-) -> None:
+async def test_repeated_losses_are_not_reconnected_at_once() -> None:
     """For example two slaves with one identity, each of which makes the master close the other's connection."""
     async with following(MemoryLog(bytes(9))) as (_, master):
 
@@ -159,9 +157,7 @@ async def test_repeated_losses_are_not_reconnected_at_once(
         assert master.connected_at == pytest.approx(expected)
 
 
-async def test_waits_grow_to_five_seconds_and_are_logged_once(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_waits_grow_to_five_seconds_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with following(MemoryLog()) as (client, master):
             await master.send(0)
@@ -176,7 +172,7 @@ async def test_waits_grow_to_five_seconds_and_are_logged_once(
     assert caplog.text.count("ha.client_connect_failed") == 1
 
 
-async def test_an_unanswered_connect_times_out(autojump_clock: MockClock) -> None:
+async def test_an_unanswered_connect_times_out() -> None:
     tries: list[float] = []
 
     async def never(address: str) -> trio.abc.Stream:
@@ -193,7 +189,7 @@ async def test_an_unanswered_connect_times_out(autojump_clock: MockClock) -> Non
     assert client.statistics().ended_counts == {Condition.CONNECT_FAILED: 4}
 
 
-async def test_another_master_ends_the_wait_and_the_connection(autojump_clock: MockClock) -> None:
+async def test_another_master_ends_the_wait_and_the_connection() -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await master.send(123)  # which is not where the log ends
         await trio.sleep(2)
@@ -216,7 +212,7 @@ async def test_another_master_ends_the_wait_and_the_connection(autojump_clock: M
         assert master.connected_at[-1] == 63.0
 
 
-async def test_a_new_connection_has_no_condition_of_the_last_one(autojump_clock: MockClock) -> None:
+async def test_a_new_connection_has_no_condition_of_the_last_one() -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await master.send(9)
         await wait_all_tasks_blocked()
@@ -232,7 +228,7 @@ async def test_a_new_connection_has_no_condition_of_the_last_one(autojump_clock:
         assert client.statistics().condition is Condition.CONNECTED
 
 
-async def test_a_new_connection_says_what_the_obstacle_was(autojump_clock: MockClock) -> None:
+async def test_a_new_connection_says_what_the_obstacle_was() -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await master.send(123)  # which is not where the log ends
         await trio.sleep(5.1)
@@ -241,9 +237,7 @@ async def test_a_new_connection_says_what_the_obstacle_was(autojump_clock: MockC
         assert "before that offset_mismatch: the master sends from 123" in statistics.detail
 
 
-async def test_an_obstacle_that_stays_is_logged_once(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_obstacle_that_stays_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="ha.replication")
     async with following(MemoryLog(bytes(9))) as (_, master):
         for _ in range(3):
@@ -258,7 +252,7 @@ async def test_an_obstacle_that_stays_is_logged_once(
     ]
 
 
-async def test_another_master_ends_an_attempt_to_connect(autojump_clock: MockClock) -> None:
+async def test_another_master_ends_an_attempt_to_connect() -> None:
     """As after a failover: the former master's machine is off, and answers no packet."""
     tries: list[tuple[float, str]] = []
 
@@ -305,7 +299,7 @@ async def test_another_master_ends_an_attempt_to_connect(autojump_clock: MockClo
     ],
 )
 async def test_unfitting_frames_are_refused_before_any_append(
-    own: int, offset: int, size: int, condition: Condition, autojump_clock: MockClock
+    own: int, offset: int, size: int, condition: Condition
 ) -> None:
     log = MemoryLog(b"." * own)
     async with following(log) as (client, master):
@@ -319,14 +313,14 @@ async def test_unfitting_frames_are_refused_before_any_append(
         assert master.connected_at == [0.0, 5.0]
 
 
-async def test_an_empty_slave_adopts_the_position_of_a_heartbeat(autojump_clock: MockClock) -> None:
+async def test_an_empty_slave_adopts_the_position_of_a_heartbeat() -> None:
     async with following(MemoryLog()) as (_, master):
         await master.send(2 * SEGMENT_SIZE)
         await wait_all_tasks_blocked()
         assert master.values == [0, 2 * SEGMENT_SIZE]
 
 
-async def test_an_empty_slave_starts_at_any_segment(autojump_clock: MockClock) -> None:
+async def test_an_empty_slave_starts_at_any_segment() -> None:
     log = MemoryLog()
     async with following(log) as (_, master):
         await master.send(3 * SEGMENT_SIZE, b"tail")
@@ -335,7 +329,7 @@ async def test_an_empty_slave_starts_at_any_segment(autojump_clock: MockClock) -
         assert master.values == [0, 3 * SEGMENT_SIZE + 4]
 
 
-async def test_a_full_disk_is_a_condition_and_is_retried(autojump_clock: MockClock) -> None:
+async def test_a_full_disk_is_a_condition_and_is_retried() -> None:
     log = MemoryLog(bytes(10))
 
     async def full() -> None:
@@ -354,7 +348,7 @@ async def test_a_full_disk_is_a_condition_and_is_retried(autojump_clock: MockClo
         assert log.max_offset.value == 11
 
 
-async def test_ack_flushed_acknowledges_only_flushed_bytes(autojump_clock: MockClock) -> None:
+async def test_ack_flushed_acknowledges_only_flushed_bytes() -> None:
     log = MemoryLog(bytes(10), flushes=False)
     async with following(log, HAOptions(ack_flushed=True)) as (_, master):
         await master.send(10, b"12345")
@@ -366,7 +360,7 @@ async def test_ack_flushed_acknowledges_only_flushed_bytes(autojump_clock: MockC
         assert master.values == [10, 15]
 
 
-async def test_the_request_waits_for_the_flush_too(autojump_clock: MockClock) -> None:
+async def test_the_request_waits_for_the_flush_too() -> None:
     log = MemoryLog(flushes=False)
     log.put(bytes(10))
     async with following(log, HAOptions(ack_flushed=True)) as (_, master):
@@ -390,9 +384,7 @@ async def test_cancelling_within_a_frame_keeps_the_received_bytes() -> None:
 # A master that ends before the slave
 
 
-async def test_a_master_with_a_shorter_log_is_retried_slowly_and_logged_once(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_master_with_a_shorter_log_is_retried_slowly_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     master_log, log = MemoryLog(bytes(50)), MemoryLog(bytes(100))
     service = HAService(master_log)
     with caplog.at_level(logging.INFO):
@@ -410,7 +402,7 @@ async def test_a_master_with_a_shorter_log_is_retried_slowly_and_logged_once(
 # haOutOfRange
 
 
-async def test_a_slave_that_waits_stays_connected_and_unharmed(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_waits_stays_connected_and_unharmed() -> None:
     master_log = MemoryLog(bytes(SEGMENT_SIZE), first_offset=2 * SEGMENT_SIZE)
     log = MemoryLog(b"old")
     service = HAService(master_log)
@@ -423,7 +415,7 @@ async def test_a_slave_that_waits_stays_connected_and_unharmed(autojump_clock: M
 
 
 async def test_resync_moves_the_log_aside_and_starts_at_the_masters_first_offset(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     content = random.Random(5).randbytes(2 * SEGMENT_SIZE + 99)
     master_log = MemoryLog(content, first_offset=2 * SEGMENT_SIZE)
@@ -442,7 +434,7 @@ async def test_resync_moves_the_log_aside_and_starts_at_the_masters_first_offset
 
 
 async def test_a_resync_waits_for_space_and_then_starts_at_the_masters_first_offset(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     content = records(6 * SEGMENT_SIZE - 50)
     master_log = MemoryLog(content[2 * SEGMENT_SIZE :], first_offset=2 * SEGMENT_SIZE)
@@ -461,7 +453,7 @@ async def test_a_resync_waits_for_space_and_then_starts_at_the_masters_first_off
             assert slave.log.max_offset.value == master_log.max_offset.value
 
 
-async def test_resync_happens_when_retention_overtakes_a_connected_slave(autojump_clock: MockClock) -> None:
+async def test_resync_happens_when_retention_overtakes_a_connected_slave() -> None:
     master_log = MemoryLog(bytes(3 * SEGMENT_SIZE))
     service = HAService(master_log, HAOptions(transfer_bytes_per_s_max=1024))
     log = MemoryLog(bytes(1))
@@ -476,7 +468,7 @@ async def test_resync_happens_when_retention_overtakes_a_connected_slave(autojum
 
 
 @pytest.mark.parametrize("event", ["closed", "silent", "mismatch", "garbage", "idle"])
-async def test_only_the_masters_answer_causes_a_resync(event: str, autojump_clock: MockClock) -> None:
+async def test_only_the_masters_answer_causes_a_resync(event: str) -> None:
     log = MemoryLog(bytes(100))
     async with following(log, RESYNC) as (client, master):
 
@@ -498,7 +490,7 @@ async def test_only_the_masters_answer_causes_a_resync(event: str, autojump_cloc
         assert master.values[:2] == [-1, 100]
 
 
-async def test_a_rocketmq_master_is_asked_through_master_min_offset(autojump_clock: MockClock) -> None:
+async def test_a_rocketmq_master_is_asked_through_master_min_offset() -> None:
     content = random.Random(6).randbytes(SEGMENT_SIZE)
     master_log = MemoryLog(content, first_offset=SEGMENT_SIZE)
     log = MemoryLog(bytes(100))
@@ -520,7 +512,7 @@ async def test_a_rocketmq_master_is_asked_through_master_min_offset(autojump_clo
         assert client.statistics().resync_count == 1
 
 
-async def test_a_wrong_first_offset_does_not_fill_the_disk(autojump_clock: MockClock) -> None:
+async def test_a_wrong_first_offset_does_not_fill_the_disk() -> None:
     log = MemoryLog(bytes(100))
     offset = 0
 
@@ -542,7 +534,7 @@ async def test_a_wrong_first_offset_does_not_fill_the_disk(autojump_clock: MockC
 
 
 @pytest.mark.parametrize("first_offset", [0, 2 * SEGMENT_SIZE])
-async def test_first_gets_the_whole_log_of_a_halog_master(first_offset: int, autojump_clock: MockClock) -> None:
+async def test_first_gets_the_whole_log_of_a_halog_master(first_offset: int) -> None:
     content = random.Random(7).randbytes(3 * SEGMENT_SIZE + 5)
     master_log, log = MemoryLog(content, first_offset=first_offset), MemoryLog()
     async with following(log, FIRST, service=HAService(master_log)):
@@ -550,7 +542,7 @@ async def test_first_gets_the_whole_log_of_a_halog_master(first_offset: int, aut
         assert (log.min_offset, bytes(log.content)) == (first_offset, content)
 
 
-async def test_last_gets_the_last_segment(autojump_clock: MockClock) -> None:
+async def test_last_gets_the_last_segment() -> None:
     content = random.Random(7).randbytes(3 * SEGMENT_SIZE + 5)
     log = MemoryLog()
     async with following(log, service=HAService(MemoryLog(content))):
@@ -558,7 +550,7 @@ async def test_last_gets_the_last_segment(autojump_clock: MockClock) -> None:
         assert (log.min_offset, bytes(log.content)) == (3 * SEGMENT_SIZE, content[-5:])
 
 
-async def test_first_against_an_empty_halog_master(autojump_clock: MockClock) -> None:
+async def test_first_against_an_empty_halog_master() -> None:
     master_log, log = MemoryLog(), MemoryLog()
     async with following(log, FIRST, service=HAService(master_log)):
         await trio.sleep(30)
@@ -571,7 +563,7 @@ def log_with_a_record(size: int) -> bytes:
     return bytes.fromhex("00000120daa320a7") + random.Random(8).randbytes(size - 8)
 
 
-async def test_first_gets_the_whole_log_of_a_rocketmq_master(autojump_clock: MockClock) -> None:
+async def test_first_gets_the_whole_log_of_a_rocketmq_master() -> None:
     content = log_with_a_record(3 * SEGMENT_SIZE + 5)
     log = MemoryLog()
     async with following(log, FIRST, rocketmq=MemoryLog(content)) as (client, master):
@@ -581,7 +573,7 @@ async def test_first_gets_the_whole_log_of_a_rocketmq_master(autojump_clock: Moc
         assert client.statistics().reported_offset == len(content)
 
 
-async def test_the_first_heartbeat_at_offset_1_is_ignored(autojump_clock: MockClock) -> None:
+async def test_the_first_heartbeat_at_offset_1_is_ignored() -> None:
     """As from a real master with haSendHeartbeatInterval=1000: silent while asked, then heartbeat first, data next."""
     log = MemoryLog()
     async with following(log, FIRST) as (client, master):
@@ -594,7 +586,7 @@ async def test_the_first_heartbeat_at_offset_1_is_ignored(autojump_clock: MockCl
         assert client.statistics().connection_count == 1
 
 
-async def test_heartbeats_start_once_byte_0_is_restored(autojump_clock: MockClock) -> None:
+async def test_heartbeats_start_once_byte_0_is_restored() -> None:
     """Before that there is nothing to acknowledge."""
     async with following(MemoryLog(), FIRST) as (_, master):
         await trio.sleep(7)
@@ -604,7 +596,7 @@ async def test_heartbeats_start_once_byte_0_is_restored(autojump_clock: MockCloc
         assert master.reports[2:] == [(7.0, 100, 0), (12.001, 100, 0), (17.002, 100, 0)]
 
 
-async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked(autojump_clock: MockClock) -> None:
+async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked() -> None:
     content = random.Random(9).randbytes(2 * SEGMENT_SIZE)
 
     async def ask() -> int | None:
@@ -617,9 +609,7 @@ async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked
         assert (log.min_offset, bytes(log.content)) == (SEGMENT_SIZE, content)
 
 
-async def test_first_falls_back_to_the_last_segment_and_logs_it(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_first_falls_back_to_the_last_segment_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     content = random.Random(9).randbytes(2 * SEGMENT_SIZE + 7)
     log = MemoryLog()
     async with following(log, FIRST, rocketmq=MemoryLog(content, first_offset=SEGMENT_SIZE)) as (_, master):
@@ -629,7 +619,7 @@ async def test_first_falls_back_to_the_last_segment_and_logs_it(
     assert "ha.start_offset_unknown fallback=last_segment" in caplog.text
 
 
-async def test_first_against_an_empty_rocketmq_master_gets_everything_later(autojump_clock: MockClock) -> None:
+async def test_first_against_an_empty_rocketmq_master_gets_everything_later() -> None:
     master_log, log = MemoryLog(), MemoryLog()
     async with following(log, FIRST, rocketmq=master_log):
         await trio.sleep(20)
@@ -638,7 +628,7 @@ async def test_first_against_an_empty_rocketmq_master_gets_everything_later(auto
         assert log.content == master_log.content
 
 
-async def test_a_late_range_answer_changes_nothing(autojump_clock: MockClock) -> None:
+async def test_a_late_range_answer_changes_nothing() -> None:
     """A halog master under load answers after the slave has continued as with RocketMQ: it asks again."""
     log = MemoryLog()
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import ANY_SLAVE, AckRequest
@@ -35,7 +35,7 @@ async def connected(nursery: trio.Nursery, service: HAService, peer: str, *repor
     return slave
 
 
-async def test_two_connections_of_one_slave_count_once(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_two_connections_of_one_slave_count_once(nursery: trio.Nursery) -> None:
     _, service = new_service()
     await connected(nursery, service, "10.0.0.1:1111", 1, 100)
     await connected(nursery, service, "10.0.0.1:2222", 1, 300)
@@ -45,7 +45,7 @@ async def test_two_connections_of_one_slave_count_once(autojump_clock: MockClock
     assert service.connection_count == 3
 
 
-async def test_on_loopback_every_connection_is_a_slave(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_on_loopback_every_connection_is_a_slave(nursery: trio.Nursery) -> None:
     _, service = new_service()
     await connected(nursery, service, "127.0.0.1:1", 100)
     await connected(nursery, service, "[::1]:2", 100)
@@ -75,7 +75,7 @@ def test_every_close_reason_has_a_text() -> None:
     assert set(ENDS_IN_WORDS) == set(CloseReason)
 
 
-async def test_a_silent_connection_does_not_count(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_silent_connection_does_not_count(nursery: trio.Nursery) -> None:
     _, service = new_service()
     assert service.explain(END) == "no slave is connected"
     await connected(nursery, service, "10.0.0.1:1")
@@ -106,7 +106,7 @@ class SlowToClose(trio.abc.Stream):
             await self.may_close.wait()
 
 
-async def test_a_closing_connection_does_not_count(autojump_clock: MockClock) -> None:
+async def test_a_closing_connection_does_not_count() -> None:
     """A put then gets as explanation that the slave disconnected, not that one can't connect."""
     _, service = new_service()
     service.record_table_copy("10.0.0.1")
@@ -120,7 +120,7 @@ async def test_a_closing_connection_does_not_count(autojump_clock: MockClock) ->
         assert service.explain(END) == "no slave is connected; the last one, 10.0.0.1:1, closed its connection, 0 s ago"
 
 
-async def test_the_gap_is_strict(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_the_gap_is_strict(nursery: trio.Nursery) -> None:
     _, service = new_service(fall_behind_max_bytes=1000)
     await connected(nursery, service, "10.0.0.1:1", 500)
     assert service.is_slave_ok(1499)
@@ -131,7 +131,7 @@ async def test_the_gap_is_strict(autojump_clock: MockClock, nursery: trio.Nurser
     assert service.in_sync_replicas_nums(1500) == 1
 
 
-async def test_push2_offset_stays_when_its_slave_disconnects(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_push2_offset_stays_when_its_slave_disconnects(nursery: trio.Nursery) -> None:
     _, service = new_service()
     slave = await connected(nursery, service, "10.0.0.1:1", 1, 700)
     slave_gone = slave.stream.send_stream
@@ -141,7 +141,7 @@ async def test_push2_offset_stays_when_its_slave_disconnects(autojump_clock: Moc
     assert not service.is_slave_ok(700)
 
 
-async def test_what_a_slave_requests_acknowledges_no_put(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_what_a_slave_requests_acknowledges_no_put(nursery: trio.Nursery) -> None:
     """Its log may have the history from before the master lost its tail. It compares its end, and disconnects."""
     _, service = new_service()
     done: list[PutStatus] = []
@@ -156,18 +156,14 @@ async def test_what_a_slave_requests_acknowledges_no_put(autojump_clock: MockClo
     assert done == [PutStatus.PUT_OK]
 
 
-async def test_a_slave_that_requests_the_end_of_the_log_acknowledges_all(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
+async def test_a_slave_that_requests_the_end_of_the_log_acknowledges_all(nursery: trio.Nursery) -> None:
     """RocketMQ's slaves compare nothing, and report no more until there is more."""
     _, service = new_service()
     await connected(nursery, service, "10.0.0.1:1", END)
     assert service.acknowledged() == [END]
 
 
-async def test_retention_keeps_what_a_disconnected_slave_needs(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
+async def test_retention_keeps_what_a_disconnected_slave_needs(nursery: trio.Nursery) -> None:
     _, service = new_service()
     await connected(nursery, service, "10.0.0.1:1", 700)
     away = await connected(nursery, service, "10.0.0.2:1", 300)
@@ -183,7 +179,7 @@ async def test_retention_keeps_what_a_disconnected_slave_needs(
     assert service.lowest_needed_offset() == 400
 
 
-async def test_retention_keeps_what_the_slowest_slave_needs(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_retention_keeps_what_the_slowest_slave_needs(nursery: trio.Nursery) -> None:
     _, service = new_service()
     assert service.lowest_needed_offset() is None
     await connected(nursery, service, "10.0.0.1:1", 700)
@@ -192,9 +188,7 @@ async def test_retention_keeps_what_the_slowest_slave_needs(autojump_clock: Mock
     assert service.lowest_needed_offset() == 300
 
 
-async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
+async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(nursery: trio.Nursery) -> None:
     """A put at the end of a segment waits for two slaves; a new one that starts in the next must not be the second."""
     log, service = new_service()
     done: list[tuple[float, PutStatus]] = []
@@ -217,7 +211,7 @@ async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
     assert service.acknowledged() == [END + 30, END, 10]
 
 
-async def test_silent_connections_are_evicted_when_full(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_silent_connections_are_evicted_when_full(nursery: trio.Nursery) -> None:
     _, service = new_service(connection_count_max=2)
     stranger = await connected(nursery, service, "10.9.9.9:1")
     await connected(nursery, service, "10.0.0.1:1", 1, 10)
@@ -230,9 +224,7 @@ async def test_silent_connections_are_evicted_when_full(autojump_clock: MockCloc
     assert service.acknowledged() == [20, 10]
 
 
-async def test_a_repeated_close_reason_is_logged_once_and_always_counted(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_repeated_close_reason_is_logged_once_and_always_counted(caplog: pytest.LogCaptureFixture) -> None:
     _, service = new_service()
     with caplog.at_level(logging.INFO):
         async with trio.open_nursery() as nursery:
@@ -242,7 +234,7 @@ async def test_a_repeated_close_reason_is_logged_once_and_always_counted(
     assert service.statistics().closed_counts[CloseReason.REPORT_BEYOND_END] == 5
 
 
-async def test_statistics_have_lag_and_rate(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_statistics_have_lag_and_rate(nursery: trio.Nursery) -> None:
     _, service = new_service()
     await connected(nursery, service, "10.0.0.1:1", 96, 1096)
     await trio.sleep(1.5)
@@ -257,7 +249,7 @@ async def test_statistics_have_lag_and_rate(autojump_clock: MockClock, nursery: 
     assert slave.last_report_age_s == 1.5
 
 
-async def test_waiting_for_states(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_waiting_for_states(nursery: trio.Nursery) -> None:
     _, service = new_service()
     seen: list[str] = []
 
@@ -302,7 +294,7 @@ async def test_no_task_and_no_connection_outlives_serve() -> None:
         await stream.aclose()
 
 
-async def test_a_memory_stream_has_a_unique_name(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_memory_stream_has_a_unique_name(nursery: trio.Nursery) -> None:
     _, service = new_service()
     ours, theirs = memory_stream_pair()
     nursery.start_soon(service.handle, theirs)

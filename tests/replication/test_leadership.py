@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol.auto_switch_frame import MasterHandshake, SlaveHandshake
 from ha.protocol.codes import PutStatus
@@ -66,7 +66,7 @@ class Put:
 # Handshake and frames
 
 
-async def test_a_handshake_is_answered_with_the_history(autojump_clock: MockClock) -> None:
+async def test_a_handshake_is_answered_with_the_history() -> None:
     member = await Member(bytes(2456)).begin((1, 0), (3, 1535))
     async with served(leading(member)) as nursery:
         slave = MemberSide(leading(member))
@@ -77,7 +77,7 @@ async def test_a_handshake_is_answered_with_the_history(autojump_clock: MockCloc
         assert slave.frames == []
 
 
-async def test_a_frame_ends_with_its_epoch(autojump_clock: MockClock) -> None:
+async def test_a_frame_ends_with_its_epoch() -> None:
     member = await Member(bytes(range(200)) * 10).begin((1, 300), (3, 1535), (4, 1600))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 0)
@@ -90,7 +90,7 @@ async def test_a_frame_ends_with_its_epoch(autojump_clock: MockClock) -> None:
         assert b"".join(body for _, _, body in slave.frames) == member.log.content
 
 
-async def test_new_bytes_and_heartbeats_are_of_the_term(autojump_clock: MockClock) -> None:
+async def test_new_bytes_and_heartbeats_are_of_the_term() -> None:
     member = await Member(bytes(1000)).begin((1, 0), (2, 1000))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -102,7 +102,7 @@ async def test_new_bytes_and_heartbeats_are_of_the_term(autojump_clock: MockCloc
         assert slave.frames[1][0] == 5.001
 
 
-async def test_heartbeats_of_an_empty_log_have_no_offset(autojump_clock: MockClock) -> None:
+async def test_heartbeats_of_an_empty_log_have_no_offset() -> None:
     member = await Member().begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 0)
@@ -113,7 +113,7 @@ async def test_heartbeats_of_an_empty_log_have_no_offset(autojump_clock: MockClo
 
 
 @pytest.mark.parametrize(("from_last", "start"), [(False, 0), (True, 8192)])
-async def test_where_an_empty_slave_starts(from_last: bool, start: int, autojump_clock: MockClock) -> None:
+async def test_where_an_empty_slave_starts(from_last: bool, start: int) -> None:
     member = await Member(bytes(9000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = MemberSide(service)
@@ -124,7 +124,7 @@ async def test_where_an_empty_slave_starts(from_last: bool, start: int, autojump
         assert slave.heads[0][0] == start
 
 
-async def test_a_handshake_in_pieces_is_understood(autojump_clock: MockClock) -> None:
+async def test_a_handshake_in_pieces_is_understood() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = MemberSide(service)
@@ -139,7 +139,7 @@ async def test_a_handshake_in_pieces_is_understood(autojump_clock: MockClock) ->
         assert slave.close_reason is None
 
 
-async def test_a_second_handshake_closes_the_connection(autojump_clock: MockClock) -> None:
+async def test_a_second_handshake_closes_the_connection() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 100)
@@ -151,7 +151,7 @@ async def test_a_second_handshake_closes_the_connection(autojump_clock: MockCloc
 # Slaves that are no members
 
 
-async def test_other_slaves_are_served_and_never_join_the_set(autojump_clock: MockClock) -> None:
+async def test_other_slaves_are_served_and_never_join_the_set() -> None:
     member = await Member(bytes(5000)).begin((1, 0), (2, 100))
     async with served(service := leading(member)) as nursery:
         plain = SlaveSide(service)
@@ -170,9 +170,7 @@ async def test_other_slaves_are_served_and_never_join_the_set(autojump_clock: Mo
         assert asking.heads == [(0.0, 0, 0), (0.0, 5000, 0)]
 
 
-async def test_an_ambiguous_first_report_is_resolved_by_time(
-    autojump_clock: MockClock,
-) -> None:
+async def test_an_ambiguous_first_report_is_resolved_by_time() -> None:
     """Eight bytes 00000001 00000000: a slave with four segments of one GiB."""
     member = await Member(bytes(100), first_offset=1 << 32).begin((1, 0))
     async with served(service := leading(member)) as nursery:
@@ -188,7 +186,7 @@ async def test_an_ambiguous_first_report_is_resolved_by_time(
         assert service.acknowledged() == [(1 << 32) + 100]
 
 
-async def test_members_are_refused_while_not_leading(autojump_clock: MockClock) -> None:
+async def test_members_are_refused_while_not_leading() -> None:
     member = await Member(bytes(100)).begin((1, 0))
     service = HAService(member.log, member=member)
     async with served(service) as nursery:
@@ -200,7 +198,7 @@ async def test_members_are_refused_while_not_leading(autojump_clock: MockClock) 
 # What counts
 
 
-async def test_a_put_waits_for_each_member_on_a_connection_of_this_term(autojump_clock: MockClock) -> None:
+async def test_a_put_waits_for_each_member_on_a_connection_of_this_term() -> None:
     member = await Member(bytes(1000)).begin((1, 0), (2, 1000))
     async with served(service := leading(member, SLAVE, OTHER)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -221,7 +219,7 @@ async def test_a_put_waits_for_each_member_on_a_connection_of_this_term(autojump
         assert member.log.dispatch_limit.value == 1010
 
 
-async def test_puts_wait_for_a_slave_before_it_joins(autojump_clock: MockClock) -> None:
+async def test_puts_wait_for_a_slave_before_it_joins() -> None:
     """RocketMQ #5663, over connections."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
@@ -247,7 +245,7 @@ async def test_puts_wait_for_a_slave_before_it_joins(autojump_clock: MockClock) 
         assert put.status is PutStatus.PUT_OK
 
 
-async def test_puts_wait_only_briefly_for_a_joining_slave_that_stalls(autojump_clock: MockClock) -> None:
+async def test_puts_wait_only_briefly_for_a_joining_slave_that_stalls() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         await trio.sleep(4)  # the set was looked at shortly before, and will be again in seconds
@@ -264,7 +262,7 @@ async def test_puts_wait_only_briefly_for_a_joining_slave_that_stalls(autojump_c
         assert leadership_of(service).proposed_set.value is None
 
 
-async def test_a_lost_member_fails_no_put_before_its_deadline(autojump_clock: MockClock) -> None:
+async def test_a_lost_member_fails_no_put_before_its_deadline() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -280,7 +278,7 @@ async def test_a_lost_member_fails_no_put_before_its_deadline(autojump_clock: Mo
         assert member.log.dispatch_limit.value == 1000
 
 
-async def test_a_member_that_never_connects_is_dropped_in_time(autojump_clock: MockClock) -> None:
+async def test_a_member_that_never_connects_is_dropped_in_time() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member, SLAVE)
     async with served(service):
@@ -290,7 +288,7 @@ async def test_a_member_that_never_connects_is_dropped_in_time(autojump_clock: M
         assert round(trio.current_time() - began, 6) == 3.001
 
 
-async def test_a_stalled_member_is_dropped_in_time(autojump_clock: MockClock) -> None:
+async def test_a_stalled_member_is_dropped_in_time() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member, SLAVE, options=HAOptions(housekeeping_interval_s=1000))
     async with served(service) as nursery:
@@ -303,7 +301,7 @@ async def test_a_stalled_member_is_dropped_in_time(autojump_clock: MockClock) ->
         assert 15 < trio.current_time() - began <= 15.01
 
 
-async def test_sends_continue_soon_after_a_member_stalls(autojump_clock: MockClock) -> None:
+async def test_sends_continue_soon_after_a_member_stalls() -> None:
     """Its connection is open and its lease alive: the network between it and its master is cut."""
     member = await Member(bytes(1000)).begin((1, 0))
     rules = SyncStateRules(stalled_s_max=2.0)
@@ -323,7 +321,7 @@ async def test_sends_continue_soon_after_a_member_stalls(autojump_clock: MockClo
         assert put.status is PutStatus.PUT_OK
 
 
-async def test_a_learner_is_served_and_never_proposed(autojump_clock: MockClock) -> None:
+async def test_a_learner_is_served_and_never_proposed() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         for broker_id, flags in ((SLAVE, {"learner": True}), (OTHER, {"from_last": True})):
@@ -336,7 +334,7 @@ async def test_a_learner_is_served_and_never_proposed(autojump_clock: MockClock)
         assert service.acknowledged() == [1000, 1000]
 
 
-async def test_a_members_second_connection_replaces_the_first(autojump_clock: MockClock) -> None:
+async def test_a_members_second_connection_replaces_the_first() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         first = await joined(service, nursery, 1000)
@@ -350,7 +348,7 @@ async def test_a_members_second_connection_replaces_the_first(autojump_clock: Mo
         assert [slave.broker_id for slave in service.statistics().slaves] == [SLAVE]
 
 
-async def test_a_peer_with_the_masters_id_is_refused(autojump_clock: MockClock) -> None:
+async def test_a_peer_with_the_masters_id_is_refused() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 1000, MASTER)
@@ -358,9 +356,7 @@ async def test_a_peer_with_the_masters_id_is_refused(autojump_clock: MockClock) 
 
 
 @pytest.mark.parametrize("offset", [1001, 500])
-async def test_an_impossible_report_closes_the_connection_and_does_not_count(
-    offset: int, autojump_clock: MockClock
-) -> None:
+async def test_an_impossible_report_closes_the_connection_and_does_not_count(offset: int) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 900)
@@ -370,7 +366,7 @@ async def test_an_impossible_report_closes_the_connection_and_does_not_count(
         assert service.acknowledged_by_set() == -1
 
 
-async def test_wait_held_returns_when_the_member_has_everything(autojump_clock: MockClock) -> None:
+async def test_wait_held_returns_when_the_member_has_everything() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE, OTHER)) as nursery:
         held = trio.Event()
@@ -391,7 +387,7 @@ async def test_wait_held_returns_when_the_member_has_everything(autojump_clock: 
 # The end of a term
 
 
-async def test_step_down_ends_everything_of_the_term(autojump_clock: MockClock) -> None:
+async def test_step_down_ends_everything_of_the_term() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -415,7 +411,7 @@ async def test_step_down_ends_everything_of_the_term(autojump_clock: MockClock) 
         assert late.status is PutStatus.FLUSH_SLAVE_TIMEOUT
 
 
-async def test_acks_of_one_term_do_not_count_in_the_next(autojump_clock: MockClock) -> None:
+async def test_acks_of_one_term_do_not_count_in_the_next() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -433,7 +429,7 @@ async def test_acks_of_one_term_do_not_count_in_the_next(autojump_clock: MockClo
         assert member.log.dispatch_limit.value == 1010
 
 
-async def test_late_calls_for_an_earlier_term_change_nothing(autojump_clock: MockClock) -> None:
+async def test_late_calls_for_an_earlier_term_change_nothing() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member)
     leadership_of(service).step_down()
@@ -442,7 +438,7 @@ async def test_late_calls_for_an_earlier_term_change_nothing(autojump_clock: Moc
     assert service.statistics().sync_state is None
 
 
-async def test_the_set_is_what_in_sync_means_while_this_node_leads(autojump_clock: MockClock) -> None:
+async def test_the_set_is_what_in_sync_means_while_this_node_leads() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member, SLAVE, rules=SyncStateRules(min_in_sync_replicas=2))
     async with served(service) as nursery:
@@ -463,7 +459,7 @@ async def test_the_set_is_what_in_sync_means_while_this_node_leads(autojump_cloc
 # Two processes with one broker id
 
 
-async def test_acks_of_a_process_that_lost_its_id_do_not_count(autojump_clock: MockClock) -> None:
+async def test_acks_of_a_process_that_lost_its_id_do_not_count() -> None:
     """It was cut off from the agreement service, not from the master; another process has its id now."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
@@ -495,7 +491,7 @@ async def test_acks_of_a_process_that_lost_its_id_do_not_count(autojump_clock: M
         assert leadership.acknowledged_offset == 1020
 
 
-async def test_a_report_in_flight_when_the_id_is_lost_does_not_count(autojump_clock: MockClock) -> None:
+async def test_a_report_in_flight_when_the_id_is_lost_does_not_count() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
@@ -507,7 +503,7 @@ async def test_a_report_in_flight_when_the_id_is_lost_does_not_count(autojump_cl
         assert leadership.acknowledged_offset != 1000
 
 
-async def test_an_unknown_process_is_admitted_and_stays(autojump_clock: MockClock) -> None:
+async def test_an_unknown_process_is_admitted_and_stays() -> None:
     """It may have just started: the master's view of the agreement service lags."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
@@ -521,9 +517,7 @@ async def test_an_unknown_process_is_admitted_and_stays(autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_a_slave_without_a_run_id_is_admitted_unless_one_is_known(
-    is_known: bool, autojump_clock: MockClock
-) -> None:
+async def test_a_slave_without_a_run_id_is_admitted_unless_one_is_known(is_known: bool) -> None:
     """RocketMQ's slaves and earlier releases send none, and their keys have none."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
@@ -535,7 +529,7 @@ async def test_a_slave_without_a_run_id_is_admitted_unless_one_is_known(
         assert slave.close_reason is (CloseReason.OTHER_RUN if is_known else None)
 
 
-async def test_the_same_process_may_connect_again(autojump_clock: MockClock) -> None:
+async def test_the_same_process_may_connect_again() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership_of(service).set_live_members({SLAVE: 21})

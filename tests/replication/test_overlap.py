@@ -8,7 +8,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.replication import ha_session
 from ha.replication.ha_client import HAClient
@@ -109,7 +109,7 @@ async def following(
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_slave_continues_where_it_was(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_slave_continues_where_it_was(kind: str) -> None:
     content = records(2 * SEGMENT_SIZE + 300)
     master, slave = MemoryLog(content), MemoryLog(content[: SEGMENT_SIZE + 2000])
     async with following(kind, master, slave) as (client, service):
@@ -126,7 +126,7 @@ async def test_a_slave_continues_where_it_was(kind: str, autojump_clock: MockClo
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_slave_with_the_whole_log_gets_nothing_new(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_slave_with_the_whole_log_gets_nothing_new(kind: str) -> None:
     content = random.Random(2).randbytes(3000)
     master, slave = MemoryLog(content), MemoryLog(content)
     async with following(kind, master, slave) as (client, _):
@@ -136,9 +136,7 @@ async def test_a_slave_with_the_whole_log_gets_nothing_new(kind: str, autojump_c
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_master_that_lost_its_tail_and_grew_past_the_slave_is_not_followed(
-    kind: str, autojump_clock: MockClock
-) -> None:
+async def test_a_master_that_lost_its_tail_and_grew_past_the_slave_is_not_followed(kind: str) -> None:
     shared = random.Random(3).randbytes(2000)
     lost, written_since = b"acknowledged by the slave", random.Random(4).randbytes(500)
     master, slave = MemoryLog(shared + written_since), MemoryLog(shared + lost)
@@ -158,9 +156,7 @@ async def test_a_master_that_lost_its_tail_and_grew_past_the_slave_is_not_follow
     [(3000, 3050), (1500, SEGMENT_SIZE - 100), (1500, SEGMENT_SIZE), (1500, SEGMENT_SIZE + 50)],
     ids=["within a record", "within a filler", "behind a filler", "within a head"],
 )
-async def test_the_same_messages_stored_again_are_another_history(
-    kind: str, body_size: int, end: int, autojump_clock: MockClock
-) -> None:
+async def test_the_same_messages_stored_again_are_another_history(kind: str, body_size: int, end: int) -> None:
     """A master lost its tail, and its producers sent the same messages again. Only the store times differ."""
     logs = [records(2 * SEGMENT_SIZE, body_sizes=(body_size, body_size), stored_ms=ms) for ms in (1, 2)]
     master, slave = MemoryLog(logs[1]), MemoryLog(logs[0][:end])
@@ -170,9 +166,7 @@ async def test_the_same_messages_stored_again_are_another_history(
         assert client.statistics().condition is Condition.DIVERGED
 
 
-async def test_a_log_without_records_is_compared_as_far_as_they_are_looked_for(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_without_records_is_compared_as_far_as_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ha_session, "SEARCH_BYTES_MAX", 2500)
     master, slave = MemoryLog(bytes(4000)), MemoryLog(bytes(4000))
     async with following("halog", master, slave) as (client, service):
@@ -181,7 +175,7 @@ async def test_a_log_without_records_is_compared_as_far_as_they_are_looked_for(
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_shorter_master_is_reported(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_shorter_master_is_reported(kind: str) -> None:
     content = random.Random(5).randbytes(3000)
     master, slave = MemoryLog(content[:2500]), MemoryLog(content)
     async with following(kind, master, slave) as (client, _):
@@ -193,7 +187,7 @@ async def test_a_shorter_master_is_reported(kind: str, autojump_clock: MockClock
         assert slave.content == content + b"new"
 
 
-async def test_a_slave_that_cannot_read_its_end_says_so(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_cannot_read_its_end_says_so() -> None:
     master, slave = MemoryLog(bytes(3000)), MemoryLog(bytes(3000))
 
     async def read(*_: object) -> bytes:
@@ -208,7 +202,7 @@ async def test_a_slave_that_cannot_read_its_end_says_so(autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("housekeeping_s", [3.0, 20.0])
-async def test_a_slave_whose_end_is_damaged_says_so(housekeeping_s: float, autojump_clock: MockClock) -> None:
+async def test_a_slave_whose_end_is_damaged_says_so(housekeeping_s: float) -> None:
     """A master that closes silent connections sooner than the slave waited for the repair hid why it waited."""
     content = random.Random(6).randbytes(3000)
     master, slave = MemoryLog(content + b"new"), MemoryLog(content)
@@ -224,7 +218,7 @@ async def test_a_slave_whose_end_is_damaged_says_so(housekeeping_s: float, autoj
 
 
 @pytest.mark.parametrize("end", [2000, SEGMENT_SIZE])
-async def test_a_master_that_ends_where_the_comparison_starts_is_reported(end: int, autojump_clock: MockClock) -> None:
+async def test_a_master_that_ends_where_the_comparison_starts_is_reported(end: int) -> None:
     """It sends as little as a master that deleted these bytes; the range question on another connection shows which."""
     content = random.Random(9).randbytes(end + (1000 if end % SEGMENT_SIZE else 300))
     master, slave = MemoryLog(content[:end]), MemoryLog(content)
@@ -240,9 +234,7 @@ async def test_a_master_that_ends_where_the_comparison_starts_is_reported(end: i
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_slave_at_the_end_of_a_deleted_segment_continues_with_the_next(
-    kind: str, autojump_clock: MockClock
-) -> None:
+async def test_a_slave_at_the_end_of_a_deleted_segment_continues_with_the_next(kind: str) -> None:
     content = random.Random(6).randbytes(SEGMENT_SIZE + 500)
     master, slave = MemoryLog(content), MemoryLog(content[:SEGMENT_SIZE])
     master.delete_before(SEGMENT_SIZE)
@@ -253,9 +245,7 @@ async def test_a_slave_at_the_end_of_a_deleted_segment_continues_with_the_next(
 
 
 @pytest.mark.parametrize(("kind", "end"), [("halog", 2 * SEGMENT_SIZE - 1000), ("rocketmq", 2000)])
-async def test_a_longer_slave_is_compared_once_the_master_has_grown(
-    kind: str, end: int, autojump_clock: MockClock
-) -> None:
+async def test_a_longer_slave_is_compared_once_the_master_has_grown(kind: str, end: int) -> None:
     """A master that sends nothing before the slave's end may have deleted it, and a slave that then asked for its end
     itself, with nothing to compare, would have two histories in its log once a shorter master has grown past it."""
     content = random.Random(10).randbytes(2 * SEGMENT_SIZE)
@@ -271,9 +261,7 @@ async def test_a_longer_slave_is_compared_once_the_master_has_grown(
 
 
 @pytest.mark.parametrize("tells_min_offset", [True, False])
-async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_continues(
-    tells_min_offset: bool, autojump_clock: MockClock
-) -> None:
+async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_continues(tells_min_offset: bool) -> None:
     content = random.Random(12).randbytes(3 * SEGMENT_SIZE)
     master, slave = MemoryLog(content), MemoryLog(content[:SEGMENT_SIZE])
     master.delete_before(SEGMENT_SIZE)
@@ -283,7 +271,7 @@ async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_continues(
         assert client.statistics().condition is Condition.CONNECTED
 
 
-async def test_a_slave_waits_for_a_rocketmq_master_without_its_position(autojump_clock: MockClock) -> None:
+async def test_a_slave_waits_for_a_rocketmq_master_without_its_position() -> None:
     content = records(3000)
     master, slave = MemoryLog(content[:1000]), MemoryLog(content)
     async with following("rocketmq", master, slave) as (client, _):

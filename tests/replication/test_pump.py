@@ -217,6 +217,7 @@ def test_sessions_with_and_without_the_pump_do_the_same(sizes: list[int], cuts: 
 
 
 @pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.real_time
 async def test_the_steady_state_is_pumped(monkeypatch: pytest.MonkeyPatch, twin: object) -> None:
     monkeypatch.setattr(ha_session, "pump", twin)
     with file_log() as log:

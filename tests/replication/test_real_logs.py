@@ -24,6 +24,8 @@ from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
 from tests.store.stores import reached
 
+pytestmark = pytest.mark.real_time
+
 SEGMENT_SIZE = 1 << 16
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -19,6 +20,8 @@ from ha.replication.options import HAOptions
 from ha.replication.progress import CloseReason
 from ha.replication.statistics import Condition
 from tests.replication.memory_log import MemoryLog
+
+pytestmark = pytest.mark.real_time
 
 SEGMENT = 1 << 20
 
