@@ -203,6 +203,11 @@ def test_query_goes_on_after_one_of_its_topics_was_deleted(nodes: Cluster) -> No
         assert after.positions[other] == end
         with pytest.raises(RouteNotFound):
             source.queue_range(QueueKey("gone", "broker-that-is-away", 0))
+        # A batch that was planned before.
+        task = source.queue_partition([QueueSlice(gone, 0, 1), QueueSlice(other, 0, end)])
+        with pytest.raises(RecordsGone, match=r"gone queue 0 of broker-a: offsets 0 to 0 .* its topic was deleted"):
+            list(task.read(ReadOptions()))
+        assert sum(batch.num_rows for batch in task.read(ReadOptions(fail_on_data_loss=False))) == end
     finally:
         source.close()
 

@@ -27,12 +27,14 @@ from ha.arrow import decode_pull_body
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
 from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
+from ha.protocol.codes import ResponseCode
 from ha.protocol.record import MessageRecord, decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 from ha.spark.source.options import SourceOptions
+from ha.spark.source.planning import report_loss
 
 logger = logging.getLogger("ha.spark")
 
@@ -286,11 +288,19 @@ def _read_slice(
     def start(at: int) -> Future[list[Slot]]:
         return client.portal.start_task_soon(pull_slots, client.consumer, queue, at, end, pulls)
 
-    waiting = start(begin) if begin < end else None
+    at = begin
+    waiting = start(at) if at < end else None
     bodies: list[bytes] = []
     size = entry_count = 0
     while waiting is not None:
-        slots = _result_of(waiting, f"{piece.queue}", settings)
+        try:
+            slots = _result_of(waiting, f"{piece.queue}", settings)
+        except BrokerError as error:
+            is_away = piece.queue.broker not in client.call(client.consumer.broker_names)
+            if error.code != ResponseCode.TOPIC_NOT_EXIST or is_away:
+                raise
+            report_loss(options.fail_on_data_loss, str(piece.queue), at, end, "its topic was deleted")
+            slots = [Slot(end, end)]
         at = slots[-1].end
         waiting = start(at) if at < end else None
         for slot in slots:
