@@ -12,11 +12,14 @@ import trio
 
 from ha.config import ProxyConfig, options_of
 from ha.process import Entry
+from ha.protocol.remoting import FRAME_SIZE_MAX
 
 STOP_GRACE_S = 0.3
 """Time for calls under way at the end; long polls are cancelled then."""
 MESSAGE_OVERHEAD = 1 << 20
 """Bytes of a request besides one body of the maximum size."""
+BODY_SIZE_MAX = FRAME_SIZE_MAX - MESSAGE_OVERHEAD
+"""Maximum bytes of a body, whatever maxMessageSize says: a request to a broker is one frame."""
 
 
 @asynccontextmanager
@@ -36,8 +39,9 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
     access = await read_access(config)
     listeners = await open_listeners(config.bind_address, config.grpc_listen_port, key="grpcListenPort")
     host, port = listeners[0].socket.getsockname()[:2]
+    front_options = FrontOptions(message_size_max=min(config.message_size_max, BODY_SIZE_MAX))
     options = GrpcOptions(
-        message_size_max=config.message_size_max + MESSAGE_OVERHEAD,
+        message_size_max=front_options.message_size_max + MESSAGE_OVERHEAD,
         connections_max=config.connections_max,
         connections_per_host_max=config.connections_per_host_max,
         idle_timeout_s=config.idle_timeout_s,
@@ -57,7 +61,7 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
         users = access.attach_users(config, cluster)
         front = cluster.front = Front(
             cluster,
-            FrontOptions(message_size_max=config.message_size_max),
+            front_options,
             client_id=f"front@{host}:{port}@{os.getpid()}@{time.time_ns():x}",
             wall_clock_ms=wall_clock_ms,
             access=access.calls(users),

@@ -11,13 +11,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from ha.config import ProxyConfig, load_config
 from ha.protocol import java_json
 from ha.protocol.bodies import BrokerData, ClusterInfo, GroupConfig, QueueData, TopicConfig, TopicRouteData
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.proxy.__main__ import BODY_SIZE_MAX, serve_proxy
 from ha.proxy.brokers import UNTYPED, BrokerUnreachable
 from ha.proxy.cluster import ROUTE_AGE_S_MAX, Cluster
 from ha.proxy.messages import MessageType
+from tests.proxy.site import Client
+from tests.proxy.test_telemetry import chatting, producer
 
 ROUTE = TopicRouteData(
     broker_datas=[
@@ -284,6 +288,18 @@ async def test_requests_that_are_too_large_for_a_frame() -> None:
         command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(1 << 24))
         with pytest.raises(BrokerUnreachable, match="the maximum is 16777216"):
             await cluster.invoke(None, "a", command, 3)
+
+
+async def test_a_front_accepts_what_a_frame_can_hold() -> None:
+    """Whatever maxMessageSize says. Its clients learn the limit before they send."""
+    keys = ("grpcListenPort=0", "namesrvAddr=127.0.0.1:1", "maxMessageSize=100000000")
+    config = load_config(ProxyConfig, settings=keys).config
+    async with serve_proxy(config) as line, chatting(Client(line.rpartition("=")[2])) as chat:
+        answer = await chat.tell(producer("t"))
+        assert answer.settings.publishing.max_body_size == BODY_SIZE_MAX
+    encode_command(
+        RemotingCommand(RequestCode.SEND_MESSAGE_V2, ext_fields={"i": "ü" * 20_000}, body=bytes(BODY_SIZE_MAX))
+    )
 
 
 async def test_malformed_answers() -> None:
