@@ -21,7 +21,7 @@ import trustme
 from ha.cli import run
 from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
-from ha.cli.cluster.running import locked, runner_of, stop_nodes, wait_settled
+from ha.cli.cluster.running import locked, runner_of, start_missing, stop_nodes, wait_settled
 from ha.cli.exits import UsageError
 from tests.cli.cluster import wait_until
 from tests.cli.doctoring import closed_port
@@ -186,6 +186,18 @@ def test_a_second_down_waits_for_the_first(tmp_path: Path, capsys: pytest.Captur
         assert run(["cluster", "down", "--dir", str(tmp_path)]) == 0
         assert runner.wait(TIMEOUT_S) == 0
     assert "process.stopped" in (tmp_path / "broker-a-0.log").read_text()
+
+
+def test_a_start_does_not_wait_for_a_cluster_that_was_stopped(tmp_path: Path) -> None:
+    """As with `ha cluster up` while `ha cluster down` runs."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as runner:
+        descriptor = os.pidfd_open(runner.pid)
+    with closed_port() as gone:
+        node = LocalNode("broker-a-0", {"brokerName": "broker-a", "adminListenPort": gone.rpartition(":")[2]})
+        start_missing(descriptor)
+        with pytest.raises(NodeError, match="was stopped meanwhile"):
+            wait_settled(tmp_path, [node], 600, descriptor)
+    os.close(descriptor)
 
 
 _COUNT_SIGNALS = """

@@ -39,6 +39,7 @@ from ha.cli.cluster.running import (
     locked,
     pages_of_nodes,
     runner_of,
+    start_missing,
     stop_nodes,
     stop_runner,
     wait_settled,
@@ -111,10 +112,10 @@ def up(
                 return _run(dir_, wakeup, timeout, background, json=json)
         try:
             nodes = add_nodes(dir_, groups, replicas, failover=failover, first_port=port)
-            signal.pidfd_send_signal(runner, START_MISSING)
+            start_missing(runner)
+            wait_settled(dir_.absolute(), nodes, timeout, runner)
         finally:
             os.close(runner)
-        wait_settled(dir_.absolute(), nodes, timeout)
         _show(nodes, json=json)
     except NodeError as error:
         notices().print(f"ha: {error.what}")
@@ -125,7 +126,7 @@ def up(
 def _run(directory: Path, wakeup: int, timeout_s: float, background: Background | None, *, json: bool) -> int:
     cluster = LocalCluster(directory.absolute(), lambda line: notices().print(f"ha: {line}"))
 
-    def start_missing() -> None:
+    def start() -> None:
         try:
             cluster.start(timeout_s)
         except (NodeError, UsageError) as error:
@@ -138,7 +139,7 @@ def _run(directory: Path, wakeup: int, timeout_s: float, background: Background 
         _show(nodes, json=json)
         if background is not None:
             background.detach()
-        cluster.serve(wakeup, start_missing)
+        cluster.serve(wakeup, start)
     except KeyboardInterrupt:
         return EXIT_DONE
     finally:

@@ -45,6 +45,8 @@ def fork_to_background(log_file: Path) -> Background | int:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
+    # Until this process waits: Python drops exceptions that are raised in the hooks of other modules after a fork.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     process = os.fork()
     if process == 0:
         signal.signal(signal.SIGTERM, before)
@@ -52,9 +54,11 @@ def fork_to_background(log_file: Path) -> Background | int:
         os.setsid()  # signals of the terminal don't reach it
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         return Background(writable, log_file)
     os.close(writable)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         if os.read(readable, 1):
             return EXIT_DONE
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])

@@ -260,9 +260,15 @@ def _wait_etcd(process: NodeProcess, url: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)  # HTTP offers no notification
 
 
-def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) -> None:
+def start_missing(runner: int) -> None:
+    """Makes the process of this pidfd, which runs a cluster, start the nodes that don't run, unless it has ended."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(runner, START_MISSING)
+
+
+def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float, runner: int | None = None) -> None:
     """Waits until every broker of `directory` is ready and registered, and every group has a master with its slaves in
-    sync. NodeError with the reason for the first that is not.
+    sync. NodeError with the reason for the first that is not, or if `runner`, a pidfd, ends.
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}
@@ -278,6 +284,8 @@ def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) 
         faults += [f"{name} has no master" for name in sorted(masterless)]
         if not faults:
             return
+        if runner is not None and select.select([runner], [], [], 0)[0]:
+            raise NodeError("the cluster was stopped meanwhile; repeat ha cluster up")
         if time.monotonic() > deadline:
             raise NodeError(f"the cluster is not ready within {timeout_s:g} s; {faults[0]}")
         time.sleep(_POLL_S)  # HTTP offers no notification
