@@ -328,6 +328,15 @@ def test_an_avro_body_that_does_not_fit_leaves_only_its_own_row_null(kind: Any, 
     assert decoded_avro(schema, *bodies) == [None] if sound is None else [{"f": 1}, None, {"f": 1}]
 
 
+@pytest.mark.parametrize("header", ["0000000001", "000000002a", "0000000000000007"], ids=["Confluent", "42", "8 bytes"])
+def test_an_avro_body_with_the_header_of_a_registry_does_not_fit_but_by_chance(header: str) -> None:
+    """docs/spark.md: the id looks like the first field."""
+    assert decoded_avro(AVRO_ORDER, bytes.fromhex(header) + AVRO_BODY) == [None]
+    schema = record(*((name, "long") for name in "abcd"), ("e", "bytes"))
+    body = bytes.fromhex("0000000006" + "020406")  # id 6, and a record of three bytes
+    assert decoded_avro(schema, body) == [{"a": 0, "b": 0, "c": 0, "d": 0, "e": b"\x02\x04\x06"}]
+
+
 def test_each_part_of_an_avro_body_is_needed() -> None:
     bodies = [AVRO_BODY[:size] for size in range(len(AVRO_BODY))]
     assert decoded_avro(AVRO_ORDER, *bodies, AVRO_BODY) == [None] * len(bodies) + [AVRO_VALUES]
