@@ -164,6 +164,10 @@ async def test_requests_to_a_name_server(lines: Lines) -> None:
                 fields = {"brokerId": "0", "haServerAddr": "h:1", "brokerName": "b0", "brokerAddr": "h:2"}
                 fields |= {"clusterName": "C", "topic": "T", "cluster": "C"}
                 await peer.ask(RemotingCommand(code, ext_fields=fields | {name: EVIL}, version=479))
+        named = {"brokerName": EVIL, "brokerAddr": "h:3", "clusterName": EVIL, "topic": EVIL}
+        await peer.ask(register([EVIL, "T"], name=EVIL, address="h:3", cluster=EVIL))
+        for code in (205, 216, 104):
+            await peer.ask(RemotingCommand(code, ext_fields=named | {"brokerId": "0"}))
         await trio.aclose_forcefully(peer.stream)
         await trio.testing.wait_all_tasks_blocked()
     assert {
