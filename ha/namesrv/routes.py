@@ -296,7 +296,7 @@ class RouteTable:
             self.set_write_permission(broker.broker_name, is_on=False)
 
     def _forget(self, broker: LiveBroker, group: _Group) -> None:
-        """Removes the registration of a broker that has left its group, and the group from a cluster without replicas."""
+        """Removes the registration of a broker that left its group, and the group from a cluster without replicas."""
         cluster_name = broker.cluster_name
         del self._live[cluster_name, broker.address]
         if any(each.cluster_name == cluster_name for each in group.replicas.values()):
