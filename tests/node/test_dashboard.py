@@ -70,7 +70,7 @@ async def test_files_that_cannot_be_opened_now(tmp_path: Path) -> None:
         await put(node, b"x")
 
         async def asked() -> list[object]:
-            found = []
+            found: list[object] = []
             for ask in (
                 lambda: dashboard.topics("", with_system=False, begin=0, count=9),
                 lambda: dashboard.topic("t", begin=0, count=9, at_ms=1),
