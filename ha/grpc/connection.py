@@ -150,6 +150,8 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     """The same for the connections of one IP address."""
     chunk_size_max: int = 262_144
     """Most bytes received at once."""
+    partial_total_bytes_max: int = 256 << 20
+    """Maximum size of incomplete messages on all connections; the connection that has most of them is closed."""
     outbox_high_bytes: int = 1 << 20
     """While more than this waits for the system, nothing is read from the connection."""
     idle_timeout_s: float = 120.0
@@ -180,6 +182,24 @@ class EndCause(StrEnum):
     EVICTED = "evicted"
     TLS_HANDSHAKE_FAILED = "TLS handshake failed"
     NOT_SERVING = "not serving"
+    PARTIAL_MESSAGES = "incomplete messages"
+
+
+class PartialMessages:
+    """Limits the bytes of incomplete messages on all connections: the connection that has most of them is closed."""
+
+    def __init__(self, bytes_max: int, connections: Iterable[GrpcConnection]) -> None:
+        self._bytes_max = bytes_max
+        self._connections = connections
+        self.byte_count = 0
+
+    def add(self, byte_count: int) -> None:
+        """Counts bytes that a connection has more than before, or fewer."""
+        self.byte_count += byte_count
+        if self.byte_count > self._bytes_max:
+            fullest = max(self._connections, key=lambda each: each.protocol.partial_bytes, default=None)
+            if fullest is not None:
+                fullest.close(EndCause.PARTIAL_MESSAGES, f"{self.byte_count} bytes on all connections")
 
 
 class GrpcConnection:
@@ -193,7 +213,11 @@ class GrpcConnection:
         *,
         tls: PortTls | None = None,
         poller: Poller | None = None,
+        partial_messages: PartialMessages | None = None,
     ) -> None:
+        self._partial_messages = partial_messages
+        self._partial_bytes = 0
+        """Bytes that are counted there"""
         self.peer = peer_of(stream)
         """The client's host and port."""
         self.is_encrypted = False
@@ -265,6 +289,7 @@ class GrpcConnection:
                     self.close(EndCause.CONNECTION_LOST, str(group.exceptions[0]))
         finally:
             self.close(EndCause.CANCELLED)
+            self._count_partial(0)
             for stream in list(self.protocol.streams.values()):
                 stream.is_closed = True
             for callback in self._close_callbacks:
@@ -340,9 +365,15 @@ class GrpcConnection:
                 self._unserved = None
         except RemoteProtocolError as error:
             self._error = error
+        self._count_partial(self.protocol.partial_bytes)
         if self._sent:
             self._sent.unpark_all()  # the peer may have opened its window
         self.flush_soon()
+
+    def _count_partial(self, byte_count: int) -> None:
+        if self._partial_messages is not None and byte_count != self._partial_bytes:
+            more, self._partial_bytes = byte_count - self._partial_bytes, byte_count
+            self._partial_messages.add(more)
 
     def _steps(self, chunk: bytes) -> Iterator[Event | None]:
         """Yields the events of a chunk, and None after each piece: frames without events take time, too."""

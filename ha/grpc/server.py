@@ -14,7 +14,7 @@ from ha.remoting import PortTls
 from ha.remoting.open_connections import ConnectionCounts, OpenConnections
 from ha.transport import peer_of
 
-from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, Service
+from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, PartialMessages, Service
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class GrpcServer:
         )
         self.connections = self._open.all
         """The connections that run now. For reading only."""
+        partial_bytes_max = max(options.partial_total_bytes_max, 2 * options.message_size_max)
+        self._partial_messages = PartialMessages(partial_bytes_max, self.connections)
 
     def statistics(self) -> GrpcStatistics:
         """Returns a snapshot."""
@@ -100,7 +102,14 @@ class GrpcServer:
             self._refused += 1
             await trio.aclose_forcefully(stream)
             return
-        connection = GrpcConnection(stream, self._service, self._options, tls=self._tls, poller=self._poller)
+        connection = GrpcConnection(
+            stream,
+            self._service,
+            self._options,
+            tls=self._tls,
+            poller=self._poller,
+            partial_messages=self._partial_messages,
+        )
         self._opened += 1
         try:
             with self._open.added(connection):

@@ -283,6 +283,27 @@ async def test_connection_with_short_calls_is_not_idle(autojump_clock: trio.test
         nursery.cancel_scope.cancel()
 
 
+async def test_incomplete_messages_of_all_connections_are_limited() -> None:
+    """The connection that has most of them is closed, and what it had is free again."""
+    server = GrpcServer(Echo(), GrpcOptions(partial_total_bytes_max=50_000, message_size_max=25_000))
+    async with trio.open_nursery() as nursery:
+        peers = []
+        for size in (20_000, 15_000, 16_000, 16_000):
+            ours, theirs = trio.testing.memory_stream_pair()
+            nursery.start_soon(server.handle, theirs)
+            client = H2Connection(H2Configuration(client_side=True))
+            client.initiate_connection()
+            client.send_headers(1, [(name, "/s/Echo" if name == ":path" else value) for name, value in HEADERS])
+            for begin in range(0, size, 10_000):
+                client.send_data(1, framed(b"x" * 25_000)[begin : min(begin + 10_000, size)])
+            await ours.send_all(client.data_to_send())
+            await trio.testing.wait_all_tasks_blocked()
+            peers.append(ours)
+        assert sorted(each.protocol.partial_bytes for each in server.connections) == [15_000, 16_000, 16_000]
+        assert server.statistics().ended == {"incomplete messages": 1}
+        nursery.cancel_scope.cancel()
+
+
 class Silent(Echo):
     """Does not take the messages of its streams."""
 

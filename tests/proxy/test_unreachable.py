@@ -91,9 +91,10 @@ async def test_pop_whose_call_has_ended_before_it_was_sent(autojump_clock: MockC
 
     brokers: Any = Grouped()
     receiving = front_of(brokers)._receiving
+    session: Any = None
     call: Any = SimpleNamespace(timeout_s=10.0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(receiving.receive, None, call, poll("t", auto_renew=True))
+        nursery.start_soon(receiving.receive, session, call, poll("t", auto_renew=True))
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     with trio.move_on_after(1):
