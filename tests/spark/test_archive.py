@@ -8,13 +8,14 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,7 +30,15 @@ from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archiv
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.delta import _bounds
 from ha.spark.jobs.archive.files import read_task
-from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
+from ha.spark.jobs.archive.manifest import (
+    ArchivedFile,
+    Erasure,
+    Manifest,
+    QueueSpan,
+    State,
+    escape_path_name,
+    unescape_path_name,
+)
 from ha.spark.jobs.archive.read import archive_states
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from ha.spark.sink.options import COMMIT_TOPIC
@@ -726,6 +735,31 @@ def test_merges_join_neighbours_and_leave_large_files_alone() -> None:
     assert merged([]) == []
     two = [file_of(0, 10, "a"), file_of(1, 10, "b")]
     assert plan_merges(two, target_file_bytes=100, files_min=2) == []
+
+
+def test_a_topic_that_was_created_again_shows_in_the_manifest() -> None:
+    """RocketMQ begins at queue offset 0 again. Merges keep the files of both topics apart, as gaps might hide it."""
+
+    def of_queue(begin: int, first: int, last: int, **changes: Any) -> ArchivedFile:
+        spans = (QueueSpan(0, first, last, last - first + 1),)
+        return msgspec.structs.replace(file_of(begin, 10), **{"queues": spans, "physical_end": begin + 10, **changes})
+
+    def created_again(*files: ArchivedFile, erased: Sequence[Erasure] = ()) -> set[tuple[str, int]]:
+        state = State(broker_name="b", files={str(at): file for at, file in enumerate(files)}, erased=list(erased))
+        assert state.created_again({"other"}) == set()
+        return state.created_again()
+
+    files = [of_queue(0, 0, 4), of_queue(10, 5, 9), of_queue(20, 3, 6), of_queue(30, 12, 15)]
+    runs = plan_merges(files, target_file_bytes=1000, files_min=2)
+    assert [[file.physical_begin for file in run] for run in runs] == [[0, 10], [20, 30]]
+    assert created_again(*files) == created_again(files[0], files[2]) == {("t", 0)}
+    assert created_again(files[0], files[1], files[3]) == set()
+    # A clock that was set back at midnight: the files of two days overlap in the log.
+    assert created_again(of_queue(0, 0, 9), of_queue(5, 4, 6, date=date(2026, 1, 2))) == set()
+    assert created_again(files[0], of_queue(10, 9, 9, queues=(QueueSpan(0, 5, 9, 6),))) == {("t", 0)}
+    gone = Erasure(rows=5, topics={"t": 10}, spans={"t": (QueueSpan(0, 0, 4, 5),)})
+    assert created_again(files[1], erased=[gone]) == set()
+    assert created_again(files[2], erased=[gone]) == {("t", 0)}
 
 
 def test_many_small_commits_are_rewritten_few_times() -> None:
