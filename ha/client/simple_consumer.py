@@ -262,8 +262,8 @@ class SimpleConsumer(ClientUser):
                 arrivals.postpone(source, None)
             if messages := await self._kept(source, popped):
                 return messages
-        failures = [error for source in sources if (error := arrivals.postponed.get(source)) is not None]
-        if len(failures) == len(sources):
+        failures = [arrivals.postponed.get(source) for source in sources]
+        if failures[-1] is not None and None not in failures:
             arrivals.postponed.clear()
             raise failures[-1]
         if not is_polled:

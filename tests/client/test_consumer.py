@@ -208,7 +208,7 @@ async def test_choice_of_the_broker() -> None:
             assert (await consumer.pull(QUEUE, 0)).broker_id == 2
             assert (await consumer.pull(QUEUE, 0)).broker_id == 0
         async with PullConsumer(names, read_from=5) as consumer:
-            with pytest.raises(ConnectionFailed, match="id 5"):
+            with pytest.raises(ConnectionFailed, match="ID 5"):
                 await consumer.pull(QUEUE, 0)
 
 

@@ -24,7 +24,7 @@ from ha.protocol.java_json import loads
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.client.backends import on_both_backends
-from tests.client.fake_broker import name_server, serving
+from tests.client.fake_broker import name_server, route_body, serving
 from tests.client.group_broker import Answer
 from tests.client.push_world import PUSH, World, clean_up_fails, open_world, tell, until
 
@@ -730,6 +730,31 @@ async def test_position_of_a_queue_revoked_during_a_save_is_saved_at_the_end(wor
         await until(lambda: len([queue for queue in push.assigned if queue.topic == "T"]) == 1)
         tasks.start_soon(answer_later)
     assert world.master.committed == {0: 2, 1: 2}
+
+
+@on_both_backends(open_world)
+async def test_a_queue_is_assigned_while_the_broker_of_a_revoked_one_is_silent(world: World) -> None:
+    silent, healthy = world.brokers[0], world.brokers[1]
+    assert silent.server is not None
+    assert healthy.server is not None
+    may_answer = anyio.Event()
+
+    async def save_later(command: RemotingCommand) -> RemotingCommand:
+        await may_answer.wait()
+        return command.reply(0)
+
+    silent.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = save_later
+    silent.put(1, b"first")
+    async with world.consumer(options=ClientOptions(route_refresh_interval_s=0.2, request_timeout_s=60)) as push:
+        await until(lambda: world.bodies == [b"first"])
+        world.routes["T"] = route_body({"a": {0: silent.server.address}, "b": {0: healthy.server.address}}, 1)
+        healthy.put(0, b"second")
+        await until(lambda: world.bodies == [b"first", b"second"])
+        assert [(queue.broker_name, queue.queue_id) for queue in push.assigned if queue.topic == "T"] == [
+            ("a", 0),
+            ("b", 0),
+        ]
+        may_answer.set()
 
 
 @pytest.mark.parametrize("option", ["concurrency", "commit_interval_s"])
