@@ -79,18 +79,26 @@ class _Client(msgspec.Struct):
 
     def is_gone(self, now: float) -> bool:
         """Returns whether the client is gone for too long to come back."""
-        return self.gone_at is not None and now - self.gone_at >= RETURN_S
+        if self.gone_at is None:
+            return self.session.is_ended  # under another account
+        return now - self.gone_at >= RETURN_S
 
 
-_Due = tuple[str, _Client, str, _Message]
-"""Client id, client, first handle and message"""
+_Key = tuple[str, str]
+"""Account and client id: others may know the id, and use it."""
+_Due = tuple[_Key, _Client, str, _Message]
+"""Key, client, first handle and message"""
+
+
+def _key(session: Session) -> _Key:
+    return session.access_key, session.client_id
 
 
 class InFlight:
     """The table of all clients of a front, by client id. `serve` has to run meanwhile."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[_Key, _Client] = {}
         self._count = 0
         self._busy: set[str] = set()
         """Brokers whose messages are being changed"""
@@ -110,7 +118,7 @@ class InFlight:
     ) -> None:
         if self._count >= COUNT_MAX:
             return
-        client = self._clients.setdefault(session.client_id, _Client(session))
+        client = self._clients.setdefault(_key(session), _Client(session))
         now = trio.current_time()
         invisible_ms = receipt.handle.invisible_ms
         visible_at = now + invisible_ms / 1000
@@ -139,33 +147,33 @@ class InFlight:
             await message.changed.wait()
 
     def _message(self, session: Session, handle: str) -> _Message | None:
-        client = self._clients.get(session.client_id)
+        client = self._clients.get(_key(session))
         return None if client is None else client.messages.get(handle)
 
     def remove(self, session: Session, handle: str) -> None:
         """Removes a message that is acknowledged, or whose time the client has changed itself."""
-        client = self._clients.get(session.client_id)
+        client = self._clients.get(_key(session))
         if client is not None and client.messages.pop(handle, None) is not None:
             self._count -= 1
             if not client.messages:
-                del self._clients[session.client_id]
+                del self._clients[_key(session)]
 
     def returned(self, session: Session) -> None:
         """Keeps the messages of a client that has connected again, unless that session has ended meanwhile."""
-        client = self._clients.get(session.client_id)
+        client = self._clients.get(_key(session))
         if client is not None and not session.is_ended:
             client.session, client.gone_at = session, None
 
     def gone(self, session: Session, *, may_return: bool) -> None:
         """Releases the messages of a client whose latest session has ended: at once, or after RETURN_S if it may come
         back."""
-        client = self._clients.get(session.client_id)
+        client = self._clients.get(_key(session))
         if client is not None and client.session is session:
             client.gone_at = trio.current_time() - (0 if may_return else RETURN_S)
 
     def release(self, session: Session, receipts: Iterable[ReceiptHandle]) -> None:
         """Releases messages that were added, but did not reach their client."""
-        client = self._clients.get(session.client_id)
+        client = self._clients.get(_key(session))
         for receipt in receipts:
             if client is not None and (message := client.messages.get(receipt.encode())) is not None:
                 message.is_undelivered = True
@@ -189,28 +197,28 @@ class InFlight:
         """Returns the due messages by broker, except those of busy brokers."""
         found: dict[str, list[_Due]] = {}
         now = trio.current_time()
-        for client_id, client in self._clients.items():
+        for key, client in self._clients.items():
             for handle, message in client.messages.items():
                 if message.is_undelivered or client.is_gone(now) or now >= message.renew_at:
                     broker_name = message.receipt.handle.broker_name
                     if broker_name not in self._busy and now >= message.settled_until:
-                        found.setdefault(broker_name, []).append((client_id, client, handle, message))
+                        found.setdefault(broker_name, []).append((key, client, handle, message))
         return found
 
     async def _change_all(self, broker_name: str, due: list[_Due], delay: Delay, may_renew: MayRenew) -> None:
         """Renews, releases or drops messages of one broker, one after the other."""
         try:
-            for client_id, client, handle, message in due:
+            for key, client, handle, message in due:
                 now = trio.current_time()
                 if client.messages.get(handle) is not message or now < message.settled_until:
                     continue  # settled meanwhile, or about to be
                 if message.is_undelivered or client.is_gone(now):
                     await self._change(delay, message, RELEASED_MS)
-                    self._drop(client_id, client, handle)
+                    self._drop(key, client, handle)
                 elif now >= message.renew_at:
                     is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
                     if is_over or not may_renew(client.session, message.group, message.topic):
-                        self._drop(client_id, client, handle)
+                        self._drop(key, client, handle)
                     else:
                         await self._change(delay, message, message.invisible_ms)
         finally:
@@ -232,8 +240,8 @@ class InFlight:
             message.changed.set()
             message.changed = None
 
-    def _drop(self, client_id: str, client: _Client, handle: str) -> None:
+    def _drop(self, key: _Key, client: _Client, handle: str) -> None:
         if client.messages.pop(handle, None) is not None:
             self._count -= 1
-        if not client.messages and self._clients.get(client_id) is client:
-            del self._clients[client_id]
+        if not client.messages and self._clients.get(key) is client:
+            del self._clients[key]

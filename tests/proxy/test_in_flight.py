@@ -29,6 +29,7 @@ INVISIBLE_MS = 900_000
 
 class Session:
     client_id = "c"
+    access_key = ""
     is_ended = False
 
 
@@ -171,6 +172,31 @@ async def test_client_whose_old_connection_ends_after_it_has_come_back(autojump_
         world.table.gone(new, may_return=True)
         await trio.sleep(RETURN_S + 1)
         assert [time for _, _, time in world.changes] == [RELEASED_MS]
+
+
+async def test_client_with_the_id_of_another_account(autojump_clock: MockClock) -> None:
+    """Neither its calls nor its end change anything for the account's own client."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt())
+        other: Any = Session()
+        other.access_key = "other"
+        world.table.returned(other)
+        assert world.table.find(other, receipt().encode()) is None
+        world.table.remove(other, receipt().encode())
+        world.table.gone(other, may_return=False)
+        await trio.sleep(60)
+        assert (world.changes, world.table.count) == ([], 1)
+
+
+async def test_client_that_ends_under_another_account(autojump_clock: MockClock) -> None:
+    """Its credentials were changed meanwhile."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt())
+        world.session.access_key = "new"
+        world.session.is_ended = True
+        world.table.gone(world.session, may_return=True)
+        await trio.sleep(3)
+        assert [ms for _, _, ms in world.changes] == [RELEASED_MS]
 
 
 async def test_unreachable_broker(autojump_clock: MockClock) -> None:
