@@ -11,7 +11,7 @@ from typing import TypeVar
 import trio
 
 from ha.errors import ConfigError
-from ha.failover.agreement import GroupRecord, GroupView, Lease, MasterRecord, Seen, Watch
+from ha.failover.agreement import GroupRecord, GroupView, Lease, MasterRecord, RecordAge, Seen, Watch
 from ha.failover.durable_state import DurableState, StartConditions
 from ha.failover.member import Member
 from ha.failover.member_state import MemberState
@@ -140,12 +140,15 @@ class FakeRole:
         self.has_caught_up = trio.Event()
         self.catches_up = True
         """Whether it catches up with any master that it follows"""
+        self.known_age: Callable[[], RecordAge] = lambda: (0, 0)
+        """Returns the age of the newest record of the group on its disk"""
 
     async def wait_caught_up(self) -> None:
         await self.has_caught_up.wait()
 
     async def become_master(self, term: Term) -> None:
         self.story.append(f"master of {term.epoch}")
+        assert self.known_age()[0] >= term.epoch, "it may acknowledge, and a restored service is not noticed"
         self.following = None
         self.held_by.clear()
         await trio.sleep(self.become_master_s)
@@ -186,6 +189,7 @@ class FakeRole:
         group = self._group.view.group
         assert group is not None
         assert self.term is None or not self.term.lease.is_held or group.sync_state_set == sync_state_set
+        assert self.known_age() >= group.age, "it may acknowledge, and a restored service is not noticed"
         self.confirmed, self._wanted = sync_state_set, None
 
     def hold_puts(self) -> None:
@@ -224,6 +228,7 @@ class Node:
         }
         self.options = MemberOptions(broker_id=id_, **given)  # type: ignore[arg-type]
         self.state_on_disk = DurableState(file)
+        self.role.known_age = lambda: self.state_on_disk.known_age
         self.member = Member(self.way, self.role, self.options, self.state_on_disk)
         self.is_dead = False
         self.refusal: ConfigError | None = None
