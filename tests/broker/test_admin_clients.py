@@ -68,7 +68,7 @@ async def body(node: Node, code: int, **ext: Any) -> Any:
     return java_json.loads(answer.body)
 
 
-async def test_consumer_connections(node: Node, autojump_clock: object) -> None:
+async def test_consumer_connections(node: Node) -> None:
     offline = await node.ask(203, consumerGroup="g")
     assert (offline.code, offline.remark) == (206, "the consumer group[g] not online")
     async with member(node, "c1"), member(node, "c2"):
@@ -98,7 +98,7 @@ async def test_consumer_connections(node: Node, autojump_clock: object) -> None:
     assert (await body(node, 203, consumerGroup="g"))["messageModel"] == "BROADCASTING"
 
 
-async def test_producer_connections(node: Node, autojump_clock: object) -> None:
+async def test_producer_connections(node: Node) -> None:
     offline = await node.ask(204, producerGroup="pg")
     assert (offline.code, offline.remark) == (1, "the producer group[pg] not exist")
     assert await body(node, 328) == {"data": {}}
@@ -115,7 +115,7 @@ async def test_producer_connections(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(204, producerGroup="pg")).code == 1
 
 
-async def test_subscription_of_a_group(node: Node, autojump_clock: object) -> None:
+async def test_subscription_of_a_group(node: Node) -> None:
     assert await body(node, 345, group="g", topic="TT") == {"group": "g", "topic": "TT"}
     async with member(node, "c1"):
         found = await body(node, 345, group="g", topic="TT")
@@ -123,7 +123,7 @@ async def test_subscription_of_a_group(node: Node, autojump_clock: object) -> No
         assert "subscriptionData" not in await body(node, 345, group="g", topic="T3")
 
 
-async def test_running_info_is_relayed_to_the_consumer(node: Node, autojump_clock: object) -> None:
+async def test_running_info_is_relayed_to_the_consumer(node: Node) -> None:
     asked: list[RemotingCommand] = []
 
     async def answer(command: RemotingCommand) -> RemotingCommand | None:
@@ -154,7 +154,7 @@ async def test_running_info_is_relayed_to_the_consumer(node: Node, autojump_cloc
         assert (await node.ask(307, **{**fields, "clientId": "c9"})).code == 1
 
 
-async def test_consumer_that_does_not_answer_keeps_its_connection(node: Node, autojump_clock: object) -> None:
+async def test_consumer_that_does_not_answer_keeps_its_connection(node: Node) -> None:
     async with member(node, "c1") as client:
         began = trio.current_time()
         answer = await node.ask(307, consumerGroup="g", clientId="c1")
@@ -164,7 +164,7 @@ async def test_consumer_that_does_not_answer_keeps_its_connection(node: Node, au
         assert (await client.invoke("broker", RemotingCommand(38, ext_fields={"consumerGroup": "g"}), 5)).code == 0
 
 
-async def test_consumer_disconnects_during_a_relayed_request(node: Node, autojump_clock: object) -> None:
+async def test_consumer_disconnects_during_a_relayed_request(node: Node) -> None:
     async with trio.open_nursery() as nursery:
 
         async def ask() -> None:
@@ -177,7 +177,7 @@ async def test_consumer_disconnects_during_a_relayed_request(node: Node, autojum
             await trio.sleep(1)
 
 
-async def test_relayed_request_that_fits_no_frame_fails_alone(tmp_path: Path, autojump_clock: object) -> None:
+async def test_relayed_request_that_fits_no_frame_fails_alone(tmp_path: Path) -> None:
     """JSON takes six characters for what is one byte in the header of the request."""
     store = {"segment_size": 2 * FRAME_SIZE_MAX, "message_size_max": FRAME_SIZE_MAX}
     async with open_node(tmp_path, message_size_max=FRAME_SIZE_MAX, store_changes=store) as node, member(node, "c1"):
@@ -190,9 +190,7 @@ async def test_relayed_request_that_fits_no_frame_fails_alone(tmp_path: Path, au
         assert (await body(node, 203, consumerGroup="g"))["connectionSet"]
 
 
-async def test_relayed_requests_are_bounded(
-    node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
-) -> None:
+async def test_relayed_requests_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_clients, "RELAY_COUNT_MAX", 3)
     codes: list[int] = []
     async with member(node, "c1"):
@@ -209,7 +207,7 @@ async def test_relayed_requests_are_bounded(
         assert codes == [207]
 
 
-async def test_message_is_consumed_again(node: Node, autojump_clock: object) -> None:
+async def test_message_is_consumed_again(node: Node) -> None:
     message_id = (await node.send(b"again")).ext_fields["msgId"]
     got: list[RemotingCommand] = []
 
@@ -237,7 +235,7 @@ async def test_message_is_consumed_again(node: Node, autojump_clock: object) -> 
         assert len(got) == 1
 
 
-async def test_offsets_reported_by_members(node: Node, autojump_clock: object) -> None:
+async def test_offsets_reported_by_members(node: Node) -> None:
     assert (await node.ask(223, topic="TT", group="g")).code == 1
 
     def answers(offset: int) -> Answer:

@@ -24,7 +24,7 @@ GROUP: dict[str, Any] = {
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path, group_count_max=3) as node:
         yield node
 
@@ -37,7 +37,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config" / "subscriptionGroup.json").read_text())["subscriptionGroupTable"])
 
 
-async def test_group_is_created_and_changed(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_group_is_created_and_changed(node: Node, tmp_path: Path) -> None:
     assert (await update(node)).code == 0
     counter = node.broker.groups.snapshot().data_version.counter
     made = on_disk(tmp_path)["g1"]
@@ -51,7 +51,7 @@ async def test_group_is_created_and_changed(node: Node, tmp_path: Path, autojump
     assert (await node.ask(200)).code == 0, "nothing at all"
 
 
-async def test_invalid_groups_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_groups_are_refused(node: Node) -> None:
     for changes in (
         {"groupName": ""},
         {"groupName": "a b"},
@@ -70,9 +70,7 @@ async def test_invalid_groups_are_refused(node: Node, autojump_clock: object) ->
 
 
 @pytest.mark.parametrize("in_log", [False, True], ids=["file", "group log"])
-async def test_objects_as_keys_of_a_retry_policy_are_refused(
-    tmp_path: Path, autojump_clock: object, in_log: bool
-) -> None:
+async def test_objects_as_keys_of_a_retry_policy_are_refused(tmp_path: Path, in_log: bool) -> None:
     """They ended a member, and made the file of a broker unreadable."""
     async with open_node(tmp_path, keeps_tables_in_log=in_log) as node:
         answer = await node.ask(200, b'{"groupName":"g1","groupRetryPolicy":{"a":{{"b":1}:2}}}')
@@ -80,7 +78,7 @@ async def test_objects_as_keys_of_a_retry_policy_are_refused(
         assert (await node.send()).code == 0
 
 
-async def test_several_groups_are_changed_together_or_not_at_all(node: Node, autojump_clock: object) -> None:
+async def test_several_groups_are_changed_together_or_not_at_all(node: Node) -> None:
     def body(*names: str) -> bytes:
         return json.dumps({"groupConfigList": [{**GROUP, "groupName": name} for name in names]}).encode()
 
@@ -98,7 +96,7 @@ async def commit(node: Node, group: str, offset: int, topic: str = "TT", queue_i
     assert answer.code == 0
 
 
-async def test_group_is_deleted(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_group_is_deleted(node: Node, tmp_path: Path) -> None:
     await node.send()
     for name in ("g1", "xg1"):
         await update(node, groupName=name)
@@ -111,7 +109,7 @@ async def test_group_is_deleted(node: Node, tmp_path: Path, autojump_clock: obje
     assert node.broker.offsets.get("xg1", "TT", 0) == 1
 
 
-async def test_offsets_are_cloned(node: Node, autojump_clock: object) -> None:
+async def test_offsets_are_cloned(node: Node) -> None:
     await node.send()
     await node.send(b="T2")
     for name in ("g1", "g2"):
@@ -128,7 +126,7 @@ async def test_offsets_are_cloned(node: Node, autojump_clock: object) -> None:
         assert (answer.code, node.broker.offsets.of(wrong, "TT")) == (29, {}), answer
 
 
-async def test_slave_refuses_changes_of_groups(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_changes_of_groups(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         for answer in (await update(node), await node.ask(207, groupName="g1")):
             assert answer.code == 1

@@ -11,7 +11,7 @@ from ha.broker.options import BrokerRole
 from tests.broker.node import open_node
 
 
-async def test_expired_files_are_deleted_at_any_hour(tmp_path: Path, autojump_clock: object) -> None:
+async def test_expired_files_are_deleted_at_any_hour(tmp_path: Path) -> None:
     async with open_node(tmp_path, store_changes={"segment_size": 4096, "reserved_h": -1e6}) as node:
         for number in range(12):
             await node.send(b"%d" % number * 400)
@@ -27,7 +27,7 @@ async def test_expired_files_are_deleted_at_any_hour(tmp_path: Path, autojump_cl
         assert (await node.ask(306)).code == 0
 
 
-async def test_queues_of_unknown_topics_are_cleared(tmp_path: Path, autojump_clock: object) -> None:
+async def test_queues_of_unknown_topics_are_cleared(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send()
         await node.send(b="Gone")
@@ -42,7 +42,7 @@ async def test_queues_of_unknown_topics_are_cleared(tmp_path: Path, autojump_clo
         assert (await node.ask(316)).code == 1
 
 
-async def test_deletion_on_a_full_disk_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+async def test_deletion_on_a_full_disk_is_refused(tmp_path: Path) -> None:
     """An operator asks for it exactly then; the broker ended."""
     is_full = False
 

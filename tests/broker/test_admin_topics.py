@@ -38,7 +38,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config" / "topics.json").read_text())["topicConfigTable"])
 
 
-async def test_topic_is_created_and_changed(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_topic_is_created_and_changed(node: Node, tmp_path: Path) -> None:
     told = []
     node.broker.topics.subscribe(lambda: told.append(node.broker.topics.data_version.counter))
     answer = await update(node)
@@ -65,7 +65,7 @@ async def test_topic_is_created_and_changed(node: Node, tmp_path: Path, autojump
     assert (await node.send(b="T1")).code == 0, "a broker does not look at the topic's own permission to write"
 
 
-async def test_priority_needs_queues_to_write_to(node: Node, autojump_clock: object) -> None:
+async def test_priority_needs_queues_to_write_to(node: Node) -> None:
     created = await update(node, topic="TT", readQueueNums=4, writeQueueNums=0, attributes="+message.type=PRIORITY")
     assert created.code == 0
     assert (await node.send(b"urgent", e=3, i="_SYS_MSG_PRIORITY_\x012\x02")).code == 0
@@ -73,7 +73,7 @@ async def test_priority_needs_queues_to_write_to(node: Node, autojump_clock: obj
     assert [record.body for record in node.records(await node.pull(queueId=3))] == [b"urgent"]
 
 
-async def test_invalid_topics_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_topics_are_refused(node: Node) -> None:
     for changes in (
         {"topic": ""},
         {"topic": "a b"},
@@ -121,7 +121,7 @@ def test_attributes() -> None:
             changed_attributes(current, changes)
 
 
-async def test_topic_is_deleted(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_topic_is_deleted(node: Node, tmp_path: Path) -> None:
     await update(node)
     for number in range(3):
         await node.send(b"%d" % number, b="T1")
@@ -143,7 +143,7 @@ async def test_topic_is_deleted(node: Node, tmp_path: Path, autojump_clock: obje
     assert (await node.ask(31, topic="T1", queueId=0)).ext_fields == {"offset": "3"}
 
 
-async def test_deleted_topic_stays_deleted_after_a_restart(tmp_path: Path, autojump_clock: object) -> None:
+async def test_deleted_topic_stays_deleted_after_a_restart(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send(b"old", b="T1")
         await node.send(b"kept", b="T2")
@@ -156,19 +156,19 @@ async def test_deleted_topic_stays_deleted_after_a_restart(tmp_path: Path, autoj
         assert [record.body for record in node.records(await node.pull(0, topic="T2"))] == [b"kept"]
 
 
-async def test_system_topics_can_not_be_deleted(node: Node, autojump_clock: object) -> None:
+async def test_system_topics_can_not_be_deleted(node: Node) -> None:
     for topic in ("", "TBW102", "C", "b0", "SELF_TEST_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_x"):
         assert (topic, (await node.ask(215, topic=topic)).code) == (topic, 29)
     assert node.broker.topics.get("SELF_TEST_TOPIC") is not None
 
 
-async def test_system_topics(node: Node, autojump_clock: object) -> None:
+async def test_system_topics(node: Node) -> None:
     names = json.loads(bytes((await node.ask(305)).body))["topicList"]
     assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "C", "b0", "BenchmarkTest", "OFFSET_MOVED_EVENT"} <= set(names)
     assert "T1" not in names
 
 
-async def test_slave_refuses_changes_of_topics(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_changes_of_topics(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         for code, ext in ((17, CREATE), (215, {"topic": "T1"})):
             answer = await node.ask(code, **ext)
@@ -176,7 +176,7 @@ async def test_slave_refuses_changes_of_topics(tmp_path: Path, autojump_clock: o
             assert "slave" in (answer.remark or "")
 
 
-async def test_slave_does_not_serve_topics_deleted_by_its_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_does_not_serve_topics_deleted_by_its_master(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         topics = node.broker.topics
 
@@ -214,7 +214,7 @@ async def test_full_disk_changes_nothing(tmp_path: Path) -> None:
     assert topics.get("T1") is None
 
 
-async def test_answer_waits_for_name_servers(node: Node, autojump_clock: object) -> None:
+async def test_answer_waits_for_name_servers(node: Node) -> None:
     waited = 0.0
 
     async def announce() -> None:
@@ -238,7 +238,7 @@ async def test_answer_waits_for_name_servers(node: Node, autojump_clock: object)
     assert trio.current_time() - began == pytest.approx(ANNOUNCE_TIMEOUT_S, abs=0.1)
 
 
-async def test_topic_created_by_a_send_is_announced_before_the_answer(node: Node, autojump_clock: object) -> None:
+async def test_topic_created_by_a_send_is_announced_before_the_answer(node: Node) -> None:
     """Other clients look up its route next."""
 
     async def announce() -> None:

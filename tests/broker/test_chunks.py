@@ -71,7 +71,7 @@ async def answers(node: Node, frames: list[bytes]) -> list[RemotingCommand]:
     return RemotingParser().feed(chunk)
 
 
-async def test_pipelined_sends(node: Node, puts: Puts, autojump_clock: object) -> None:
+async def test_pipelined_sends(node: Node, puts: Puts) -> None:
     got = await answers(node, [frame(opaque, body=b"%d" % opaque) for opaque in range(50)])
     assert puts[1:] == [50]
     assert [answer.opaque for answer in got] == list(range(50))
@@ -84,7 +84,7 @@ async def test_pipelined_sends(node: Node, puts: Puts, autojump_clock: object) -
 @pytest.mark.parametrize(
     "unique_key", ["C0A8000100002A9F", 'a "quoted" \\ 100 % one', "umlaut \u00e4 \U0001f600 \t\u2028", ""]
 )
-async def test_template_answers_equal_encoded_commands(node: Node, unique_key: str, autojump_clock: object) -> None:
+async def test_template_answers_equal_encoded_commands(node: Node, unique_key: str) -> None:
     properties = f"TAGS\x01a\x02UNIQ_KEY\x01{unique_key}\x02" if unique_key else ""
     stream = node.listener.connect()
     await stream.send_all(frame(1, i=properties) + frame(2**31 - 1, i=properties, e=1))
@@ -107,7 +107,7 @@ async def test_template_answers_equal_encoded_commands(node: Node, unique_key: s
     assert [answer.opaque for answer in got] == [1, 2**31 - 1]
 
 
-async def test_invalid_send_does_not_affect_others(node: Node, puts: Puts, autojump_clock: object) -> None:
+async def test_invalid_send_does_not_affect_others(node: Node, puts: Puts) -> None:
     batch = encode_batch([(0, b"a", b""), (0, b"b", b"")])
     got = await answers(
         node,
@@ -130,7 +130,7 @@ async def test_invalid_send_does_not_affect_others(node: Node, puts: Puts, autoj
     assert (by_opaque[1], by_opaque[4], by_opaque[6]) == ("1", "3", "0")
 
 
-async def test_chunk_shares_one_wait(tmp_path: Path, autojump_clock: object) -> None:
+async def test_chunk_shares_one_wait(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
         await node.store.log.put([Message("TT", 0, b"first")])
         await node.send()
@@ -145,7 +145,7 @@ async def test_chunk_shares_one_wait(tmp_path: Path, autojump_clock: object) -> 
             assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(20)]
 
 
-async def test_chunks_acknowledged_together_are_answered_with_one_send(tmp_path: Path, autojump_clock: object) -> None:
+async def test_chunks_acknowledged_together_are_answered_with_one_send(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
         await node.store.log.put([Message("TT", 0, b"first")])
         async with slave_of(node) as slave:
@@ -169,6 +169,7 @@ async def send_at_once(streams: Sequence[trio.abc.Stream], frames: Sequence[byte
             nursery.start_soon(stream.send_all, each)
 
 
+@pytest.mark.real_time
 async def test_sends_of_one_poller_turn_share_one_append(tmp_path: Path, puts: Puts) -> None:
     async with open_poller() as poller, open_node(tmp_path) as node:
         await node.send()
@@ -215,7 +216,7 @@ async def busy_node(folder: Path) -> AsyncIterator[tuple[Node, Slave]]:
             yield node, slave
 
 
-async def test_sends_of_many_connections_share_appends(tmp_path: Path, puts: Puts, autojump_clock: object) -> None:
+async def test_sends_of_many_connections_share_appends(tmp_path: Path, puts: Puts) -> None:
     async with busy_node(tmp_path) as (node, slave):
         streams = [node.listener.connect() for _ in range(5)]
         await wait_all_tasks_blocked()  # until they are accepted
@@ -237,7 +238,7 @@ async def test_sends_of_many_connections_share_appends(tmp_path: Path, puts: Put
 
 
 async def test_sends_are_put_although_another_connection_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with busy_node(tmp_path) as (node, slave):
         streams = [node.listener.connect() for _ in range(3)]
@@ -267,7 +268,7 @@ async def test_sends_are_put_although_another_connection_closed(
         assert node.broker.sender.in_flight_count == 0
 
 
-async def test_stopping_broker_answers_sends_in_flight(tmp_path: Path, autojump_clock: object) -> None:
+async def test_stopping_broker_answers_sends_in_flight(tmp_path: Path) -> None:
     slave, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER, slave_timeout_s=0.5) as node:
@@ -284,7 +285,7 @@ async def test_stopping_broker_answers_sends_in_flight(tmp_path: Path, autojump_
         nursery.cancel_scope.cancel()
 
 
-async def test_order_is_kept_while_sends_wait_for_a_segment(tmp_path: Path, puts: Puts, autojump_clock: object) -> None:
+async def test_order_is_kept_while_sends_wait_for_a_segment(tmp_path: Path, puts: Puts) -> None:
     async with open_node(tmp_path) as node:
         await node.send()
         body = bytes(60_000)  # the node's segments have 1 MiB: seventeen of these

@@ -56,7 +56,7 @@ def codes(commands: list[RemotingCommand]) -> list[int]:
     return [command.code if not command.is_response else -command.code for command in commands]
 
 
-async def test_all_members_are_notified_of_a_new_one(node: Node, autojump_clock: object) -> None:
+async def test_all_members_are_notified_of_a_new_one(node: Node) -> None:
     one, two = await client(node, "one"), await client(node, "two")
     assert codes(await one.heartbeat("TT")) == [40, 0]
     assert codes(await two.heartbeat("TT")) == [40, 0]
@@ -66,7 +66,7 @@ async def test_all_members_are_notified_of_a_new_one(node: Node, autojump_clock:
     assert codes(await one.received()) == []
 
 
-async def test_members_are_notified_of_changed_topics(node: Node, autojump_clock: object) -> None:
+async def test_members_are_notified_of_changed_topics(node: Node) -> None:
     one = await client(node, "one")
     await one.heartbeat("TT")
     assert codes(await one.heartbeat("TT", "Other")) == [40, 0]
@@ -80,13 +80,13 @@ async def test_members_are_notified_of_changed_topics(node: Node, autojump_clock
     assert group.subscriptions["Other"].version == 9, "an older subscription changes nothing"
 
 
-async def test_broadcasting_groups_do_not_rebalance(node: Node, autojump_clock: object) -> None:
+async def test_broadcasting_groups_do_not_rebalance(node: Node) -> None:
     one = await client(node, "one")
     assert codes(await one.heartbeat("TT", model="BROADCASTING")) == [0]
     assert codes(await one.heartbeat("TT", model=0)) == [0], "the C++ client sends the ordinal"
 
 
-async def test_closed_connection_leaves_its_groups(node: Node, autojump_clock: object) -> None:
+async def test_closed_connection_leaves_its_groups(node: Node) -> None:
     one, two = await client(node, "one"), await client(node, "two")
     await one.heartbeat("TT")
     await two.heartbeat("TT")
@@ -99,7 +99,7 @@ async def test_closed_connection_leaves_its_groups(node: Node, autojump_clock: o
     assert node.broker.clients.statistics() == {"producers": 0, "consumers": 0}
 
 
-async def test_client_that_leaves_during_its_heartbeat_is_no_member(tmp_path: Path, autojump_clock: object) -> None:
+async def test_client_that_leaves_during_its_heartbeat_is_no_member(tmp_path: Path) -> None:
     """A client of the gRPC port: its group's creation waits for the log, while another call ends the client."""
     body = {
         "clientID": "one",
@@ -118,7 +118,7 @@ async def test_client_that_leaves_during_its_heartbeat_is_no_member(tmp_path: Pa
         assert node.broker.clients.statistics() == {"producers": 0, "consumers": 0}
 
 
-async def test_silent_member_expires(node: Node, autojump_clock: object) -> None:
+async def test_silent_member_expires(node: Node) -> None:
     one = await client(node, "one")
     began = trio.current_time()
     await one.heartbeat("TT")
@@ -132,7 +132,7 @@ async def test_silent_member_expires(node: Node, autojump_clock: object) -> None
     assert node.broker.clients.consumer_ids("g") == []
 
 
-async def test_fingerprints(node: Node, autojump_clock: object) -> None:
+async def test_fingerprints(node: Node) -> None:
     """Heartbeats V2: subscriptions need to be sent again only when the broker doesn't know the fingerprint."""
     one = await client(node, "one")
 
@@ -149,7 +149,7 @@ async def test_fingerprints(node: Node, autojump_clock: object) -> None:
     assert list(group.subscriptions) == ["TT"]
 
 
-async def test_memberships_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
+async def test_memberships_are_bounded(tmp_path: Path) -> None:
     async with open_node(tmp_path, client_count_max=3, group_count_max=2) as node:
         clients = [await client(node, str(number)) for number in range(3)]
         for each in clients:
@@ -163,7 +163,7 @@ async def test_memberships_are_bounded(tmp_path: Path, autojump_clock: object) -
         assert len(node.broker.groups) == 2
 
 
-async def test_refused_member_changes_nothing(tmp_path: Path, autojump_clock: object) -> None:
+async def test_refused_member_changes_nothing(tmp_path: Path) -> None:
     async with open_node(tmp_path, client_count_max=2) as node:
         for number, topic in enumerate(("TT", "OTHER")):
             await (await client(node, str(number))).heartbeat(topic)
@@ -173,7 +173,7 @@ async def test_refused_member_changes_nothing(tmp_path: Path, autojump_clock: ob
         assert list(group.subscriptions) == ["TT"]
 
 
-async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
+async def test_topics_are_bounded(tmp_path: Path) -> None:
     async with open_node(tmp_path, topic_count_max=13) as node:
         assert len(node.broker.topics) == 12
         assert (await node.send(b="One")).code == 0

@@ -19,7 +19,7 @@ MAX_VALUE = (1 << 63) - 1
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """TT with four queues: three messages in queue 0 and one in queue 2."""
     async with open_node(tmp_path) as node:
         for number in range(3):
@@ -52,7 +52,7 @@ def heartbeat(*topics: str) -> bytes:
     return json.dumps({"clientID": "c1", "consumerDataSet": [consumer]}).encode()
 
 
-async def test_topic_statistics(node: Node, autojump_clock: object) -> None:
+async def test_topic_statistics(node: Node) -> None:
     answer = await node.ask(202, topic="TT")
     assert bytes(answer.body).startswith(
         b'{"offsetTable":{{"brokerName":"b0","queueId":0,"topic":"TT"}:{"lastUpdateTimestamp":17'
@@ -73,7 +73,7 @@ async def test_topic_statistics(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(202, topic="none")).code == 17
 
 
-async def test_put_counts_per_minute_hour_and_day(node: Node, autojump_clock: object) -> None:
+async def test_put_counts_per_minute_hour_and_day(node: Node) -> None:
     await trio.sleep(100)
     await node.send()
     await node.dispatched()
@@ -92,7 +92,7 @@ async def test_put_counts_per_minute_hour_and_day(node: Node, autojump_clock: ob
         assert (answer.code, answer.remark) == (1, f"The stats <{name}> <{key}> not exist")
 
 
-async def test_group_progress(node: Node, autojump_clock: object) -> None:
+async def test_group_progress(node: Node) -> None:
     assert (await node.ask(208, consumerGroup="none")).body == b'{"consumeTps":0.0,"offsetTable":{}}'
     await commit(node, 1)
     await node.pull(1, maxMsgNums=1)
@@ -111,7 +111,7 @@ async def test_group_progress(node: Node, autojump_clock: object) -> None:
     assert len(listed["offsetTable"]) == 4
 
 
-async def test_online_group_is_limited_to_its_subscriptions(node: Node, autojump_clock: object) -> None:
+async def test_online_group_is_limited_to_its_subscriptions(node: Node) -> None:
     await commit(node, 1)
     await node.ask(34, heartbeat("Other"))
     assert (await body(node, 208, consumerGroup="g"))["offsetTable"] == {}
@@ -119,7 +119,7 @@ async def test_online_group_is_limited_to_its_subscriptions(node: Node, autojump
     assert len((await body(node, 208, consumerGroup="g"))["offsetTable"]) == 4
 
 
-async def test_group_read_rate(node: Node, autojump_clock: object) -> None:
+async def test_group_read_rate(node: Node) -> None:
     await commit(node, 0)
     await node.pull(0)
     await trio.sleep(15)
@@ -147,7 +147,7 @@ def test_rate_slices() -> None:
     assert reads.position("h", "T3", 1) == 9
 
 
-async def test_groups_of_a_topic_and_topics_of_a_group(node: Node, autojump_clock: object) -> None:
+async def test_groups_of_a_topic_and_topics_of_a_group(node: Node) -> None:
     await commit(node, 1)
     await commit(node, 1, group="h")
     await commit(node, 1, group="h", topic="BenchmarkTest")
@@ -159,7 +159,7 @@ async def test_groups_of_a_topic_and_topics_of_a_group(node: Node, autojump_cloc
     assert (sorted(topics["topicList"]), topics["brokerAddr"]) == (["BenchmarkTest", "TT"], "10.0.0.1:10911")
 
 
-async def test_group_time_span(node: Node, autojump_clock: object) -> None:
+async def test_group_time_span(node: Node) -> None:
     await commit(node, 2)
     times = [await store_time(node, 0, offset) for offset in range(3)]
     await trio.sleep(100)
@@ -184,7 +184,7 @@ async def test_group_time_span(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(303, topic="none", group="g")).code == 17
 
 
-async def test_lowest_offset_of_all_groups(node: Node, autojump_clock: object) -> None:
+async def test_lowest_offset_of_all_groups(node: Node) -> None:
     await commit(node, 2)
     await commit(node, 1, group="h")
     await commit(node, 1, group="h", queue_id=2)
@@ -197,7 +197,7 @@ async def test_lowest_offset_of_all_groups(node: Node, autojump_clock: object) -
     assert node.broker.offsets.get("h", "TT", 0) == 1, "a question changes nothing"
 
 
-async def test_progress_of_every_group(node: Node, autojump_clock: object) -> None:
+async def test_progress_of_every_group(node: Node) -> None:
     await commit(node, 2)
     await commit(node, 1, group="h", queue_id=2)
     found = await body(node, 317, isOrder=False)
@@ -210,7 +210,7 @@ async def test_progress_of_every_group(node: Node, autojump_clock: object) -> No
     assert (ordered["totalDiff"], ordered["consumeStatsList"]) == (0, [{"g": []}, {"h": []}])
 
 
-async def test_queue_entries(node: Node, autojump_clock: object) -> None:
+async def test_queue_entries(node: Node) -> None:
     ask: dict[str, Any] = {"topic": "TT", "queueId": 0, "index": 1, "count": 5}
     found = await body(node, 321, **ask)
     assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, 3)
@@ -235,7 +235,7 @@ async def test_queue_entries(node: Node, autojump_clock: object) -> None:
     assert (await body(node, 321, **{**ask, "count": -1}))["queueData"] == []
 
 
-async def test_long_answers_are_bounded(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_answers_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consume_statistics, "ENTRY_COUNT_MAX", 2)
     found = await body(node, 321, topic="TT", queueId=0, index=0, count=1 << 30)
     assert len(found["queueData"]) == 2
@@ -250,7 +250,7 @@ async def test_long_answers_are_bounded(node: Node, autojump_clock: object, monk
 
 
 async def test_a_topic_that_is_listed_again_and_again_is_counted_once(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up: list[int] = []
     bounds = node.broker.offsets.get
@@ -265,9 +265,7 @@ async def test_a_topic_that_is_listed_again_and_again_is_counted_once(
 
 
 @pytest.mark.parametrize(("code", "fields"), [(207, {"groupName": "g", "cleanOffset": True}), (215, {"topic": "TT"})])
-async def test_reads_are_dropped_with_their_group_and_topic(
-    node: Node, autojump_clock: object, code: int, fields: dict[str, Any]
-) -> None:
+async def test_reads_are_dropped_with_their_group_and_topic(node: Node, code: int, fields: dict[str, Any]) -> None:
     await node.send()
     await node.dispatched()
     assert (await node.pull(0)).code == 0

@@ -51,7 +51,7 @@ def waiting(node: Node, level: int) -> list[Any]:
     return [] if queue is None else queue.read(queue.min_offset, 100)
 
 
-async def test_message_is_delivered_when_due(tmp_path: Path, autojump_clock: object) -> None:
+async def test_message_is_delivered_when_due(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         began = trio.current_time()
         answer = await node.send(b"later", i=DELAY_3, h=7, j=2, e=1, f=1)
@@ -73,7 +73,7 @@ async def test_message_is_delivered_when_due(tmp_path: Path, autojump_clock: obj
         assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 
-async def test_levels_are_independent_and_in_order(tmp_path: Path, autojump_clock: object) -> None:
+async def test_levels_are_independent_and_in_order(tmp_path: Path) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         began = trio.current_time()
         for number in range(9):
@@ -87,7 +87,7 @@ async def test_levels_are_independent_and_in_order(tmp_path: Path, autojump_cloc
         assert at - began == pytest.approx(due, abs=0.02)
 
 
-async def test_levels_beyond_the_last_become_the_last(node: Node, autojump_clock: object) -> None:
+async def test_levels_beyond_the_last_become_the_last(node: Node) -> None:
     began = trio.current_time()
     assert (await node.send(i=delay(99))).code == 0
     [(at, record)] = await node.arrivals()
@@ -107,7 +107,7 @@ async def test_levels_beyond_the_last_become_the_last(node: Node, autojump_clock
         (delay(1, TRAN_MSG="true"), 13),
     ],
 )
-async def test_invalid_levels(tmp_path: Path, autojump_clock: object, properties: str, code: int) -> None:
+async def test_invalid_levels(tmp_path: Path, properties: str, code: int) -> None:
     async with open_node(tmp_path) as node:
         answer = await node.send(i=properties)
         assert answer.code == code
@@ -116,7 +116,7 @@ async def test_invalid_levels(tmp_path: Path, autojump_clock: object, properties
         assert bool(waiting(node, 1)) is (code == 0 and "DELAY\x011" in properties)
 
 
-async def test_batches_are_not_delayed(tmp_path: Path, autojump_clock: object) -> None:
+async def test_batches_are_not_delayed(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         body = encode_batch([(0, b"a", encode_properties({"DELAY": "2"})), (0, b"b", b"")])
         answer = await node.send(body, code=320, m=True, i=delay(2))
@@ -126,12 +126,12 @@ async def test_batches_are_not_delayed(tmp_path: Path, autojump_clock: object) -
         assert len(await node.arrivals(2)) == 2
 
 
-async def test_system_topics_take_no_sends(tmp_path: Path, autojump_clock: object) -> None:
+async def test_system_topics_take_no_sends(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         assert (await node.send(b=SCHEDULE_TOPIC, i=delay(1))).code == 16
 
 
-async def test_thousand_messages_due_at_once(node: Node, autojump_clock: object) -> None:
+async def test_thousand_messages_due_at_once(node: Node) -> None:
     messages = []
     for number in range(1000):
         properties = encode_properties({"DELAY": "2", "REAL_TOPIC": "TT", "REAL_QID": "0"})
@@ -150,7 +150,7 @@ async def test_thousand_messages_due_at_once(node: Node, autojump_clock: object)
     assert shown == {"scheduleMessageOffset_1": "0,1", "scheduleMessageOffset_2": "1000,1000"}
 
 
-async def test_large_messages(tmp_path: Path, autojump_clock: object) -> None:
+async def test_large_messages(tmp_path: Path) -> None:
     """A batch has at most 1 MiB, or one larger message."""
     sizes = [700_000, 700_000, 2_000_000, 100, 300_000, 300_000]
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
@@ -188,7 +188,7 @@ async def note_arrivals(node: Node, into: dict[bytes, list[float]]) -> None:
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, -7_000, -2_000, 2_000, 7_000, 3_600_000])
-async def test_steps_of_the_wall_clock_have_no_effect(tmp_path: Path, autojump_clock: object, step_ms: int) -> None:
+async def test_steps_of_the_wall_clock_have_no_effect(tmp_path: Path, step_ms: int) -> None:
     clock = SteppedClock()
     async with open_node(tmp_path, wall_clock_ms=clock, **LEVELS) as node, trio.open_nursery() as nursery:
         came: dict[bytes, list[float]] = {}
@@ -207,7 +207,7 @@ async def test_steps_of_the_wall_clock_have_no_effect(tmp_path: Path, autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_restart_neither_loses_nor_repeats_messages(tmp_path: Path, autojump_clock: object) -> None:
+async def test_restart_neither_loses_nor_repeats_messages(tmp_path: Path) -> None:
     due = {}
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(30):
@@ -228,7 +228,7 @@ async def test_restart_neither_loses_nor_repeats_messages(tmp_path: Path, autoju
         assert node.broker.delay.statistics().delivered_count < 30
 
 
-async def test_kill_repeats_only_the_last_seconds(tmp_path: Path, autojump_clock: object) -> None:
+async def test_kill_repeats_only_the_last_seconds(tmp_path: Path) -> None:
     """A copy of the files at some moment is the state after a kill."""
     async with open_node(tmp_path / "a", **LEVELS) as node:
         for number in range(275):
@@ -246,7 +246,7 @@ async def test_kill_repeats_only_the_last_seconds(tmp_path: Path, autojump_clock
         assert min(again) >= 185  # delivered after 20 s, when the file was written
 
 
-async def test_file_is_in_rocketmqs_format(tmp_path: Path, autojump_clock: object) -> None:
+async def test_file_is_in_rocketmqs_format(tmp_path: Path) -> None:
     path = tmp_path / "config" / "delayOffset.json"
     async with open_node(tmp_path, **LEVELS) as node:
         await trio.sleep(2)
@@ -268,7 +268,7 @@ async def test_file_is_in_rocketmqs_format(tmp_path: Path, autojump_clock: objec
     assert java_json.read_as(DelayOffsets, path.read_bytes()).offset_table == {1: 1, 3: 1}
 
 
-async def test_deleted_messages_are_skipped(tmp_path: Path, autojump_clock: object) -> None:
+async def test_deleted_messages_are_skipped(tmp_path: Path) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(5):
             await node.send(b"%d" % number, i=delay(2))
@@ -286,7 +286,7 @@ async def test_deleted_messages_are_skipped(tmp_path: Path, autojump_clock: obje
         assert record.body == b"next"
 
 
-async def test_a_lost_log_hides_no_new_message(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_lost_log_hides_no_new_message(tmp_path: Path) -> None:
     """The disk has kept the progress of a level, and none of its messages."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "delayOffset.json").write_text('{"offsetTable":{2:77}}')
@@ -297,7 +297,7 @@ async def test_a_lost_log_hides_no_new_message(tmp_path: Path, autojump_clock: o
         assert record.body == b"new"
 
 
-async def test_refused_put_is_retried(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_put_is_retried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         await node.send(b"%d" % number, i=delay(1))
     append, began = node.store.log.append, trio.current_time()
@@ -324,9 +324,7 @@ async def test_refused_put_is_retried(node: Node, autojump_clock: object, monkey
     assert (statistics.delivered_count, statistics.dropped_count) == (5, 1)
 
 
-async def test_delivery_waits_while_the_store_is_not_writable(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_delivery_waits_while_the_store_is_not_writable(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.send(i=delay(1))
     with monkeypatch.context() as patch:
         patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
@@ -356,7 +354,7 @@ def unreadable(queue_offset: int) -> QueueRead:
     return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, 0, 9)
 
 
-async def test_delivery_waits_for_repairable_damage(node: Node, autojump_clock: object) -> None:
+async def test_delivery_waits_for_repairable_damage(node: Node) -> None:
     for number in range(3):
         await node.send(b"%d" % number, i=delay(1))
     damage = node.store.damage.add(1, 2, file="f", reason="r", found_by="scrub", by_checksum=True)
@@ -371,7 +369,7 @@ async def test_delivery_waits_for_repairable_damage(node: Node, autojump_clock: 
     assert node.broker.delay.statistics().dropped_count == 0
 
 
-async def test_unreadable_message_is_dropped_after_a_minute(node: Node, autojump_clock: object) -> None:
+async def test_unreadable_message_is_dropped_after_a_minute(node: Node) -> None:
     for number in range(3):
         await node.send(b"%d" % number, i=delay(1))
     BadReads(node, lambda offset: unreadable(offset) if offset == 0 else None)
@@ -383,7 +381,7 @@ async def test_unreadable_message_is_dropped_after_a_minute(node: Node, autojump
     assert node.broker.delay.statistics().dropped_count == 1
 
 
-async def test_failed_reads_of_the_disk_are_retried(node: Node, autojump_clock: object) -> None:
+async def test_failed_reads_of_the_disk_are_retried(node: Node) -> None:
     await node.send(i=delay(1))
     began = trio.current_time()
 
@@ -397,7 +395,7 @@ async def test_failed_reads_of_the_disk_are_retried(node: Node, autojump_clock: 
     assert reads.count < 25
 
 
-async def test_messages_deleted_by_retention_are_counted(node: Node, autojump_clock: object) -> None:
+async def test_messages_deleted_by_retention_are_counted(node: Node) -> None:
     for number in range(4):
         await node.send(b"%d" % number, i=delay(1))
     gone = QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 3, 0, 4)
@@ -407,7 +405,7 @@ async def test_messages_deleted_by_retention_are_counted(node: Node, autojump_cl
     assert node.broker.delay.statistics().dropped_count == 3
 
 
-async def test_undeliverable_messages_are_dropped(node: Node, autojump_clock: object) -> None:
+async def test_undeliverable_messages_are_dropped(node: Node) -> None:
     targets = [("TT", "x"), ("", "0"), (SCHEDULE_TOPIC, "0"), ("RMQ_SYS_TRANS_HALF_TOPIC", "0"), ("TT", "-1")]
     messages = [
         Message(SCHEDULE_TOPIC, 0, b"x", encode_properties({"DELAY": "1", "REAL_TOPIC": topic, "REAL_QID": queue}))
@@ -420,7 +418,7 @@ async def test_undeliverable_messages_are_dropped(node: Node, autojump_clock: ob
     assert node.broker.delay_offsets.get(1) == 7
 
 
-async def test_levels_no_longer_configured_are_delivered(tmp_path: Path, autojump_clock: object) -> None:
+async def test_levels_no_longer_configured_are_delivered(tmp_path: Path) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         await node.send(b"3", i=delay(3))
         await node.send(b"2", i=delay(2))
@@ -432,7 +430,7 @@ async def test_levels_no_longer_configured_are_delivered(tmp_path: Path, autojum
         assert found[1][0] == pytest.approx(10, abs=0.1)
 
 
-async def test_slaves_copy_only_offsets_of_replicated_messages(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slaves_copy_only_offsets_of_replicated_messages(tmp_path: Path) -> None:
     async with open_node(tmp_path / "m", **LEVELS) as node:
         await node.send(b"before")
         async with slave_of(node) as slave:

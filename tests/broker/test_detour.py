@@ -94,9 +94,7 @@ def test_invalid_java_integers(text: str) -> None:
 
 
 @pytest.mark.parametrize("append_crc", [False, True])
-async def test_properties_with_notes_are_never_too_long_for_the_store(
-    tmp_path: Path, autojump_clock: object, append_crc: bool
-) -> None:
+async def test_properties_with_notes_are_never_too_long_for_the_store(tmp_path: Path, append_crc: bool) -> None:
     """With one byte more the store refuses a message that it has acknowledged before."""
     async with open_node(tmp_path, store_changes={"append_property_crc": append_crc}) as node:
         notes = {"note": "x"}

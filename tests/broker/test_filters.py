@@ -15,7 +15,7 @@ from tests.broker.node import Node, open_node
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path, enable_property_filter=True) as node:
         yield node
 
@@ -35,7 +35,7 @@ def bodies(node: Node, answer: RemotingCommand) -> list[int]:
     return [int(record.body) for record in node.records(answer)]
 
 
-async def test_matching_messages_are_returned(node: Node, autojump_clock: object) -> None:
+async def test_matching_messages_are_returned(node: Node) -> None:
     await fill(node, *range(10))
     answer = await node.pull(0, **sql("a BETWEEN 3 AND 5 OR a = 9 AND TAGS = 'TagA'"))
     assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (0, "FOUND", "10")
@@ -47,7 +47,7 @@ async def test_matching_messages_are_returned(node: Node, autojump_clock: object
     assert bytes(answer.body) == b""
 
 
-async def test_answer_is_bounded(node: Node, autojump_clock: object) -> None:
+async def test_answer_is_bounded(node: Node) -> None:
     """The next pull continues with the first message that did not fit."""
     await fill(node, *range(100))
     answer = await node.pull(0, **sql("a >= 10", maxMsgNums=5))
@@ -61,7 +61,7 @@ async def test_answer_is_bounded(node: Node, autojump_clock: object) -> None:
     assert bodies(node, answer) == [10], "one message at least"
 
 
-async def test_scanned_messages_are_bounded(node: Node, autojump_clock: object) -> None:
+async def test_scanned_messages_are_bounded(node: Node) -> None:
     await fill(node, *range(SCAN_COUNT_MIN + 100))
     answer = await node.pull(0, **sql("a = 890"))
     assert answer.code == 20
@@ -70,7 +70,7 @@ async def test_scanned_messages_are_bounded(node: Node, autojump_clock: object) 
     assert bodies(node, await node.pull(next_offset, **sql("a = 890"))) == [890]
 
 
-async def test_messages_without_properties(node: Node, autojump_clock: object) -> None:
+async def test_messages_without_properties(node: Node) -> None:
     await node.send(b"1", i=None)
     await node.send(b"2", i="b\x01x\x02")
     await node.dispatched()
@@ -78,7 +78,7 @@ async def test_messages_without_properties(node: Node, autojump_clock: object) -
     assert (await node.pull(0, **sql("a = 'x'"))).code == 20
 
 
-async def test_matching_message_wakes_a_held_pull(node: Node, autojump_clock: object) -> None:
+async def test_matching_message_wakes_a_held_pull(node: Node) -> None:
     await fill(node, 1)
     began = trio.current_time()
 
@@ -101,7 +101,7 @@ async def heartbeat(node: Node, expression: str, *, version: int = 7) -> None:
     assert answer.code == 0
 
 
-async def test_condition_registered_by_a_heartbeat(node: Node, autojump_clock: object) -> None:
+async def test_condition_registered_by_a_heartbeat(node: Node) -> None:
     await fill(node, *range(5))
     await heartbeat(node, "a > 2")
     registered: dict[str, Any] = {"sysFlag": 0, "subscription": None}
@@ -113,7 +113,7 @@ async def test_condition_registered_by_a_heartbeat(node: Node, autojump_clock: o
     assert "filter data is not exist" in str(answer.remark)
 
 
-async def test_invalid_conditions_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_conditions_are_refused(node: Node) -> None:
     await fill(node, 1)
     for expression, kind, code in (
         ("a >", "SQL92", 23),
@@ -136,7 +136,7 @@ def check_body(expression: str, kind: str | None = "SQL92") -> bytes:
     return java_json.dumps({"clientId": "c", "group": "g", "subscriptionData": subscription})
 
 
-async def test_client_checks_a_condition_before_subscribing(node: Node, autojump_clock: object) -> None:
+async def test_client_checks_a_condition_before_subscribing(node: Node) -> None:
     for expression, kind, code in (
         ("a > 1", "SQL92", 0),
         ("a >", "SQL92", 23),
@@ -149,7 +149,7 @@ async def test_client_checks_a_condition_before_subscribing(node: Node, autojump
     assert (await node.ask(46, b"[")).code == 1
 
 
-async def test_filters_need_the_configuration_key(tmp_path: Path, autojump_clock: object) -> None:
+async def test_filters_need_the_configuration_key(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await fill(node, 1)
         remark = "The broker does not support consumer to filter message by SQL92"
@@ -158,7 +158,7 @@ async def test_filters_need_the_configuration_key(tmp_path: Path, autojump_clock
         assert (await node.ask(46, check_body("a", "TAG"))).code == 0
 
 
-async def test_compiled_conditions_are_bounded(node: Node, autojump_clock: object) -> None:
+async def test_compiled_conditions_are_bounded(node: Node) -> None:
     await fill(node, 1)
     for number in range(FILTER_COUNT_MAX + 10):
         await node.pull(0, **sql(f"a > {number}"))

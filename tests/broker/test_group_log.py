@@ -34,7 +34,7 @@ def record_ends(store: MessageStore) -> list[int]:
     return [entry.physical_offset + entry.size for entry in queue.read(0, queue.max_offset)]
 
 
-async def test_slave_has_everything_its_master_answered(autojump_clock: MockClock) -> None:
+async def test_slave_has_everything_its_master_answered() -> None:
     async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
         await master.become_master(1)
         assert await master.tables.topics.update(topic("T")) == ""
@@ -52,7 +52,7 @@ async def test_slave_has_everything_its_master_answered(autojump_clock: MockCloc
         assert slave.group_log.is_whole
 
 
-async def test_change_is_answered_when_its_record_is_in_the_log(autojump_clock: MockClock) -> None:
+async def test_change_is_answered_when_its_record_is_in_the_log() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.settled()
@@ -64,7 +64,7 @@ async def test_change_is_answered_when_its_record_is_in_the_log(autojump_clock: 
         assert master.end == before, "nothing is new"
 
 
-async def test_topic_created_twice_at_once_is_logged_once(autojump_clock: MockClock) -> None:
+async def test_topic_created_twice_at_once_is_logged_once() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         topics = master.tables.topics
@@ -81,7 +81,7 @@ async def test_topic_created_twice_at_once_is_logged_once(autojump_clock: MockCl
         assert topics.data_version.counter == before + 1
 
 
-async def test_many_commits_become_one_record(autojump_clock: MockClock) -> None:
+async def test_many_commits_become_one_record() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.settled()
@@ -99,7 +99,7 @@ async def test_many_commits_become_one_record(autojump_clock: MockClock) -> None
         assert master.group_log.statistics().record_count - answered.record_count <= 2
 
 
-async def test_waiters_fail_when_nothing_can_be_stored(autojump_clock: MockClock) -> None:
+async def test_waiters_fail_when_nothing_can_be_stored() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.settled()
@@ -117,7 +117,7 @@ async def test_waiters_fail_when_nothing_can_be_stored(autojump_clock: MockClock
         assert "T" not in state.topics
 
 
-async def test_stepping_down_drops_changes_that_are_not_in_the_log(autojump_clock: MockClock) -> None:
+async def test_stepping_down_drops_changes_that_are_not_in_the_log() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.committed("g", "T", 0, 5)
@@ -138,7 +138,7 @@ async def test_stepping_down_drops_changes_that_are_not_in_the_log(autojump_cloc
             assert master.tables.topics.get("T") is None
 
 
-async def test_4771_offset_is_never_ahead_of_a_truncated_log(autojump_clock: MockClock) -> None:
+async def test_4771_offset_is_never_ahead_of_a_truncated_log() -> None:
     """apache/rocketmq#4771: consumers commit offsets of messages that only the master has. The next master has a
     shorter log, but has copied these offsets, so that the messages sent to it next are never consumed.
 
@@ -173,7 +173,7 @@ async def test_4771_offset_is_never_ahead_of_a_truncated_log(autojump_clock: Moc
             assert back.state() == new.state()
 
 
-async def test_4771_without_a_snapshot_offsets_are_limited_to_queue_ends(autojump_clock: MockClock) -> None:
+async def test_4771_without_a_snapshot_offsets_are_limited_to_queue_ends() -> None:
     disk = MemoryDisk()
     async with open_member(disk) as old:
         for _ in range(5):
@@ -189,7 +189,7 @@ async def test_4771_without_a_snapshot_offsets_are_limited_to_queue_ends(autojum
             assert back.tables.offsets.get("g", "T", 0) == 5
 
 
-async def test_log_is_truncated_while_it_is_read(autojump_clock: MockClock) -> None:
+async def test_log_is_truncated_while_it_is_read() -> None:
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
         await old.committed("g", "T", 0, 0)
@@ -211,7 +211,7 @@ async def test_log_is_truncated_while_it_is_read(autojump_clock: MockClock) -> N
         assert old.group_log.is_whole
 
 
-async def test_new_master_applies_undispatched_records(autojump_clock: MockClock) -> None:
+async def test_new_master_applies_undispatched_records() -> None:
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
         await old.settled()
@@ -241,7 +241,7 @@ async def test_new_master_applies_undispatched_records(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-async def test_a_former_master_knows_that_it_is_behind(is_cut_off: bool, autojump_clock: MockClock) -> None:
+async def test_a_former_master_knows_that_it_is_behind(is_cut_off: bool) -> None:
     """What it took over undispatched may be acknowledged; its tables lack that until the next master confirms it, or
     has another log."""
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
@@ -266,7 +266,7 @@ async def test_a_former_master_knows_that_it_is_behind(is_cut_off: bool, autojum
         assert (new.tables.are_behind, new.tables.are_complete) == (False, True)
 
 
-async def test_a_former_master_whose_record_another_one_replaced_is_not_behind(autojump_clock: MockClock) -> None:
+async def test_a_former_master_whose_record_another_one_replaced_is_not_behind() -> None:
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
         await old.settled()
@@ -282,7 +282,7 @@ async def test_a_former_master_whose_record_another_one_replaced_is_not_behind(a
         assert not old.tables.are_behind
 
 
-async def test_file_of_another_history_is_ignored(autojump_clock: MockClock) -> None:
+async def test_file_of_another_history_is_ignored() -> None:
     """Both logs have a record of the tables at the same offset; only the epoch differs."""
     disk = MemoryDisk()
     async with open_member(disk) as old, open_member(MemoryDisk(), 2) as new:
@@ -309,7 +309,7 @@ async def test_file_of_another_history_is_ignored(autojump_clock: MockClock) -> 
             assert back.group_log.is_whole
 
 
-async def test_nothing_is_acknowledged_before_the_term_begins(autojump_clock: MockClock) -> None:
+async def test_nothing_is_acknowledged_before_the_term_begins() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.group_log.begin_epoch(1)
         await trio.sleep(1)
@@ -332,7 +332,7 @@ async def test_nothing_is_acknowledged_before_the_term_begins(autojump_clock: Mo
         assert record_ends(master.store)
 
 
-async def test_records_dispatched_during_loading_are_applied(autojump_clock: MockClock) -> None:
+async def test_records_dispatched_during_loading_are_applied() -> None:
     disk = MemoryDisk()
     async with open_member(disk) as old:
         await old.become_master(1)
@@ -342,7 +342,7 @@ async def test_records_dispatched_during_loading_are_applied(autojump_clock: Moc
             assert slave.group_log.is_whole
 
 
-async def test_unreadable_record_is_given_up(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_record_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables are incomplete then, until the next snapshot."""
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as slave:
         await old.become_master(1)
@@ -372,7 +372,7 @@ async def test_unreadable_record_is_given_up(autojump_clock: MockClock, monkeypa
         assert slave.state() == old.state()
 
 
-async def test_failover_never_moves_an_offset_back(autojump_clock: MockClock) -> None:
+async def test_failover_never_moves_an_offset_back() -> None:
     """Ten masters in turn die with an end of the log that no other member has."""
     answered: dict[tuple[str, int], int] = {}
     disk = MemoryDisk()
@@ -403,7 +403,7 @@ async def test_failover_never_moves_an_offset_back(autojump_clock: MockClock) ->
     assert min(answered.values()) == 10
 
 
-async def test_commit_repeated_at_a_new_master_waits_for_a_record_of_its_term(autojump_clock: MockClock) -> None:
+async def test_commit_repeated_at_a_new_master_waits_for_a_record_of_its_term() -> None:
     """The record of the commit may be on this member alone: its former master had no acknowledgement for it."""
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
@@ -420,7 +420,7 @@ async def test_commit_repeated_at_a_new_master_waits_for_a_record_of_its_term(au
             assert (new.end > end) == is_first
 
 
-async def test_reset_of_an_earlier_term_moves_no_group_that_has_gone_on(autojump_clock: MockClock) -> None:
+async def test_reset_of_an_earlier_term_moves_no_group_that_has_gone_on() -> None:
     """The group was offline at the reset, and consumed at another master before this one leads again."""
     async with open_member(MemoryDisk()) as first, open_member(MemoryDisk(), 2) as second:
         await first.become_master(1)
@@ -448,7 +448,7 @@ async def test_reset_of_an_earlier_term_moves_no_group_that_has_gone_on(autojump
         assert first.tables.offsets.get("g", "T", 0) == 10
 
 
-async def test_reset_outlives_a_term_if_the_group_stays_where_it_is(autojump_clock: MockClock) -> None:
+async def test_reset_outlives_a_term_if_the_group_stays_where_it_is() -> None:
     async with open_member(MemoryDisk()) as member:
         await member.become_master(1)
         for _ in range(10):
@@ -461,7 +461,7 @@ async def test_reset_outlives_a_term_if_the_group_stays_where_it_is(autojump_clo
         assert member.tables.offsets.take_reset("g", "T", 0) == 2
 
 
-async def test_incomplete_snapshot_at_the_end_of_the_log_is_ignored(autojump_clock: MockClock) -> None:
+async def test_incomplete_snapshot_at_the_end_of_the_log_is_ignored() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         for number in range(3000):
@@ -481,7 +481,7 @@ async def test_incomplete_snapshot_at_the_end_of_the_log_is_ignored(autojump_clo
                 assert other.group_log.is_whole
 
 
-async def test_ten_thousand_groups(autojump_clock: MockClock) -> None:
+async def test_ten_thousand_groups() -> None:
     size = 8 << 20
     async with open_member(MemoryDisk(), segment_size=size) as master:
         await master.become_master(1)
@@ -504,7 +504,7 @@ async def test_ten_thousand_groups(autojump_clock: MockClock) -> None:
             assert other.group_log.is_whole
 
 
-async def test_newest_segment_alone_restores_the_tables(autojump_clock: MockClock) -> None:
+async def test_newest_segment_alone_restores_the_tables() -> None:
     disk, size = MemoryDisk(), 256 << 10
     async with open_member(disk, segment_size=size) as master:
         await master.become_master(1)
@@ -528,7 +528,7 @@ async def test_newest_segment_alone_restores_the_tables(autojump_clock: MockCloc
         assert again.state() == state
 
 
-async def test_group_starts_from_files_written_before_it(autojump_clock: MockClock) -> None:
+async def test_group_starts_from_files_written_before_it() -> None:
     disk = MemoryDisk()
     file = CONFIG / "consumerOffset.json"
     disk.write_bytes(file, b'{"offsetTable":{"T@g":{0:3}}}')
@@ -561,7 +561,7 @@ async def test_group_starts_from_files_written_before_it(autojump_clock: MockClo
         assert again.tables.offsets.get("g", "T", 0) == 5
 
 
-async def test_record_of_a_later_version_is_skipped(autojump_clock: MockClock) -> None:
+async def test_record_of_a_later_version_is_skipped() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.committed("g", "T", 0, 0)
@@ -576,7 +576,7 @@ async def test_record_of_a_later_version_is_skipped(autojump_clock: MockClock) -
         assert master.group_log.is_whole
 
 
-async def test_delayed_messages_continue_at_the_logged_offset(autojump_clock: MockClock) -> None:
+async def test_delayed_messages_continue_at_the_logged_offset() -> None:
     async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
         await master.become_master(1)
         master.tables.delay_offsets.set(3, 5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.group_log import GAP_S
 from ha.broker.journal import WAITING_COUNT_MAX
@@ -69,7 +69,7 @@ async def written(node: Node) -> int:
     return 0 if queue is None else queue.max_offset
 
 
-async def test_without_a_group_nothing_changes(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_without_a_group_nothing_changes(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         assert (await node.send()).code == 0
         await node.broker.groups.find_or_create("g")
@@ -82,7 +82,7 @@ async def test_without_a_group_nothing_changes(tmp_path: Path, autojump_clock: M
         assert "logPosition" not in file.read_text()
 
 
-async def test_answered_changes_survive_the_loss_of_the_files(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_answered_changes_survive_the_loss_of_the_files(tmp_path: Path) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         assert (await node.send()).code == 0
         await node.broker.groups.find_or_create("g")
@@ -100,7 +100,7 @@ async def test_answered_changes_survive_the_loss_of_the_files(tmp_path: Path, au
         assert node.broker.groups.get("g") is not None
 
 
-async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_commit_waits_for_the_slave(tmp_path: Path) -> None:
     async with open_node(tmp_path, **SYNC) as node, slave_of(node) as slave:
         async with acknowledging(slave):
             assert (await node.send()).code == 0
@@ -113,7 +113,7 @@ async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockCl
         assert await committed(node) == 2, "it is stored, and may survive"
 
 
-async def test_repeated_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_repeated_commit_waits_for_the_slave(tmp_path: Path) -> None:
     """The record of a oneway commit waits for nobody, but who repeats the commit must know that it is safe."""
     async with open_node(tmp_path, **SYNC) as node, slave_of(node) as slave:
         async with acknowledging(slave):
@@ -130,7 +130,7 @@ async def test_repeated_commit_waits_for_the_slave(tmp_path: Path, autojump_cloc
             assert (await commit(node, 2)).code == 0
 
 
-async def test_repeated_change_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_repeated_change_waits_for_the_slave(tmp_path: Path) -> None:
     """What was answered FLUSH_SLAVE_TIMEOUT is in the tables, so repeating it changes nothing."""
     topic = {"topic": "T1", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     deletion = {"groupName": "g", "cleanOffset": "false"}
@@ -145,7 +145,7 @@ async def test_repeated_change_waits_for_the_slave(tmp_path: Path, autojump_cloc
                 assert "FLUSH_SLAVE_TIMEOUT" in (answer.remark or "")
 
 
-async def test_commits_of_one_chunk_become_one_record(node: Node, autojump_clock: MockClock) -> None:
+async def test_commits_of_one_chunk_become_one_record(node: Node) -> None:
     assert (await node.send()).code == 0
     for number in range(50):
         await node.broker.groups.find_or_create(f"g{number}")
@@ -164,7 +164,7 @@ async def test_commits_of_one_chunk_become_one_record(node: Node, autojump_clock
     assert await written(node) - before <= 2
 
 
-async def test_only_the_master_answers_commits(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_only_the_master_answers_commits(tmp_path: Path) -> None:
     """A slave keeps oneway commits, and passes them on."""
     standing = Standing("b0", 2, is_slave=True, is_elected=True)
     async with open_node(tmp_path / "1", **IN_LOG) as master:
@@ -186,7 +186,7 @@ async def test_only_the_master_answers_commits(tmp_path: Path, autojump_clock: M
             assert await committed(master) == 1
 
 
-async def test_member_without_tables_refuses_offset_queries(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_member_without_tables_refuses_offset_queries(tmp_path: Path) -> None:
     """A member that starts has not dispatched what its master has not confirmed yet, its group's commits among it.
 
     If it answered that nothing is committed, a consumer would begin at the queue's end, and its group miss messages.
@@ -215,7 +215,7 @@ async def test_member_without_tables_refuses_offset_queries(tmp_path: Path, auto
         assert await codes(master) == {ResponseCode.SUCCESS}
 
 
-async def test_copy_never_replaces_tables_from_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_copy_never_replaces_tables_from_the_log(tmp_path: Path) -> None:
     async with open_node(tmp_path / "1", **IN_LOG) as master, open_node(tmp_path / "2", **IN_LOG) as slave:
         for node, offset in ((master, 3), (slave, 9)):
             for _ in range(10):
@@ -228,7 +228,7 @@ async def test_copy_never_replaces_tables_from_the_log(tmp_path: Path, autojump_
         assert await committed(slave) == 9
 
 
-async def test_copied_tables_state_their_log_position(node: Node, tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_copied_tables_state_their_log_position(node: Node, tmp_path: Path) -> None:
     assert (await node.send()).code == 0
     await node.broker.groups.find_or_create("g")
     assert (await commit(node, 1)).code == 0
@@ -248,7 +248,7 @@ async def test_copied_tables_state_their_log_position(node: Node, tmp_path: Path
     assert written_offsets == offsets
 
 
-async def test_clients_can_not_send_to_the_tables_topic(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_clients_can_not_send_to_the_tables_topic(tmp_path: Path) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         answer = await node.send(b'{"version":1,"epoch":9}', b=TABLES_TOPIC)
         assert answer.code == ResponseCode.NO_PERMISSION
@@ -265,7 +265,7 @@ async def test_clients_can_not_send_to_the_tables_topic(tmp_path: Path, autojump
         assert (await node.send(b"x", b=TABLES_TOPIC)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_admin_changes_are_answered_when_they_are_in_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_admin_changes_are_answered_when_they_are_in_the_log(tmp_path: Path) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         for _ in range(5):
             assert (await node.send()).code == 0
@@ -293,7 +293,7 @@ async def test_admin_changes_are_answered_when_they_are_in_the_log(tmp_path: Pat
         assert node.broker.offsets.groups_of("TT") == []
 
 
-async def test_delay_progress_may_be_ahead_of_dispatch(node: Node, autojump_clock: MockClock) -> None:
+async def test_delay_progress_may_be_ahead_of_dispatch(node: Node) -> None:
     """The log of a new master says that a message was delivered, which it has not dispatched yet."""
     delayed: dict[str, Any] = {"i": "DELAY\x011\x02"}
     assert (await node.send(b"first", **delayed)).code == 0
@@ -313,9 +313,7 @@ async def test_delay_progress_may_be_ahead_of_dispatch(node: Node, autojump_cloc
     assert node.broker.delay_offsets.get(1) == 3
 
 
-async def test_waiting_commits_are_bounded(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_commits_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert WAITING_COUNT_MAX == 65_536
     monkeypatch.setattr("ha.broker.journal.WAITING_COUNT_MAX", 3)
     async with open_node(tmp_path, **IN_LOG) as node:
@@ -336,9 +334,7 @@ async def test_waiting_commits_are_bounded(
         assert codes.count(0) >= 3
 
 
-async def test_message_to_a_topic_created_again_during_its_deletion_stays(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_message_to_a_topic_created_again_during_its_deletion_stays(tmp_path: Path) -> None:
     async with open_node(tmp_path, **IN_LOG) as node, open_remoting_client(connect=node.connect) as client:
         producer = Node(node.store, node.ha, node.broker, client, node.listener)
         for number in range(8):  # two tasks wake at the same time, in any order

@@ -42,7 +42,7 @@ INTEGERS = {"queueId", "sysFlag", "d", "e", "f", "g", "h", "bornTimestamp", "que
 
 
 @pytest.mark.parametrize("code", REQUIRED)
-async def test_missing_and_ill_typed_fields(node: Node, autojump_clock: object, code: int) -> None:
+async def test_missing_and_ill_typed_fields(node: Node, code: int) -> None:
     for name in REQUIRED[code]:
         fields = {key: text(value) for key, value in HEADERS[code].items()}
         variants = [{key: value for key, value in fields.items() if key != name}]

@@ -23,7 +23,7 @@ SUSPEND: dict[str, Any] = {"sysFlag": 6}
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path, hold_count_max=3) as node:
         for _ in range(2):
             await node.send()
@@ -38,7 +38,7 @@ async def pull_while(node: Node, send: Callable[[], Awaitable[object]], **pull: 
         return await node.pull(**{"offset": 2, **SUSPEND, **pull})
 
 
-async def test_deadline_is_exact(node: Node, autojump_clock: object) -> None:
+async def test_deadline_is_exact(node: Node) -> None:
     began = trio.current_time()
     for timeout_ms in (0, 125, 1500, 3000):
         answer = await node.pull(2, **SUSPEND, suspendTimeoutMillis=timeout_ms)
@@ -48,7 +48,7 @@ async def test_deadline_is_exact(node: Node, autojump_clock: object) -> None:
     assert len(node.broker.puller.holds) == 0
 
 
-async def test_earlier_deadline_ends_first(node: Node, autojump_clock: object) -> None:
+async def test_earlier_deadline_ends_first(node: Node) -> None:
     began = trio.current_time()
     ended: list[tuple[int, float]] = []
 
@@ -63,7 +63,7 @@ async def test_earlier_deadline_ends_first(node: Node, autojump_clock: object) -
     assert ended == [(2000, 2.0), (9000, 9.0)]
 
 
-async def test_arrival_wakes_the_pull(node: Node, autojump_clock: object) -> None:
+async def test_arrival_wakes_the_pull(node: Node) -> None:
     began = trio.current_time()
 
     async def send_later() -> None:
@@ -77,7 +77,7 @@ async def test_arrival_wakes_the_pull(node: Node, autojump_clock: object) -> Non
     assert [record.body for record in node.records(answer)] == [b"now"]
 
 
-async def test_pull_of_an_empty_queue_is_held(node: Node, autojump_clock: object) -> None:
+async def test_pull_of_an_empty_queue_is_held(node: Node) -> None:
     async def send_later() -> None:
         await trio.sleep(0.5)
         await node.send(b"now", e=3)
@@ -86,7 +86,7 @@ async def test_pull_of_an_empty_queue_is_held(node: Node, autojump_clock: object
     assert [record.body for record in node.records(answer)] == [b"now"]
 
 
-async def test_only_a_matching_tag_wakes(node: Node, autojump_clock: object) -> None:
+async def test_only_a_matching_tag_wakes(node: Node) -> None:
     began = trio.current_time()
 
     async def send_later() -> None:
@@ -100,12 +100,12 @@ async def test_only_a_matching_tag_wakes(node: Node, autojump_clock: object) -> 
     assert [record.property_map()["TAGS"] for record in node.records(answer)] == ["TagB"]
 
 
-async def test_no_match_until_the_deadline(node: Node, autojump_clock: object) -> None:
+async def test_no_match_until_the_deadline(node: Node) -> None:
     answer = await pull_while(node, node.send, subscription="TagB")
     assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (20, "NO_MATCHED_MESSAGE", "3")
 
 
-async def test_requested_wait_is_bounded(node: Node, autojump_clock: object) -> None:
+async def test_requested_wait_is_bounded(node: Node) -> None:
     began = trio.current_time()
 
     async def keep_alive() -> None:
@@ -128,7 +128,7 @@ async def test_requested_wait_is_bounded(node: Node, autojump_clock: object) -> 
     assert (answer.code, trio.current_time() - began) == (19, 120.0)
 
 
-async def test_held_pulls_are_bounded(node: Node, autojump_clock: object) -> None:
+async def test_held_pulls_are_bounded(node: Node) -> None:
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -140,7 +140,7 @@ async def test_held_pulls_are_bounded(node: Node, autojump_clock: object) -> Non
     assert trio.current_time() - began == 5.0
 
 
-async def test_closed_connection_leaves_no_holds(node: Node, autojump_clock: object) -> None:
+async def test_closed_connection_leaves_no_holds(node: Node) -> None:
     stream = node.listener.connect()
     for opaque in range(2):
         command = RemotingCommand(
@@ -179,7 +179,7 @@ async def test_connection_that_closed_during_the_read_holds_nothing(node: Node) 
     assert len(holds) == 0
 
 
-async def test_without_long_polling_a_pull_waits_one_second(tmp_path: Path, autojump_clock: object) -> None:
+async def test_without_long_polling_a_pull_waits_one_second(tmp_path: Path) -> None:
     async with open_node(tmp_path, long_polling_enable=False) as node:
         await node.send()
         await node.dispatched()
@@ -188,7 +188,7 @@ async def test_without_long_polling_a_pull_waits_one_second(tmp_path: Path, auto
         assert trio.current_time() - began == 1.0
 
 
-async def test_many_short_holds_leave_no_trace(node: Node, autojump_clock: object) -> None:
+async def test_many_short_holds_leave_no_trace(node: Node) -> None:
     """Holds ended by an arrival are removed from the deadline heap long before their deadline."""
     for offset in range(2, 302):
         async with trio.open_nursery() as nursery:
@@ -198,9 +198,7 @@ async def test_many_short_holds_leave_no_trace(node: Node, autojump_clock: objec
     assert len(node.broker.puller.holds._deadlines) < 100
 
 
-async def test_answer_larger_than_a_frame_fails_only_its_pull(
-    tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_answer_larger_than_a_frame_fails_only_its_pull(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A message sent in a frame of 16 MiB does not fit an answer, which has a larger header."""
     size: dict[str, Any] = {"message_size_max": FRAME_SIZE_MAX}
     async with open_node(tmp_path, store_changes={"segment_size": 64 << 20, **size}, **size) as node:
@@ -218,6 +216,7 @@ async def test_answer_larger_than_a_frame_fails_only_its_pull(
         assert (await node.pull(0)).code == 0
 
 
+@pytest.mark.real_time
 async def test_many_woken_pulls_let_other_tasks_run() -> None:
     passes = resumed = 0
 

@@ -28,7 +28,7 @@ async def query(node: Node, key: str, *, topic: str = "TT", unique: bool | None 
     return [record.body for record in node.records(answer)]
 
 
-async def test_by_key(node: Node, autojump_clock: object) -> None:
+async def test_by_key(node: Node) -> None:
     await send(node, b"one", "a b", "U1")
     await send(node, b"two", "b", "U2", e=1)
     await send(node, b"other", "b", "U3", b="Other")
@@ -46,7 +46,7 @@ async def test_by_key(node: Node, autojump_clock: object) -> None:
     assert await query(node, "b", beginTimestamp=1 << 62) == []
 
 
-async def test_hash_collision_is_not_returned(node: Node, autojump_clock: object) -> None:
+async def test_hash_collision_is_not_returned(node: Node) -> None:
     """Aa and BB have the same Java hash, and so have TT#Aa and TT#BB."""
     await send(node, b"one", "Aa", "U1")
     await node.dispatched()
@@ -54,9 +54,7 @@ async def test_hash_collision_is_not_returned(node: Node, autojump_clock: object
     assert await query(node, "BB") == []
 
 
-async def test_oldest_messages_are_omitted_if_the_answer_is_full(
-    node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
-) -> None:
+async def test_oldest_messages_are_omitted_if_the_answer_is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_queries, "ANSWER_SIZE_MAX", 2500)
     for number in range(4):
         await send(node, b"%d" % number * 1000, "k", f"U{number}")
@@ -66,14 +64,14 @@ async def test_oldest_messages_are_omitted_if_the_answer_is_full(
     assert await query(node, "k") == [b"3" * 1000], "one always"
 
 
-async def test_messages_per_key_are_bounded(node: Node, autojump_clock: object) -> None:
+async def test_messages_per_key_are_bounded(node: Node) -> None:
     for number in range(70):
         await send(node, b"%d" % number, "k", f"U{number}")
     await node.dispatched()
     assert await query(node, "k", maxNum=1000) == [b"%d" % number for number in range(6, 70)]
 
 
-async def test_by_offset(node: Node, autojump_clock: object) -> None:
+async def test_by_offset(node: Node) -> None:
     await node.send(b"first")
     sent = await node.send(b"second")
     offset = decode_message_id(sent.ext_fields["msgId"])[2]
@@ -90,12 +88,12 @@ async def test_by_offset(node: Node, autojump_clock: object) -> None:
     assert (other.code, bytes(other.body)) == (1, b"")
 
 
-async def test_in_an_empty_log(node: Node, autojump_clock: object) -> None:
+async def test_in_an_empty_log(node: Node) -> None:
     assert (await node.ask(33, offset=0)).code == 1
     assert await query(node, "k") == []
 
 
-async def test_offset_inside_a_record_is_refused(node: Node, autojump_clock: object) -> None:
+async def test_offset_inside_a_record_is_refused(node: Node) -> None:
     """A forged record inside a body does not have the offset at which it lies."""
     await node.send(b"one")
     raw = bytes((await node.ask(33, offset=0)).body)

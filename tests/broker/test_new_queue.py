@@ -29,7 +29,7 @@ async def ask_by_key(node: Node, topic: str) -> RemotingCommand:
 
 
 @pytest.mark.parametrize("ask", [pull, ask_end, ask_end_by_time, ask_by_key])
-async def test_new_queue_is_known_at_once(tmp_path: Path, autojump_clock: object, ask: Any) -> None:
+async def test_new_queue_is_known_at_once(tmp_path: Path, ask: Any) -> None:
     made_s: list[float] = []
 
     async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -52,7 +52,7 @@ async def test_new_queue_is_known_at_once(tmp_path: Path, autojump_clock: object
                 assert [record.body for record in node.records(answer)] == [b"first"]
 
 
-async def test_query_does_not_wait_for_the_whole_log(tmp_path: Path, autojump_clock: object) -> None:
+async def test_query_does_not_wait_for_the_whole_log(tmp_path: Path) -> None:
     async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make_next_files":
             await trio.sleep(60)

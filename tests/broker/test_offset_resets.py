@@ -40,7 +40,7 @@ async def committed(node: Node) -> str:
     return (await node.ask(14, consumerGroup="g", topic="TT", queueId=0)).ext_fields["offset"]
 
 
-async def test_broker_resets_the_group_itself(node: Node, autojump_clock: object) -> None:
+async def test_broker_resets_the_group_itself(node: Node) -> None:
     times = await fill(node)
     answer = await reset(node, times[1])
     assert answer.code == 0
@@ -58,7 +58,7 @@ async def test_broker_resets_the_group_itself(node: Node, autojump_clock: object
     assert await committed(node) == "2"
 
 
-async def test_held_pulls_get_the_reset(node: Node, autojump_clock: object) -> None:
+async def test_held_pulls_get_the_reset(node: Node) -> None:
     await fill(node)
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -73,7 +73,7 @@ async def test_held_pulls_get_the_reset(node: Node, autojump_clock: object) -> N
         await reset(node, 0)
 
 
-async def test_reset_targets(node: Node, autojump_clock: object) -> None:
+async def test_reset_targets(node: Node) -> None:
     times = await fill(node)
 
     async def place(timestamp: int, **changes: Any) -> int:
@@ -98,7 +98,7 @@ async def test_reset_targets(node: Node, autojump_clock: object) -> None:
     assert (await reset(node, 0, group="none")).code == 26
 
 
-async def test_search_by_time_across_a_gap(node: Node, autojump_clock: object) -> None:
+async def test_search_by_time_across_a_gap(node: Node) -> None:
     times = await fill(node)
     await node.send(b"3", e=1)
     await node.dispatched()
@@ -111,13 +111,13 @@ async def test_search_by_time_across_a_gap(node: Node, autojump_clock: object) -
         assert int(answer.ext_fields["offset"]) == number
 
 
-async def test_slave_refuses_resets(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_resets(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         assert (await reset(node, 0)).code == 1
 
 
 @pytest.fixture
-async def old_way(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def old_way(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path, server_side_reset_offset=False) as node:
         yield node
 
@@ -128,7 +128,7 @@ def heartbeat() -> bytes:
     return json.dumps({"clientID": "c1", "consumerDataSet": [consumer]}).encode()
 
 
-async def test_members_are_asked_to_reset(old_way: Node, autojump_clock: object) -> None:
+async def test_members_are_asked_to_reset(old_way: Node) -> None:
     node = old_way
     times = await fill(node)
     answer = await reset(node, times[1])
@@ -157,7 +157,7 @@ async def test_members_are_asked_to_reset(old_way: Node, autojump_clock: object)
     assert await committed(node) == "1", "the members commit, not the broker"
 
 
-async def test_cpp_members_get_a_list(old_way: Node, autojump_clock: object) -> None:
+async def test_cpp_members_get_a_list(old_way: Node) -> None:
     node = old_way
     await fill(node)
     for queue_id in (1, 2, 3):

@@ -25,7 +25,7 @@ from tests.broker.pop_client import Popped, ack, ack_fields, bodies, change, pop
 # ---- pop
 
 
-async def test_pop_returns_messages_and_what_their_handles_need(node: Node, autojump_clock: object) -> None:
+async def test_pop_returns_messages_and_what_their_handles_need(node: Node) -> None:
     await send(node, b"a", b"b")
     await send(node, b"c", e=2)
     began = trio.current_time()
@@ -40,7 +40,7 @@ async def test_pop_returns_messages_and_what_their_handles_need(node: Node, auto
     assert sorted(bodies(popped_of(answer))) == [b"a", b"b", b"c"]
 
 
-async def test_messages_in_flight_are_not_popped_again(node: Node, autojump_clock: object) -> None:
+async def test_messages_in_flight_are_not_popped_again(node: Node) -> None:
     await send(node, b"a", b"b")
     assert bodies(await pop_messages(node, maxMsgNums=1)) == [b"a"]
     assert bodies(await pop_messages(node)) == [b"b"]
@@ -48,22 +48,20 @@ async def test_messages_in_flight_are_not_popped_again(node: Node, autojump_cloc
     assert bodies(await pop_messages(node, consumerGroup="another")) == [b"a", b"b"]
 
 
-async def test_rest_num_counts_what_is_left_in_all_queues(node: Node, autojump_clock: object) -> None:
+async def test_rest_num_counts_what_is_left_in_all_queues(node: Node) -> None:
     await send(node, b"a", b"b")
     await send(node, b"c", b"d", e=1)
     assert (await pop(node, maxMsgNums=1)).ext_fields["restNum"] == "3"
     assert (await pop(node, maxMsgNums=1)).ext_fields["restNum"] == "2"
 
 
-async def test_one_queue(node: Node, autojump_clock: object) -> None:
+async def test_one_queue(node: Node) -> None:
     await send(node, b"a")
     await send(node, b"b", e=1)
     assert bodies(await pop_messages(node, queueId=1)) == [b"b"]
 
 
-async def test_queue_from_which_another_pop_reads_is_skipped(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_from_which_another_pop_reads_is_skipped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await send(node, b"0")
     reader = node.broker.pop.requests._taker._reader
     read, is_reading, goes_on = reader.read, trio.Event(), trio.Event()
@@ -93,21 +91,21 @@ async def test_queue_from_which_another_pop_reads_is_skipped(
     assert bodies(found) == [b"0"]
 
 
-async def test_queues_take_turns(node: Node, autojump_clock: object) -> None:
+async def test_queues_take_turns(node: Node) -> None:
     for queue_id in range(4):
         await send(node, *(b"%d" % queue_id for _ in range(8)), e=queue_id)
     found = [(await pop_messages(node, maxMsgNums=1))[0].body for _ in range(4)]
     assert sorted(found) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_nothing_there(node: Node, autojump_clock: object) -> None:
+async def test_nothing_there(node: Node) -> None:
     await send(node, b"a")
     assert bodies(await pop_messages(node)) == [b"a"]
     answer = await pop(node)
     assert (answer.code, answer.remark) == (210, "NO_MESSAGE_IN_QUEUE")
 
 
-async def test_checks_in_order(tmp_path: Path, autojump_clock: object) -> None:
+async def test_checks_in_order(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await send(node, b"a")
         now_ms = WallClock()()
@@ -133,13 +131,13 @@ async def test_checks_in_order(tmp_path: Path, autojump_clock: object) -> None:
         assert await refused(topic="X") == (16, "the broker[10.0.0.1] pop message is forbidden")
 
 
-async def test_missing_fields_are_named(node: Node, autojump_clock: object) -> None:
+async def test_missing_fields_are_named(node: Node) -> None:
     answer = await pop(node, invisibleTime=None)
     assert answer.code == 1
     assert "invisibleTime" in str(answer.remark)
 
 
-async def test_tags(node: Node, autojump_clock: object) -> None:
+async def test_tags(node: Node) -> None:
     for number, tag in enumerate("ABABC"):
         await send(node, b"%d" % number, i=f"TAGS\x01{tag}\x02")
     assert bodies(await pop_messages(node, exp="A||C", expType="TAG", maxMsgNums=2)) == [b"0", b"2"]
@@ -147,7 +145,7 @@ async def test_tags(node: Node, autojump_clock: object) -> None:
     assert node.broker.offsets.get("g", "TT", 0) == 5
 
 
-async def test_messages_that_are_not_selected_are_passed(node: Node, autojump_clock: object) -> None:
+async def test_messages_that_are_not_selected_are_passed(node: Node) -> None:
     messages = [Message("TT", 0, b"%d" % number, b"TAGS\x01%c\x02" % b"AB"[number == 2900]) for number in range(3000)]
     await send(node, b"first", e=1)
     await node.broker.put_service.put(messages)
@@ -159,7 +157,7 @@ async def test_messages_that_are_not_selected_are_passed(node: Node, autojump_cl
 
 
 async def test_pop_that_waits_goes_on_after_many_messages_that_are_not_selected(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(taking, "SCAN_COUNT_MAX", 100)
     messages = [Message("TT", 0, b"%d" % number, b"TAGS\x01%c\x02" % b"AB"[number == 990]) for number in range(1000)]
@@ -174,7 +172,7 @@ async def test_pop_that_waits_goes_on_after_many_messages_that_are_not_selected(
     assert trio.current_time() - began == 20
 
 
-async def test_sql(tmp_path: Path, autojump_clock: object) -> None:
+async def test_sql(tmp_path: Path) -> None:
     async with open_node(tmp_path, enable_property_filter=True) as node:
         for number in range(6):
             await send(node, b"%d" % number, i=f"n\x01{number}\x02")
@@ -182,7 +180,7 @@ async def test_sql(tmp_path: Path, autojump_clock: object) -> None:
         assert (await pop(node, exp="n >", expType="SQL92")).code == 23
 
 
-async def test_priorities_begin_with_the_highest_queue(node: Node, autojump_clock: object) -> None:
+async def test_priorities_begin_with_the_highest_queue(node: Node) -> None:
     config = TopicConfig(topic_name="P", read_queue_nums=4, write_queue_nums=4, attributes={"message.type": "PRIORITY"})
     assert await node.broker.topics.update(config) == ""
     for priority in (0, 9, 1, 2):
@@ -195,14 +193,12 @@ async def test_priorities_begin_with_the_highest_queue(node: Node, autojump_cloc
 
 
 @pytest.mark.parametrize(("init_mode", "found"), [(0, [b"a", b"b"]), (1, [b"a", b"b"])])
-async def test_first_pop_of_a_small_topic(
-    node: Node, init_mode: int, found: list[bytes], autojump_clock: object
-) -> None:
+async def test_first_pop_of_a_small_topic(node: Node, init_mode: int, found: list[bytes]) -> None:
     await send(node, b"a", b"b")
     assert bodies(await pop_messages(node, initMode=init_mode)) == found
 
 
-async def test_first_pop_of_a_large_topic(tmp_path: Path, autojump_clock: object) -> None:
+async def test_first_pop_of_a_large_topic(tmp_path: Path) -> None:
     """Its first message is assumed to be on disk only: init mode MAX begins with the last message."""
     async with open_node(tmp_path, access_in_memory_bytes_max=100) as node:
         await send(node, b"a", b"b", b"c")
@@ -210,7 +206,7 @@ async def test_first_pop_of_a_large_topic(tmp_path: Path, autojump_clock: object
         assert bodies(await pop_messages(node, initMode=0, consumerGroup="h")) == [b"a", b"b", b"c"]
 
 
-async def test_pop_goes_on_where_a_pull_consumer_was(node: Node, autojump_clock: object) -> None:
+async def test_pop_goes_on_where_a_pull_consumer_was(node: Node) -> None:
     await send(node, b"a", b"b", b"c")
     await node.pull()
     assert (await node.ask(15, consumerGroup="g", topic="TT", queueId=0, commitOffset=1)).code == 0
@@ -221,7 +217,7 @@ async def test_pop_goes_on_where_a_pull_consumer_was(node: Node, autojump_clock:
     assert bodies(await pop_messages(node)) == [b"e"]
 
 
-async def test_reset_of_the_consumer_offset(node: Node, autojump_clock: object) -> None:
+async def test_reset_of_the_consumer_offset(node: Node) -> None:
     await send(node, b"a", b"b", b"c")
     old = await pop_messages(node)
     assert (await ack(node, old[0])).code == 0
@@ -232,7 +228,7 @@ async def test_reset_of_the_consumer_offset(node: Node, autojump_clock: object) 
     assert len(await pop_messages(node)) <= 2
 
 
-async def test_fast_port_and_unknown_group(tmp_path: Path, autojump_clock: object) -> None:
+async def test_fast_port_and_unknown_group(tmp_path: Path) -> None:
     async with open_node(tmp_path, auto_create_group=False) as node:
         await send(node, b"a")
         assert (await pop(node)).code == 26
@@ -240,7 +236,7 @@ async def test_fast_port_and_unknown_group(tmp_path: Path, autojump_clock: objec
         assert (await pop(node)).code == 3
 
 
-async def test_fast_port_takes_no_acknowledgements(node: Node, autojump_clock: object) -> None:
+async def test_fast_port_takes_no_acknowledgements(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     node.address = "fast"
@@ -252,7 +248,7 @@ async def test_fast_port_takes_no_acknowledgements(node: Node, autojump_clock: o
 # ---- redelivery
 
 
-async def test_redelivery_comes_exactly_when_the_invisible_time_is_over(node: Node, autojump_clock: object) -> None:
+async def test_redelivery_comes_exactly_when_the_invisible_time_is_over(node: Node) -> None:
     await send(node, b"a", b"b")
     began = trio.current_time()
     [first, second] = await pop_messages(node, invisibleTime=3000)
@@ -268,7 +264,7 @@ async def test_redelivery_comes_exactly_when_the_invisible_time_is_over(node: No
     assert again.record.born_timestamp_ms == first.record.born_timestamp_ms
 
 
-async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, autojump_clock: object) -> None:
+async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node) -> None:
     await send(node, b"a")
     for times in range(4):
         [message] = await pop_messages(node, invisibleTime=1000, pollTime=5000)
@@ -279,9 +275,7 @@ async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, a
     assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%%RETRY%")]
 
 
-async def test_message_without_room_for_further_properties_is_delivered_again(
-    node: Node, autojump_clock: object
-) -> None:
+async def test_message_without_room_for_further_properties_is_delivered_again(node: Node) -> None:
     raw = b"filler\x01%b\x02" % (b"x" * (PROPERTIES_SIZE_MAX - 8))
     await send(node, b"first", e=1)
     await node.broker.put_service.put([Message("TT", 0, b"full", raw)])
@@ -293,9 +287,7 @@ async def test_message_without_room_for_further_properties_is_delivered_again(
 
 
 @pytest.mark.parametrize("room", range(0, 200, 20))
-async def test_retry_with_little_room_for_its_handle_is_acknowledged(
-    node: Node, room: int, autojump_clock: object
-) -> None:
+async def test_retry_with_little_room_for_its_handle_is_acknowledged(node: Node, room: int) -> None:
     raw = b"filler\x01%b\x02" % (b"x" * (PROPERTIES_SIZE_MAX - 8 - room))
     await send(node, b"first", e=1)
     await node.broker.put_service.put([Message("TT", 0, b"full", raw)])
@@ -310,7 +302,7 @@ async def test_retry_with_little_room_for_its_handle_is_acknowledged(
     assert (await pop(node, queueId=0)).code == 210
 
 
-async def test_number_of_retries_has_a_largest_value(node: Node, autojump_clock: object) -> None:
+async def test_number_of_retries_has_a_largest_value(node: Node) -> None:
     await send(node, b"a", j=2**31 - 1)
     for _ in range(2):
         [message] = await pop_messages(node, invisibleTime=1000)
@@ -318,7 +310,7 @@ async def test_number_of_retries_has_a_largest_value(node: Node, autojump_clock:
         await trio.sleep(2)
 
 
-async def test_retry_topic_v2_and_v1_beside_it(tmp_path: Path, autojump_clock: object) -> None:
+async def test_retry_topic_v2_and_v1_beside_it(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await send(node, b"a")
         await pop_messages(node, invisibleTime=1000)
@@ -337,7 +329,7 @@ async def test_retry_topic_v2_and_v1_beside_it(tmp_path: Path, autojump_clock: o
         assert await pop_messages(node) == []
 
 
-async def test_a_retry_topic_is_popped_by_its_own_name_beside_its_topic(node: Node, autojump_clock: object) -> None:
+async def test_a_retry_topic_is_popped_by_its_own_name_beside_its_topic(node: Node) -> None:
     """Both wait, and the topic's request waits for the retry topic, too."""
     await send(node, b"0")
     await pop_messages(node, invisibleTime=1000)
@@ -357,7 +349,7 @@ async def test_a_retry_topic_is_popped_by_its_own_name_beside_its_topic(node: No
     assert (await node.send(b"1")).code == 0
 
 
-async def test_retry_topic_comes_first_now_and_then(node: Node, autojump_clock: object) -> None:
+async def test_retry_topic_comes_first_now_and_then(node: Node) -> None:
     """A topic that is never empty does not keep retries waiting."""
     await send(node, b"failed")
     await pop_messages(node, invisibleTime=1000)
@@ -370,7 +362,7 @@ async def test_retry_topic_comes_first_now_and_then(node: Node, autojump_clock: 
 # ---- change of the invisible time
 
 
-async def test_change_delays_and_gives_a_new_handle(node: Node, autojump_clock: object) -> None:
+async def test_change_delays_and_gives_a_new_handle(node: Node) -> None:
     await send(node, b"a")
     began = trio.current_time()
     [message] = await pop_messages(node, invisibleTime=2000)
@@ -385,7 +377,7 @@ async def test_change_delays_and_gives_a_new_handle(node: Node, autojump_clock: 
     assert (await ack(node, renewed)).code == 0
 
 
-async def test_change_replaces_a_handle_of_the_same_millisecond(node: Node, autojump_clock: object) -> None:
+async def test_change_replaces_a_handle_of_the_same_millisecond(node: Node) -> None:
     await send(node, b"a")
     [old] = await pop_messages(node)
     _, new = await change(node, old, 5_000)
@@ -395,7 +387,7 @@ async def test_change_replaces_a_handle_of_the_same_millisecond(node: Node, auto
     assert bodies(await pop_messages(node)) == [b"a"]
 
 
-async def test_change_to_zero_and_suspend(node: Node, autojump_clock: object) -> None:
+async def test_change_to_zero_and_suspend(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     began = trio.current_time()
@@ -406,7 +398,7 @@ async def test_change_to_zero_and_suspend(node: Node, autojump_clock: object) ->
     assert again.record.reconsume_times == 0
 
 
-async def test_renewed_handle_acknowledges(node: Node, autojump_clock: object) -> None:
+async def test_renewed_handle_acknowledges(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     for _ in range(5):
@@ -417,7 +409,7 @@ async def test_renewed_handle_acknowledges(node: Node, autojump_clock: object) -
     assert await pop_messages(node) == []
 
 
-async def test_change_checks(node: Node, autojump_clock: object) -> None:
+async def test_change_checks(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     assert (await change(node, message, 1000, topic="X"))[0].code == 17
@@ -427,7 +419,7 @@ async def test_change_checks(node: Node, autojump_clock: object) -> None:
     assert (await change(node, message, 1000, extraInfo="x"))[0].code == 1
 
 
-async def test_change_after_an_ack_does_not_deliver_again(node: Node, autojump_clock: object) -> None:
+async def test_change_after_an_ack_does_not_deliver_again(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     assert (await ack(node, message)).code == 0
@@ -439,7 +431,7 @@ async def test_change_after_an_ack_does_not_deliver_again(node: Node, autojump_c
 # ---- limits and figures
 
 
-async def test_messages_in_flight_are_limited(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_in_flight_are_limited(tmp_path: Path) -> None:
     async with open_node(tmp_path, pop_in_flight_per_queue_max=3) as node:
         await send(node, *(b"%d" % number for number in range(5)))
         messages = await pop_messages(node)
@@ -463,7 +455,7 @@ async def in_flight_of(node: Node) -> tuple[int, GroupInFlight | None]:
     return sum(each.pull_offset - each.consumer_offset for each in found.values()), node.broker.pop.group("g")
 
 
-async def test_statistics(node: Node, autojump_clock: object) -> None:
+async def test_statistics(node: Node) -> None:
     await send(node, b"a", b"b")
     [first, _] = await pop_messages(node, invisibleTime=1000)
     assert node.broker.pop.statistics().in_flight_count == 2
@@ -481,7 +473,7 @@ async def test_statistics(node: Node, autojump_clock: object) -> None:
     assert (found.in_flight_count, found.revived_count, found.lost_count, found.next_due_ms) == (0, 1, 0, None)
 
 
-async def test_oneway_ack_counts(node: Node, autojump_clock: object) -> None:
+async def test_oneway_ack_counts(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node, invisibleTime=1000)
     await node.ask(200051, **ack_fields(message))
@@ -489,7 +481,7 @@ async def test_oneway_ack_counts(node: Node, autojump_clock: object) -> None:
     assert await pop_messages(node) == []
 
 
-async def test_queues_of_all_groups_are_limited(tmp_path: Path, autojump_clock: object) -> None:
+async def test_queues_of_all_groups_are_limited(tmp_path: Path) -> None:
     async with open_node(tmp_path, offset_key_count_max=2) as node:
         for queue_id in range(4):
             await send(node, b"%d" % queue_id, e=queue_id)
@@ -497,7 +489,7 @@ async def test_queues_of_all_groups_are_limited(tmp_path: Path, autojump_clock: 
         assert await pop_messages(node) == []
 
 
-async def test_names_that_leave_no_room_for_a_retry_topic_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_names_that_leave_no_room_for_a_retry_topic_are_refused(node: Node) -> None:
     """The message was dropped when it was due."""
     group, topic = "g" * 120, "t" * 127
     await send(node, b"one", b=topic)
@@ -507,7 +499,7 @@ async def test_names_that_leave_no_room_for_a_retry_topic_are_refused(node: Node
     assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
 
 
-async def test_retries_of_a_deleted_topic_are_deleted_with_it(node: Node, autojump_clock: object) -> None:
+async def test_retries_of_a_deleted_topic_are_deleted_with_it(node: Node) -> None:
     """RocketMQ: clearRetryTopicWhenDeleteTopic. A topic of the same name got them."""
     await send(node, b"old")
     assert bodies(await pop_messages(node)) == [b"old"]

@@ -17,7 +17,7 @@ from tests.broker.node import Node, text
 from tests.broker.pop_client import Popped, ack, ack_fields, bodies, change, pop_messages, send
 
 
-async def test_ack_checks(node: Node, autojump_clock: object) -> None:
+async def test_ack_checks(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     assert (await ack(node, message, topic="X")).code == 17
@@ -57,7 +57,7 @@ async def acks_of_one_chunk(node: Node, messages: list[Popped]) -> list[Remoting
 
 @pytest.mark.parametrize("slice_s", [1.0, 0.0])
 async def test_acks_of_one_chunk_are_one_record_however_long_they_take(
-    node: Node, monkeypatch: pytest.MonkeyPatch, slice_s: float, autojump_clock: object
+    node: Node, monkeypatch: pytest.MonkeyPatch, slice_s: float
 ) -> None:
     monkeypatch.setattr("ha.broker.processor.TIME_SLICE_S", slice_s)
     messages = await pop_20(node)
@@ -72,7 +72,7 @@ async def test_acks_of_one_chunk_are_one_record_however_long_they_take(
 
 @pytest.mark.parametrize("is_master", [True, False])
 async def test_acks_of_one_chunk_are_refused_one_by_one(
-    node: Node, monkeypatch: pytest.MonkeyPatch, is_master: bool, autojump_clock: object
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_master: bool
 ) -> None:
     def refuse() -> None:
         raise RefusedError(ResponseCode.SYSTEM_BUSY, "")
@@ -87,7 +87,7 @@ async def test_acks_of_one_chunk_are_refused_one_by_one(
     assert sorted((answer.opaque, answer.code) for answer in answers) == [(number, code) for number in range(20)]
 
 
-async def test_acks_are_served_at_once_unless_the_pop_log_is_being_read(node: Node, autojump_clock: object) -> None:
+async def test_acks_are_served_at_once_unless_the_pop_log_is_being_read(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
     node.listener.connect()
@@ -104,7 +104,7 @@ async def test_acks_are_served_at_once_unless_the_pop_log_is_being_read(node: No
     assert node.broker.pop.in_flight_count("g", "TT", 0) == 0
 
 
-async def test_ack_with_a_foreign_handle_has_no_effect(node: Node, autojump_clock: object) -> None:
+async def test_ack_with_a_foreign_handle_has_no_effect(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node, invisibleTime=1000)
     words = message.handle.encode().split(" ")
@@ -114,7 +114,7 @@ async def test_ack_with_a_foreign_handle_has_no_effect(node: Node, autojump_cloc
     assert bodies(await pop_messages(node, pollTime=5000)) == [b"a"]
 
 
-async def test_handle_used_after_its_time(node: Node, autojump_clock: object) -> None:
+async def test_handle_used_after_its_time(node: Node) -> None:
     """It acknowledges nothing once the message was delivered again: the new handle is the valid one."""
     await send(node, b"a")
     [old] = await pop_messages(node, invisibleTime=1000)
@@ -126,7 +126,7 @@ async def test_handle_used_after_its_time(node: Node, autojump_clock: object) ->
     assert newest.record.reconsume_times == new.record.reconsume_times + 1 == 2
 
 
-async def test_batch_ack(node: Node, autojump_clock: object) -> None:
+async def test_batch_ack(node: Node) -> None:
     await send(node, *(b"%d" % number for number in range(10)))
     messages = await pop_messages(node, invisibleTime=1000)
     pop_time = messages[0].handle.pop_time_ms
@@ -141,7 +141,7 @@ async def test_batch_ack(node: Node, autojump_clock: object) -> None:
     assert bodies(await pop_messages(node, pollTime=5000)) == [b"7"]
 
 
-async def test_bits_beyond_the_limit_are_not_expanded(node: Node, autojump_clock: object) -> None:
+async def test_bits_beyond_the_limit_are_not_expanded(node: Node) -> None:
     """1.4 MiB of them took 400 MiB of memory, and a request may have 16 MiB."""
     bits = b64encode(b"\xff" * 8192)
     acks = [b'{"c":"g","t":"TT","r":"0","so":0,"q":0,"rq":0,"pt":1,"it":1000,"b":"%b"}' % bits] * 16
@@ -154,7 +154,7 @@ async def test_bits_beyond_the_limit_are_not_expanded(node: Node, autojump_clock
         tracemalloc.stop()
 
 
-async def test_batch_ack_is_limited(node: Node, autojump_clock: object) -> None:
+async def test_batch_ack_is_limited(node: Node) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node, invisibleTime=1000)
     ack = b'{"c":"g","t":"TT","r":"0","so":0,"q":0,"rq":0,"pt":%d,"it":1000,"b":"%b"}'

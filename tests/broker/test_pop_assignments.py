@@ -24,7 +24,7 @@ async def find_queues(topic: str) -> Mapping[str, int] | None:
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path) as node:
         node.broker.pop.assignments.find_queues = find_queues
         yield node
@@ -59,7 +59,7 @@ async def assigned(node: Node, client_id: str, **changes: Any) -> tuple[set[tupl
     return queues, {each["mode"] for each in found}
 
 
-async def test_pull_mode_shares_the_queues_out(node: Node, autojump_clock: object) -> None:
+async def test_pull_mode_shares_the_queues_out(node: Node) -> None:
     assert await assigned(node, "c1") is None  # the group has no members
     await join(node, "c1")
     everything = {("b0", 0), ("b0", 1), ("b0", 2), ("b0", 3), ("b1", 0), ("b1", 1)}
@@ -83,7 +83,7 @@ async def test_pull_mode_shares_the_queues_out(node: Node, autojump_clock: objec
         assert await assigned(node, "c4") == ({("b1", 1), ("b0", 0), ("b0", 1)}, {"POP"})
 
 
-async def test_pop_mode_gives_all_queues_of_every_broker_to_each_client(node: Node, autojump_clock: object) -> None:
+async def test_pop_mode_gives_all_queues_of_every_broker_to_each_client(node: Node) -> None:
     assert (await set_mode(node, "POP")).code == 0
     await join(node, "c1")
     assert await assigned(node, "c1") == ({("b0", -1), ("b1", -1)}, {"POP"})
@@ -97,7 +97,7 @@ async def test_pop_mode_gives_all_queues_of_every_broker_to_each_client(node: No
     assert found[1] == {"PULL"}
 
 
-async def test_what_can_not_be_set(node: Node, autojump_clock: object) -> None:
+async def test_what_can_not_be_set(node: Node) -> None:
     assert (await set_mode(node, "POP", topic="%RETRY%g")).code == 16
     assert (await set_mode(node, "PUSH")).code == 29
     assert (await set_mode(node, "POP", consumerGroup="no group")).code == 26
@@ -105,7 +105,7 @@ async def test_what_can_not_be_set(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(400, b"{")).code == 1
 
 
-async def test_mode_is_kept_with_the_group(tmp_path: Path, autojump_clock: object) -> None:
+async def test_mode_is_kept_with_the_group(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         assert (await set_mode(node, "POP", 3)).code == 0
         config = json.loads(bytes((await node.ask(352, group="g")).body))
@@ -122,7 +122,7 @@ async def test_mode_is_kept_with_the_group(tmp_path: Path, autojump_clock: objec
 
 
 @pytest.mark.parametrize("fault", ["refuses", "closes", "is silent"])
-async def test_unreachable_name_servers_change_no_assignment(node: Node, fault: str, autojump_clock: object) -> None:
+async def test_unreachable_name_servers_change_no_assignment(node: Node, fault: str) -> None:
     kept = []
 
     async def connect(address: str) -> trio.abc.Stream:

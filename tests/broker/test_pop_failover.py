@@ -38,7 +38,7 @@ async def pop_all(node: Node, invisible_ms: int) -> list[Popped]:
     return found
 
 
-async def test_ten_thousand_messages_in_flight_at_a_change_of_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_ten_thousand_messages_in_flight_at_a_change_of_master(tmp_path: Path) -> None:
     async with open_node(tmp_path / "a", standing=standing_of(1), keeps_tables_in_log=True) as first:
         assert await first.broker.become_master(1)
         await start_topic(first.broker, first, 10_000)
@@ -65,9 +65,7 @@ async def test_ten_thousand_messages_in_flight_at_a_change_of_master(tmp_path: P
             assert again == {message.body for message in rest[100:]}
 
 
-async def test_a_repeated_acknowledgement_waits_for_the_records_of_earlier_terms(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_repeated_acknowledgement_waits_for_the_records_of_earlier_terms(tmp_path: Path) -> None:
     """The new master has its record, which changes nothing any more, but no other member may have it."""
     async with open_node(tmp_path / "a", standing=standing_of(1), keeps_tables_in_log=True) as first:
         assert await first.broker.become_master(1)
@@ -81,7 +79,7 @@ async def test_a_repeated_acknowledgement_waits_for_the_records_of_earlier_terms
             assert (await ack(second, message)).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
-async def test_role_changes_of_one_broker(tmp_path: Path, autojump_clock: object) -> None:
+async def test_role_changes_of_one_broker(tmp_path: Path) -> None:
     async with open_node(tmp_path, standing=standing_of(1), keeps_tables_in_log=True) as node:
         assert await node.broker.become_master(1)
         await start_topic(node.broker, node, 20)

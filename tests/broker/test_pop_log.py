@@ -85,7 +85,7 @@ def record_count(node: Node) -> int:
     return 0 if queue is None else queue.max_offset
 
 
-async def test_state_survives_a_crash_between_pop_and_ack(tmp_path: Path, autojump_clock: object) -> None:
+async def test_state_survives_a_crash_between_pop_and_ack(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await put_many(node, 40)
         messages = await pop_messages(node, invisibleTime=5000)
@@ -111,7 +111,7 @@ async def test_state_survives_a_crash_between_pop_and_ack(tmp_path: Path, autoju
         assert await pop_messages(node) == []
 
 
-async def test_requests_at_the_same_time_share_a_record(node: Node, autojump_clock: object) -> None:
+async def test_requests_at_the_same_time_share_a_record(node: Node) -> None:
     await put_many(node, 320)
     before = record_count(node)
     messages: list[Popped] = []
@@ -132,7 +132,7 @@ async def test_requests_at_the_same_time_share_a_record(node: Node, autojump_clo
     assert node.broker.pop.statistics().in_flight_count == 0
 
 
-async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path, autojump_clock: object) -> None:
+async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path) -> None:
     """Such a record lost the changes of all other requests that are in it."""
     async with open_node(tmp_path) as node:
         await put_many(node, 8)
@@ -148,7 +148,7 @@ async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path, autoj
         assert await pop_messages(node, consumerGroup="h", order=True) == []
 
 
-async def test_record_of_a_pop_is_small(node: Node, autojump_clock: object) -> None:
+async def test_record_of_a_pop_is_small(node: Node) -> None:
     await put_many(node, 40, 1)
     await pop_messages(node)
     await node.dispatched()
@@ -160,7 +160,7 @@ async def test_record_of_a_pop_is_small(node: Node, autojump_clock: object) -> N
     assert [change.taken[0].runs for change in record.queues if change.taken] == [[0, 32]]
 
 
-async def test_answers_wait_for_the_disk(tmp_path: Path, autojump_clock: object) -> None:
+async def test_answers_wait_for_the_disk(tmp_path: Path) -> None:
     """With SYNC_FLUSH, a pop and an ack are answered when their record is flushed, like a send."""
     sync = StalledSync()
     async with open_node(tmp_path, flush_sync=True, run_blocking=sync) as node:
@@ -184,9 +184,7 @@ async def test_answers_wait_for_the_disk(tmp_path: Path, autojump_clock: object)
         assert (answer.code, str(answer.remark).split(" ")[0]) == (10, "FLUSH_DISK_TIMEOUT")
 
 
-async def test_pop_that_can_not_be_stored_is_undone(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pop_that_can_not_be_stored_is_undone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await put_many(node, 10)
     standing = node.broker.standing
     messages = await pop_messages(node, maxMsgNums=3)
@@ -208,7 +206,7 @@ async def test_pop_that_can_not_be_stored_is_undone(
 
 
 async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refused(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put_many(node, 10)
     [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=1000)
@@ -231,9 +229,7 @@ async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refu
     assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
 
 
-async def test_a_pop_of_which_a_part_was_undone_is_refused(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pop_of_which_a_part_was_undone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of its first queue can't be stored while it reads the second one, whose record can."""
     reads = 0
     read = QueueReader.read
@@ -257,7 +253,7 @@ async def test_a_pop_of_which_a_part_was_undone_is_refused(
 
 
 async def test_a_disk_that_fails_while_a_record_waits_for_a_segment_ends_the_node(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task that waited for the record looked again and again, without a checkpoint, and the process never ended."""
     look_count = 0
@@ -294,7 +290,7 @@ async def test_a_disk_that_fails_while_a_record_waits_for_a_segment_ends_the_nod
 
 
 async def test_message_whose_acknowledgement_is_undone_is_delivered_in_time(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its redelivery slept without a deadline meanwhile, as nothing was in flight."""
     await node.send(b"0")
@@ -305,7 +301,7 @@ async def test_message_whose_acknowledgement_is_undone_is_delivered_in_time(
     assert node.broker.pop.statistics().revived_count == 1
 
 
-async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path, autojump_clock: object) -> None:
+async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path) -> None:
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
         old, stream, connection = await popped_and_connected(node)
         log = node.store.log
@@ -327,7 +323,7 @@ async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path,
         assert sorted((answer.opaque, answer.code) for answer in answers) == [(number, 0) for number in range(34)]
 
 
-async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path, autojump_clock: object) -> None:
+async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path) -> None:
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
         old, stream, connection = await popped_and_connected(node)
         before = node.store.log.next_queue_offset(POP_TOPIC, 0)
@@ -363,7 +359,7 @@ def command(code: int, opaque: int, fields: dict[str, Any]) -> RemotingCommand:
 
 
 async def test_snapshot_bounds_what_a_start_reads(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pop_log, "SNAPSHOT_AFTER_BYTES_MIN", 2000)
     caplog.set_level("INFO")
@@ -386,7 +382,7 @@ async def test_snapshot_bounds_what_a_start_reads(
         assert node.broker.pop.statistics().in_flight_count == 27
 
 
-async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: object) -> None:
+async def test_retention_waits_for_a_snapshot(tmp_path: Path) -> None:
     store: dict[str, Any] = {"segment_size": 1 << 16}
     async with open_node(tmp_path, store_changes=store) as node:
         await put_many(node, 8)
@@ -412,9 +408,7 @@ async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: ob
 
 
 @pytest.mark.parametrize("offset", [1, 5])
-async def test_reset_of_the_offset_survives_a_restart_before_the_next_pop(
-    tmp_path: Path, autojump_clock: object, offset: int
-) -> None:
+async def test_reset_of_the_offset_survives_a_restart_before_the_next_pop(tmp_path: Path, offset: int) -> None:
     async with open_node(tmp_path) as node:
         for number in range(7):
             await node.send(b"%d" % number)
@@ -428,7 +422,7 @@ async def test_reset_of_the_offset_survives_a_restart_before_the_next_pop(
 
 
 async def test_reset_of_the_offset_is_repeated_if_it_can_not_be_stored(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.send(b"0")
     await node.send(b"1")
@@ -454,7 +448,7 @@ async def with_many_runs(node: Node) -> Popped:
     return popped[0]
 
 
-async def test_changes_that_one_record_can_not_hold_become_several(tmp_path: Path, autojump_clock: object) -> None:
+async def test_changes_that_one_record_can_not_hold_become_several(tmp_path: Path) -> None:
     """A reset of long queues was refused for ever, as larger than a message may be, and with it all later changes."""
     async with open_node(tmp_path, message_size_max=2048) as node:
         handle = await with_many_runs(node)
@@ -470,9 +464,7 @@ async def test_changes_that_one_record_can_not_hold_become_several(tmp_path: Pat
         assert len(await pop_messages(node)) == 32
 
 
-async def test_answer_waits_for_the_last_record_of_its_changes(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answer_waits_for_the_last_record_of_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_node(tmp_path, message_size_max=2048) as node:
         await with_many_runs(node)
         outcomes: list[Logged] = []
@@ -495,7 +487,7 @@ async def test_answer_waits_for_the_last_record_of_its_changes(
         assert len(admitted) > 1
 
 
-async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_clock: object) -> None:
+async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await put_many(node, 8)
         await pop_messages(node, maxMsgNums=4, invisibleTime=1000)
@@ -510,9 +502,7 @@ async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_c
         assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%")]
 
 
-async def test_group_deleted_while_a_record_waits_keeps_no_offset(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_group_deleted_while_a_record_waits_keeps_no_offset(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await put_many(node, 8)
     await pop_messages(node, maxMsgNums=1)
     is_deleted = trio.Event()
@@ -526,9 +516,7 @@ async def test_group_deleted_while_a_record_waits_keeps_no_offset(
     assert node.broker.offsets.topics_of("g") == []
 
 
-async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(tmp_path: Path) -> None:
     async with open_node(tmp_path, pop_in_flight_per_queue_max=100, pop_in_flight_max=250) as node:
         await put_many(node, 1000)
         total = 0
@@ -543,7 +531,7 @@ async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
         assert len(state._schedule) == 0
 
 
-async def test_acknowledged_messages_leave_nothing_in_the_schedule(node: Node, autojump_clock: object) -> None:
+async def test_acknowledged_messages_leave_nothing_in_the_schedule(node: Node) -> None:
     """Handles with long invisible times that are acknowledged at once do not fill the memory."""
     await put_many(node, 1200, 1)
     state = node.broker.pop._pop_log.state
@@ -554,12 +542,12 @@ async def test_acknowledged_messages_leave_nothing_in_the_schedule(node: Node, a
     assert len(state._schedule) <= 1030
 
 
-async def test_topic_of_the_records_is_hidden_and_read_only(node: Node, autojump_clock: object) -> None:
+async def test_topic_of_the_records_is_hidden_and_read_only(node: Node) -> None:
     assert (await node.send(b"x", b=POP_TOPIC)).code == 16
     assert (await node.ask(215, topic=POP_TOPIC)).code != 0
 
 
-async def test_slave_refuses(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         await node.broker.topics.ensure("TT", 4)
         answer = await pop(node)
@@ -567,9 +555,7 @@ async def test_slave_refuses(tmp_path: Path, autojump_clock: object) -> None:
         assert "SLAVE" in str(answer.remark)
 
 
-async def test_redelivery_in_a_crash_comes_once(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_redelivery_in_a_crash_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies are stored and the record of their removal is not: the next start finds them."""
     async with open_node(tmp_path) as node:
         await node.send(b"a")
@@ -596,12 +582,7 @@ async def _never(*_: object) -> bool:
 
 @pytest.mark.parametrize(("bytes_max", "count_max", "popped_count"), [(1000, 100, 1), (1 << 20, 2, 2)])
 async def test_pops_that_wait_are_limited(
-    tmp_path: Path,
-    autojump_clock: object,
-    monkeypatch: pytest.MonkeyPatch,
-    bytes_max: int,
-    count_max: int,
-    popped_count: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_max: int, count_max: int, popped_count: int
 ) -> None:
     monkeypatch.setattr(pop_log, "WAITING_COUNT_MAX", count_max)
     sync = StalledSync()

@@ -17,14 +17,14 @@ ORDER: dict[str, Any] = {"order": True, "queueId": 0}
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path) as node:
         for number in range(5):
             await node.send(b"%d" % number)
         yield node
 
 
-async def test_queue_is_blocked_until_all_are_acknowledged(node: Node, autojump_clock: object) -> None:
+async def test_queue_is_blocked_until_all_are_acknowledged(node: Node) -> None:
     answer = await pop(node, **ORDER, maxMsgNums=2)
     assert answer.ext_fields["reviveQid"] == "999"
     assert answer.ext_fields["orderCountInfo"] == "0 0 0"
@@ -40,7 +40,7 @@ async def test_queue_is_blocked_until_all_are_acknowledged(node: Node, autojump_
     assert bodies(await pop_messages(node, **ORDER)) == [b"2", b"3", b"4"]
 
 
-async def test_redelivery_is_counted_and_leaves_out_the_acknowledged(node: Node, autojump_clock: object) -> None:
+async def test_redelivery_is_counted_and_leaves_out_the_acknowledged(node: Node) -> None:
     began = trio.current_time()
     messages = await pop_messages(node, **ORDER, maxMsgNums=3, invisibleTime=2000)
     assert (await ack(node, messages[1])).code == 0
@@ -59,7 +59,7 @@ async def test_redelivery_is_counted_and_leaves_out_the_acknowledged(node: Node,
     assert node.broker.offsets.get("g", "TT", 0) == 5
 
 
-async def test_same_attempt_gets_the_same_messages(node: Node, autojump_clock: object) -> None:
+async def test_same_attempt_gets_the_same_messages(node: Node) -> None:
     first = await pop(node, **ORDER, maxMsgNums=2, attemptId="one")
     again = await pop(node, **ORDER, maxMsgNums=2, attemptId="one")
     assert bodies(popped_of(first)) == bodies(popped_of(again)) == [b"0", b"1"]
@@ -70,13 +70,13 @@ async def test_same_attempt_gets_the_same_messages(node: Node, autojump_clock: o
     assert node.broker.offsets.get("g", "TT", 0) == 2
 
 
-async def test_attempt_id_is_limited(node: Node, autojump_clock: object) -> None:
+async def test_attempt_id_is_limited(node: Node) -> None:
     assert (await node.send(b"a")).code == 0
     assert (await pop(node, order=True, attemptId="x" * 256)).code == 29
     assert (await pop(node, order=True, attemptId="x" * 255)).code == 0
 
 
-async def test_change_of_the_invisible_time_keeps_the_pop_time(node: Node, autojump_clock: object) -> None:
+async def test_change_of_the_invisible_time_keeps_the_pop_time(node: Node) -> None:
     began = trio.current_time()
     [message] = await pop_messages(node, **ORDER, maxMsgNums=1, invisibleTime=10_000)
     await trio.sleep(1)
@@ -88,7 +88,7 @@ async def test_change_of_the_invisible_time_keeps_the_pop_time(node: Node, autoj
     assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 0 1"
 
 
-async def test_queue_is_blocked_until_its_last_message_is_visible(node: Node, autojump_clock: object) -> None:
+async def test_queue_is_blocked_until_its_last_message_is_visible(node: Node) -> None:
     """As ConsumerOrderInfoManager.OrderInfo.needBlock: one invisible message suffices."""
     messages = await pop_messages(node, **ORDER, maxMsgNums=3, invisibleTime=2000)
     began = trio.current_time()
@@ -98,7 +98,7 @@ async def test_queue_is_blocked_until_its_last_message_is_visible(node: Node, au
     assert bodies(again) == [b"0", b"1", b"2"]
 
 
-async def test_request_for_all_queues_waits_for_the_first_that_is_free(node: Node, autojump_clock: object) -> None:
+async def test_request_for_all_queues_waits_for_the_first_that_is_free(node: Node) -> None:
     await node.send(b"other", e=1)
     began = trio.current_time()
     for queue_id, invisible_ms in ((0, 6000), (1, 3000)):
@@ -109,7 +109,7 @@ async def test_request_for_all_queues_waits_for_the_first_that_is_free(node: Nod
     assert bodies(popped_of(answer)) == [b"other"]
 
 
-async def test_waiting_request_is_woken_by_the_last_ack(node: Node, autojump_clock: object) -> None:
+async def test_waiting_request_is_woken_by_the_last_ack(node: Node) -> None:
     messages = await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=60_000)
     began = trio.current_time()
 
@@ -124,7 +124,7 @@ async def test_waiting_request_is_woken_by_the_last_ack(node: Node, autojump_clo
         assert trio.current_time() - began == 2.0
 
 
-async def test_waiting_request_gets_what_another_consumer_did_not_finish(node: Node, autojump_clock: object) -> None:
+async def test_waiting_request_gets_what_another_consumer_did_not_finish(node: Node) -> None:
     """It began to wait before the queue was blocked, and nothing arrives when the queue is free."""
     for message in await pop_messages(node, **ORDER):
         await ack(node, message)
@@ -144,7 +144,7 @@ async def test_waiting_request_gets_what_another_consumer_did_not_finish(node: N
     assert found == [(1.0, [b"new"]), (pytest.approx(4.0, abs=0.002), [b"new"])]
 
 
-async def test_waiting_request_follows_the_time_of_a_blocked_queue(node: Node, autojump_clock: object) -> None:
+async def test_waiting_request_follows_the_time_of_a_blocked_queue(node: Node) -> None:
     """The acknowledgement of the message that is invisible for longest frees the queue earlier."""
     first, second = await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=3000)
     await change(node, second, 8000)
@@ -160,14 +160,14 @@ async def test_waiting_request_follows_the_time_of_a_blocked_queue(node: Node, a
     assert trio.current_time() - began == pytest.approx(3.0, abs=0.002)
 
 
-async def test_notification_waits_for_a_blocked_queue(node: Node, autojump_clock: object) -> None:
+async def test_notification_waits_for_a_blocked_queue(node: Node) -> None:
     await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=60_000)
     fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "pollTime": 1000, "bornTime": 0}
     assert (await node.ask(200054, **fields, order=True)).ext_fields["hasMsg"] == "false"
     assert (await node.ask(200054, **fields, order=False)).ext_fields["hasMsg"] == "true"
 
 
-async def test_notification_comes_when_a_blocked_queue_is_free(node: Node, autojump_clock: object) -> None:
+async def test_notification_comes_when_a_blocked_queue_is_free(node: Node) -> None:
     began = trio.current_time()
     await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=3000)
     answer = await node.ask(
@@ -177,13 +177,13 @@ async def test_notification_comes_when_a_blocked_queue_is_free(node: Node, autoj
     assert trio.current_time() - began == pytest.approx(3.0, abs=0.002)
 
 
-async def test_other_queues_are_not_blocked(node: Node, autojump_clock: object) -> None:
+async def test_other_queues_are_not_blocked(node: Node) -> None:
     await node.send(b"other", e=1)
     await pop_messages(node, **ORDER, maxMsgNums=1)
     assert bodies(await pop_messages(node, **{**ORDER, "queueId": -1})) == [b"other"]
 
 
-async def test_blocked_queue_survives_a_restart(tmp_path: Path, autojump_clock: object) -> None:
+async def test_blocked_queue_survives_a_restart(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         for number in range(4):
             await node.send(b"%d" % number)
@@ -198,9 +198,7 @@ async def test_blocked_queue_survives_a_restart(tmp_path: Path, autojump_clock: 
         assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 qo0%2 1;0 0 0"
 
 
-async def test_messages_between_an_acknowledged_one_and_a_smaller_pop_are_delivered(
-    node: Node, autojump_clock: object
-) -> None:
+async def test_messages_between_an_acknowledged_one_and_a_smaller_pop_are_delivered(node: Node) -> None:
     messages = await pop_messages(node, **ORDER, maxMsgNums=4, invisibleTime=2000)
     assert (await ack(node, messages[3])).code == 0
     await trio.sleep(3)

@@ -17,7 +17,7 @@ from tests.broker.node import Node, open_node, text
 from tests.broker.pop_client import POP, ack, bodies, pop, pop_messages, send
 
 
-async def test_poll_ends_exactly(node: Node, autojump_clock: object) -> None:
+async def test_poll_ends_exactly(node: Node) -> None:
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
     for poll_ms in (1500, 20_000):
@@ -26,7 +26,7 @@ async def test_poll_ends_exactly(node: Node, autojump_clock: object) -> None:
         assert trio.current_time() - began == poll_ms / 1000
 
 
-async def test_arrival_wakes_one_of_many(node: Node, autojump_clock: object) -> None:
+async def test_arrival_wakes_one_of_many(node: Node) -> None:
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
     found: list[tuple[float, list[bytes]]] = []
@@ -47,7 +47,7 @@ async def test_arrival_wakes_one_of_many(node: Node, autojump_clock: object) -> 
     assert sorted(found) == [(2.0, [b"b"]), (3.0, [b"c"]), (9.0, [])]
 
 
-async def test_batch_is_handed_out_to_all_who_wait(node: Node, autojump_clock: object) -> None:
+async def test_batch_is_handed_out_to_all_who_wait(node: Node) -> None:
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
     found: list[bytes] = []
@@ -83,9 +83,7 @@ def slow_read(node: Node, monkeypatch: pytest.MonkeyPatch, *bodies: bytes) -> No
     monkeypatch.setattr(Taker, "_read", read)
 
 
-async def test_arrival_while_a_pop_reads_is_not_missed(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_arrival_while_a_pop_reads_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_node(tmp_path, enable_property_filter=True) as node:
         await send(node, b"a")
         await pop_messages(node, invisibleTime=100_000)
@@ -97,7 +95,7 @@ async def test_arrival_while_a_pop_reads_is_not_missed(
 
 
 async def test_arrival_in_a_queue_that_another_pop_reads_is_not_missed(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request that it wakes finds the queue busy, and waits again."""
     async with open_node(tmp_path, enable_property_filter=True) as node:
@@ -119,7 +117,7 @@ async def test_arrival_in_a_queue_that_another_pop_reads_is_not_missed(
         assert sorted(found) == [(1.0, [b"b"]), (1.0, [b"c"])]
 
 
-async def test_only_a_selected_tag_wakes(node: Node, autojump_clock: object) -> None:
+async def test_only_a_selected_tag_wakes(node: Node) -> None:
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
     began = trio.current_time()
@@ -135,7 +133,7 @@ async def test_only_a_selected_tag_wakes(node: Node, autojump_clock: object) -> 
         assert trio.current_time() - began == 2.0
 
 
-async def test_polling_is_limited(tmp_path: Path, autojump_clock: object) -> None:
+async def test_polling_is_limited(tmp_path: Path) -> None:
     async with open_node(tmp_path, hold_count_max=2) as node:
         await send(node, b"a")
         await pop_messages(node, invisibleTime=100_000)
@@ -156,9 +154,7 @@ async def test_polling_is_limited(tmp_path: Path, autojump_clock: object) -> Non
             assert (answer.code, answer.ext_fields) == (0, {"hasMsg": "false", "pollingFull": "true"})
 
 
-async def test_closed_connection_passes_its_turn_on(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_closed_connection_passes_its_turn_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A woken request whose connection has closed meanwhile wakes the next one."""
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
@@ -186,7 +182,7 @@ async def test_closed_connection_passes_its_turn_on(
 # ---- notification, peek
 
 
-async def test_notification(node: Node, autojump_clock: object) -> None:
+async def test_notification(node: Node) -> None:
     fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "pollTime": 5000, "bornTime": 0}
     await send(node, b"a")
     assert (await node.ask(200054, **fields)).ext_fields["hasMsg"] == "true"
@@ -200,7 +196,7 @@ async def test_notification(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(200054, **{**fields, "topic": "X"})).code == 17
 
 
-async def test_peek_takes_nothing(node: Node, autojump_clock: object) -> None:
+async def test_peek_takes_nothing(node: Node) -> None:
     fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "maxMsgNums": 2}
     await send(node, b"a", b"b", b"c")
     for _ in range(2):

@@ -93,9 +93,7 @@ def record_ends(node: Node) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_every_prefix_of_the_log(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+async def test_every_prefix_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     async with open_node(tmp_path / "first") as first:
         workload = Workload(first, seed)
         await workload.run()

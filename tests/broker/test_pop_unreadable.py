@@ -15,7 +15,7 @@ from tests.broker.pop_client import ack, bodies, pop_messages
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """A node with messages 0, 1 and 2, of which group g has popped all."""
     async with open_node(tmp_path) as node:
         for number in range(3):
@@ -26,7 +26,7 @@ async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
 
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_messages_deleted_meanwhile_leave_the_state_when_they_are_due(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, is_found: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_found: bool
 ) -> None:
     """Retention deletes their segment before the queue knows: a read passes them, alone or with what follows."""
     revival = node.broker.pop._revival
@@ -58,9 +58,7 @@ async def unreadable(node: Node, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return offsets
 
 
-async def test_message_that_can_not_be_read_for_a_minute_is_lost(
-    node: Node, unreadable: set[int], autojump_clock: object
-) -> None:
+async def test_message_that_can_not_be_read_for_a_minute_is_lost(node: Node, unreadable: set[int]) -> None:
     unreadable.update({0, 2})
     await trio.sleep(10.5)  # the invisible time
     assert bodies(await pop_messages(node, invisibleTime=1_000_000)) == [b"1"]
@@ -75,7 +73,7 @@ async def test_message_that_can_not_be_read_for_a_minute_is_lost(
 
 
 async def test_minute_begins_again_when_a_message_could_be_read(
-    node: Node, unreadable: set[int], autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, unreadable: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreadable.add(0)
     await trio.sleep(10 + 50)
@@ -90,9 +88,7 @@ async def test_minute_begins_again_when_a_message_could_be_read(
     assert node.broker.pop.statistics().lost_count == 1
 
 
-async def test_message_that_can_not_be_read_may_be_acknowledged(
-    node: Node, unreadable: set[int], autojump_clock: object
-) -> None:
+async def test_message_that_can_not_be_read_may_be_acknowledged(node: Node, unreadable: set[int]) -> None:
     """Nothing is remembered of it, which another message could inherit."""
     [message] = await pop_messages(node, consumerGroup="h", maxMsgNums=1)
     unreadable.add(0)
@@ -103,9 +99,7 @@ async def test_message_that_can_not_be_read_may_be_acknowledged(
     assert [each.batch.queue.key[0] for each in node.broker.pop._revival._unreadable] == ["g"]
 
 
-async def test_message_that_can_not_be_read_waits_for_the_repair_of_damage(
-    node: Node, unreadable: set[int], autojump_clock: object
-) -> None:
+async def test_message_that_can_not_be_read_waits_for_the_repair_of_damage(node: Node, unreadable: set[int]) -> None:
     damage = node.store.damage.add(1, 2, file="f", reason="r", found_by="scrub", by_checksum=True)
     unreadable.add(0)
     await trio.sleep(1000)

@@ -21,7 +21,7 @@ async def counts(node: Node, **changes: Any) -> tuple[int, str, str]:
     return len(node.records(answer)), answer.ext_fields["nextBeginOffset"], answer.ext_fields["suggestWhichBrokerId"]
 
 
-async def test_message_count(node: Node, autojump_clock: object) -> None:
+async def test_message_count(node: Node) -> None:
     await fill(node, 50)
     assert await counts(node) == (32, "32", "0")
     assert await counts(node, maxMsgNums=1000) == (32, "32", "0")
@@ -30,20 +30,20 @@ async def test_message_count(node: Node, autojump_clock: object) -> None:
     assert await counts(node, maxMsgNums=2**31 - 1) == (32, "32", "0")
 
 
-async def test_message_bytes(node: Node, autojump_clock: object) -> None:
+async def test_message_bytes(node: Node) -> None:
     await fill(node, 5, 100_000)
     assert await counts(node) == (2, "2", "0")
     assert await counts(node, maxMsgBytes=1) == (1, "1", "0"), "one message always"
 
 
 @pytest.mark.parametrize("slave_read_enable", [False, True])
-async def test_reader_far_behind(tmp_path: Path, autojump_clock: object, slave_read_enable: bool) -> None:
+async def test_reader_far_behind(tmp_path: Path, slave_read_enable: bool) -> None:
     async with open_node(tmp_path, access_in_memory_bytes_max=4000, slave_read_enable=slave_read_enable) as node:
         await fill(node, 50)
         assert await counts(node) == (8, "8", "1" if slave_read_enable else "0")
 
 
-async def test_new_group_skips_messages_no_longer_in_memory(tmp_path: Path, autojump_clock: object) -> None:
+async def test_new_group_skips_messages_no_longer_in_memory(tmp_path: Path) -> None:
     async with open_node(tmp_path, access_in_memory_bytes_max=4000) as node:
         await fill(node, 5)
         place: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0}
@@ -52,7 +52,7 @@ async def test_new_group_skips_messages_no_longer_in_memory(tmp_path: Path, auto
         assert (await node.ask(14, **place)).code == 22
 
 
-async def test_interleaved_queues(node: Node, autojump_clock: object) -> None:
+async def test_interleaved_queues(node: Node) -> None:
     for number in range(20):
         await node.send(b"%d" % number, e=number % 3)
     await node.dispatched()
@@ -60,7 +60,7 @@ async def test_interleaved_queues(node: Node, autojump_clock: object) -> None:
     assert [record.body for record in node.records(answer)] == [b"%d" % n for n in range(1, 20, 3)]
 
 
-async def test_filtered_entries_are_skipped(node: Node, autojump_clock: object) -> None:
+async def test_filtered_entries_are_skipped(node: Node) -> None:
     for number in range(100):
         await node.send(b"%d" % number, i=f"TAGS\x01{'rare' if number == 90 else 'common'}\x02")
     await node.dispatched()
@@ -69,7 +69,7 @@ async def test_filtered_entries_are_skipped(node: Node, autojump_clock: object) 
     assert [record.body for record in node.records(answer)] == [b"90"]
 
 
-async def test_slave_reads(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_reads(tmp_path: Path) -> None:
     """A slave serves topics of which it has messages, even if its table lacks them, and corrects no offset."""
     async with open_node(tmp_path) as node:
         await fill(node, 3)

@@ -67,9 +67,7 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
         nursery.cancel_scope.cancel()
 
 
-async def test_only_slaves_that_are_counted_hold_back_the_progress_of_delayed_messages(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_only_slaves_that_are_counted_hold_back_the_progress_of_delayed_messages(tmp_path: Path) -> None:
     """One that has never reported, or whose position was deleted, may be connected for days."""
     async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
         await node.send()
@@ -110,7 +108,7 @@ async def put(node: Node, *messages: Message) -> tuple[list[PutStatus], float, s
 
 
 @pytest.fixture
-async def seeded(tmp_path: Path, autojump_clock: object) -> Callable[..., Any]:
+async def seeded(tmp_path: Path) -> Callable[..., Any]:
     """Opens a node with one message in its log, so that a slave's report is not 0."""
 
     @asynccontextmanager
@@ -122,12 +120,12 @@ async def seeded(tmp_path: Path, autojump_clock: object) -> Callable[..., Any]:
     return open_seeded
 
 
-async def test_async_master_waits_for_nothing(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_async_master_waits_for_nothing(seeded: Callable[..., Any]) -> None:
     async with seeded() as node:
         assert await put(node) == ([PutStatus.PUT_OK], 0.0, "")
 
 
-async def test_no_slave(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_no_slave(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC) as node:
         before = node.store.log.max_offset.value
         statuses, took_s, remark = await put(node)
@@ -136,20 +134,20 @@ async def test_no_slave(seeded: Callable[..., Any], autojump_clock: object) -> N
         assert node.store.log.max_offset.value > before, "stored all the same"
 
 
-async def test_silent_slave(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_silent_slave(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC) as node, slave_of(node):
         statuses, took_s, remark = await put(node)
         assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
         assert "after 3.000 s" in remark
 
 
-async def test_slave_acknowledges(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_slave_acknowledges(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         nursery.start_soon(slave.acknowledge, 1.5)
         assert await put(node) == ([PutStatus.PUT_OK], 1.5, "")
 
 
-async def test_each_message_of_a_chunk_has_its_own_status(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_each_message_of_a_chunk_has_its_own_status(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         before = node.store.log.max_offset.value
         (sample,) = await node.store.log.put([message(b"aa")])
@@ -164,7 +162,7 @@ async def test_each_message_of_a_chunk_has_its_own_status(seeded: Callable[..., 
         assert (statuses, took_s) == ([PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
 
 
-async def test_last_slave_disconnects(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_last_slave_disconnects(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
 
         async def leave() -> None:
@@ -177,7 +175,7 @@ async def test_last_slave_disconnects(seeded: Callable[..., Any], autojump_clock
         assert remark
 
 
-async def test_wait_false(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_wait_false(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC, flush_sync=True) as node, slave_of(node):
         assert await put(node, message(WAIT="false")) == ([PutStatus.PUT_OK], 0.0, "")
         began = trio.current_time()
@@ -186,7 +184,7 @@ async def test_wait_false(seeded: Callable[..., Any], autojump_clock: object) ->
         assert trio.current_time() - began == 3.0
 
 
-async def test_slave_too_far_behind(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_slave_too_far_behind(seeded: Callable[..., Any]) -> None:
     from ha.replication.options import HAOptions
 
     async with seeded(**SYNC, ha_options=HAOptions(fall_behind_max_bytes=4096)) as node, slave_of(node):
@@ -195,7 +193,7 @@ async def test_slave_too_far_behind(seeded: Callable[..., Any], autojump_clock: 
         assert remark
 
 
-async def test_slave_refuses(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_slave_refuses(seeded: Callable[..., Any]) -> None:
     async with seeded() as node:
         pass
     async with open_node(node.broker.options.config_dir.parent, role=BrokerRole.SLAVE) as node:
@@ -213,7 +211,7 @@ async def test_slave_refuses(seeded: Callable[..., Any], autojump_clock: object)
 # --- SYNC_FLUSH
 
 
-async def test_put_waits_for_the_flush(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_put_waits_for_the_flush(seeded: Callable[..., Any]) -> None:
     stalled = StalledSync()
     async with seeded(flush_sync=True, run_blocking=stalled) as node:
         await trio.sleep(1)
@@ -222,7 +220,7 @@ async def test_put_waits_for_the_flush(seeded: Callable[..., Any], autojump_cloc
         assert node.store.log.flushed_offset.value == node.store.log.max_offset.value
 
 
-async def test_flush_too_slow(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_flush_too_slow(seeded: Callable[..., Any]) -> None:
     stalled = StalledSync()
     async with seeded(flush_sync=True, run_blocking=stalled) as node:
         await trio.sleep(1)
@@ -234,7 +232,7 @@ async def test_flush_too_slow(seeded: Callable[..., Any], autojump_clock: object
         stalled.stall_s = 0
 
 
-async def test_replica_status_wins_if_both_fail(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_replica_status_wins_if_both_fail(seeded: Callable[..., Any]) -> None:
     stalled = StalledSync()
     async with seeded(**SYNC, flush_sync=True, run_blocking=stalled) as node:
         await trio.sleep(1)
@@ -249,7 +247,7 @@ async def test_replica_status_wins_if_both_fail(seeded: Callable[..., Any], auto
         stalled.stall_s = 0
 
 
-async def test_one_part_of_two_fails(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_one_part_of_two_fails(seeded: Callable[..., Any]) -> None:
     stalled = StalledSync()
     async with (
         seeded(**SYNC, flush_sync=True, run_blocking=stalled) as node,
@@ -285,7 +283,7 @@ class FullDisk(OsDisk):
 
 
 @pytest.mark.parametrize("flush_sync", [False, True])
-async def test_full_group_transfer(seeded: Callable[..., Any], autojump_clock: object, flush_sync: bool) -> None:
+async def test_full_group_transfer(seeded: Callable[..., Any], flush_sync: bool) -> None:
     async with seeded(**SYNC, flush_sync=flush_sync) as node, slave_of(node):
         service = node.broker.put_service
         fill(node.ha.group_transfer.submit_channel)
@@ -297,9 +295,7 @@ async def test_full_group_transfer(seeded: Callable[..., Any], autojump_clock: o
         assert "more than that are not let in" in request.remark
 
 
-async def test_sends_are_answered_if_the_group_transfer_is_full(
-    seeded: Callable[..., Any], autojump_clock: object
-) -> None:
+async def test_sends_are_answered_if_the_group_transfer_is_full(seeded: Callable[..., Any]) -> None:
     async with seeded(**SYNC, flush_sync=True) as node, slave_of(node):
         sender = node.broker.sender
         await node.broker.topics.ensure("TT", 4)
@@ -316,9 +312,7 @@ async def test_sends_are_answered_if_the_group_transfer_is_full(
         assert sender.in_flight_count == connection.in_flight == 0
 
 
-async def test_order_is_kept_while_the_log_waits_for_a_segment(
-    tmp_path: Path, seeded: Callable[..., Any], autojump_clock: object
-) -> None:
+async def test_order_is_kept_while_the_log_waits_for_a_segment(tmp_path: Path, seeded: Callable[..., Any]) -> None:
     begun = trio.Event()
 
     async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -343,9 +337,7 @@ async def test_order_is_kept_while_the_log_waits_for_a_segment(
         assert service.stored_count == 6
 
 
-async def test_put_from_a_callback_queues_behind_waiting_puts(
-    seeded: Callable[..., Any], autojump_clock: object
-) -> None:
+async def test_put_from_a_callback_queues_behind_waiting_puts(seeded: Callable[..., Any]) -> None:
     async with seeded(store_changes={"segment_size": 65536}) as node:
         service = node.broker.put_service
         later = PutRequest(messages=(message(b"z" * 100),))
@@ -358,7 +350,7 @@ async def test_put_from_a_callback_queues_behind_waiting_puts(
         assert b"".join(record.body[:1] for record in await log_records(node)) == b"fabcdez"
 
 
-async def test_puts_waiting_for_a_segment_are_refused_at_shutdown(tmp_path: Path, autojump_clock: object) -> None:
+async def test_puts_waiting_for_a_segment_are_refused_at_shutdown(tmp_path: Path) -> None:
     async def never_again(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make" and arguments != (0,):
             await trio.sleep_forever()
@@ -373,9 +365,7 @@ async def test_puts_waiting_for_a_segment_are_refused_at_shutdown(tmp_path: Path
     assert requests[-1].remark == "this broker stops"
 
 
-async def test_failed_segment_allocation_answers_waiting_puts(
-    seeded: Callable[..., Any], autojump_clock: object
-) -> None:
+async def test_failed_segment_allocation_answers_waiting_puts(seeded: Callable[..., Any]) -> None:
     disk = FullDisk()
     async with seeded(disk=disk, store_changes={"segment_size": 65536}) as node:
         service = node.broker.put_service
@@ -389,7 +379,7 @@ async def test_failed_segment_allocation_answers_waiting_puts(
         assert refused.status is PutStatus.CREATE_MAPPED_FILE_FAILED
 
 
-async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_full_disk(seeded: Callable[..., Any]) -> None:
     disk = FullDisk()
     async with seeded(disk=disk) as node:
         await node.send()
@@ -409,7 +399,7 @@ async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> 
 
 
 async def test_log_that_takes_no_records_refuses_every_put(
-    seeded: Callable[..., Any], autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    seeded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with seeded() as node:
         monkeypatch.setattr(MessageStore, "can_append", (False, "queues are built up to 1 of 2"))
@@ -420,7 +410,7 @@ async def test_log_that_takes_no_records_refuses_every_put(
         assert puts[0].remark == "the store is not writable: queues are built up to 1 of 2"
 
 
-async def test_illegal_messages(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_illegal_messages(seeded: Callable[..., Any]) -> None:
     async with seeded(message_size_max=1000, store_changes={"message_size_max": 1000}) as node:
         for changes, code in (
             ({"body": bytes(1001)}, 13),
@@ -439,12 +429,12 @@ def policy(**changes: Any) -> dict[str, Any]:
     return {**SYNC, "replica_policy": ReplicaPolicy(**changes)}
 
 
-async def test_5x_default_does_not_wait(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_5x_default_does_not_wait(seeded: Callable[..., Any]) -> None:
     async with seeded(**policy()) as node:
         assert await put(node) == ([PutStatus.PUT_OK], 0.0, "")
 
 
-async def test_5x_too_few_in_sync_stores_nothing(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_5x_too_few_in_sync_stores_nothing(seeded: Callable[..., Any]) -> None:
     async with seeded(**policy(in_sync_replicas=2, min_in_sync_replicas=2)) as node:
         before = node.store.log.max_offset.value
         statuses, took_s, remark = await put(node, message(), message(WAIT="false"))
@@ -457,7 +447,7 @@ async def test_5x_too_few_in_sync_stores_nothing(seeded: Callable[..., Any], aut
 
 
 @pytest.mark.parametrize("all_in_sync", [False, True])
-async def test_5x_waits_for_replicas(seeded: Callable[..., Any], autojump_clock: object, all_in_sync: bool) -> None:
+async def test_5x_waits_for_replicas(seeded: Callable[..., Any], all_in_sync: bool) -> None:
     changes = policy(in_sync_replicas=2, all_in_sync=all_in_sync)
     async with seeded(**changes) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         assert (await put(node))[:2] == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
@@ -465,7 +455,7 @@ async def test_5x_waits_for_replicas(seeded: Callable[..., Any], autojump_clock:
         assert await put(node) == ([PutStatus.PUT_OK], 0.5, "")
 
 
-async def test_5x_two_replicas_wanted_without_slaves(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_5x_two_replicas_wanted_without_slaves(seeded: Callable[..., Any]) -> None:
     """5.x checks nothing before the append and waits 3 s; halog answers at once."""
     async with seeded(**policy(in_sync_replicas=2)) as node:
         statuses, took_s, remark = await put(node)

@@ -30,7 +30,7 @@ async def unlock(node: Node, client_id: str, *queue_ids: int) -> None:
     assert (answer.code, bytes(answer.body)) == (0, b"")
 
 
-async def test_queue_has_one_holder(node: Node, autojump_clock: object) -> None:
+async def test_queue_has_one_holder(node: Node) -> None:
     answer = await node.ask(41, body("c1", 1))
     assert bytes(answer.body) == b'{"lockOKMQSet":[{"brokerName":"b0","queueId":1,"topic":"TT"}]}'
     answer = await node.ask(41, body("c2", 1))
@@ -39,13 +39,13 @@ async def test_queue_has_one_holder(node: Node, autojump_clock: object) -> None:
     assert await lock(node, "c1", 0, 1, 2) == [1], "what it holds already too"
 
 
-async def test_locks_are_per_group_and_topic(node: Node, autojump_clock: object) -> None:
+async def test_locks_are_per_group_and_topic(node: Node) -> None:
     assert await lock(node, "c1", 1) == [1]
     assert await lock(node, "c2", 1, group="h") == [1]
     assert await lock(node, "c3", 1, topic="Other") == [1]
 
 
-async def test_only_the_holder_can_unlock(node: Node, autojump_clock: object) -> None:
+async def test_only_the_holder_can_unlock(node: Node) -> None:
     await lock(node, "c1", 1, 2)
     await unlock(node, "c2", 1)
     assert await lock(node, "c2", 1) == []
@@ -53,7 +53,7 @@ async def test_only_the_holder_can_unlock(node: Node, autojump_clock: object) ->
     assert await lock(node, "c2", 1, 2) == [1]
 
 
-async def test_oneway_unlock(node: Node, autojump_clock: object) -> None:
+async def test_oneway_unlock(node: Node) -> None:
     """The Java client sends it at shutdown."""
     await lock(node, "c1", 1)
     stream = node.listener.connect()
@@ -62,7 +62,7 @@ async def test_oneway_unlock(node: Node, autojump_clock: object) -> None:
     assert await lock(node, "c2", 1) == [1]
 
 
-async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node, autojump_clock: object) -> None:
+async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node) -> None:
     await lock(node, "c1", 1, 2)
     await trio.sleep(40)
     await lock(node, "c1", 1)
@@ -75,7 +75,7 @@ async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node, autoju
     assert node.broker.queue_locks.holder("g", QueueBody(broker_name="b0", queue_id=1, topic="TT")) == "c2"
 
 
-async def test_closed_connection_keeps_its_locks(node: Node, autojump_clock: object) -> None:
+async def test_closed_connection_keeps_its_locks(node: Node) -> None:
     """Its client may return, and still be working on the messages."""
     stream = node.listener.connect()
     await stream.send_all(encode_command(RemotingCommand(41, body=body("c1", 1))))
@@ -85,7 +85,7 @@ async def test_closed_connection_keeps_its_locks(node: Node, autojump_clock: obj
     assert await lock(node, "c2", 1) == []
 
 
-async def test_locks_are_bounded(tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture) -> None:
+async def test_locks_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with open_node(tmp_path, queue_lock_count_max=3) as node:
         assert await lock(node, "c1", *range(5)) == [0, 1, 2]
         assert await lock(node, "c1", *range(5)) == [0, 1, 2], "renewing needs no room"
@@ -97,7 +97,7 @@ async def test_locks_are_bounded(tmp_path: Path, autojump_clock: object, caplog:
         assert await lock(node, "c2", *range(5)) == [0, 1, 2]
 
 
-async def test_malformed_requests(node: Node, autojump_clock: object) -> None:
+async def test_malformed_requests(node: Node) -> None:
     for code in (41, 42):
         for refused in (
             b"",

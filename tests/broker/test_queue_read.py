@@ -52,7 +52,7 @@ class Entries:
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path) as node:
         for number in range(3):
             await node.send(b"%d" % number)
@@ -145,7 +145,7 @@ class FewDescriptors(OsDisk):
         return super().open(path)
 
 
-async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path, autojump_clock: object) -> None:
+async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path) -> None:
     """The requests ended the broker."""
     disk = FewDescriptors()
     async with open_node(tmp_path, disk=disk) as node:
@@ -317,7 +317,7 @@ def test_compiled_near_end_equals_python(
     assert all(after - (place + size) <= gap_max for (place, size), (after, _) in pairwise(read))
 
 
-async def test_near_messages_share_a_read_and_far_ones_do_not(autojump_clock: object) -> None:
+async def test_near_messages_share_a_read_and_far_ones_do_not() -> None:
     near = [(at, 1000) for at in range(0, 500_000, 125_000)]
     far = [(at, 1000) for at in range(0, 1_500_000, 150_000)]
     for messages, count in ((near, 1), (far, 10)):

@@ -49,7 +49,7 @@ async def pending_message(folder: Path, delay_s: int) -> AsyncIterator[tuple[Nod
         yield node, sent.ext_fields["recallHandle"]
 
 
-async def test_an_answer_to_a_timer_message_has_its_handle(node: Node, autojump_clock: object) -> None:
+async def test_an_answer_to_a_timer_message_has_its_handle(node: Node) -> None:
     due_ms = WallClock()() + 60_000
     answer = await node.send(b"later", i=properties(UNIQ_KEY="K1", TIMER_DELIVER_MS=due_ms), e=0)
     words = base64.urlsafe_b64decode(answer.ext_fields["recallHandle"]).decode()
@@ -67,7 +67,7 @@ async def test_an_answer_to_a_timer_message_has_its_handle(node: Node, autojump_
         {"TIMER_DELAY_SEC": 60, "TIMER_OUT_MS": 1_000, "REAL_TOPIC": "TT"},
     ],
 )
-async def test_other_messages_have_no_handle(node: Node, autojump_clock: object, asked: dict[str, object]) -> None:
+async def test_other_messages_have_no_handle(node: Node, asked: dict[str, object]) -> None:
     """The last one was delivered as a timer message and is sent on: it is an ordinary message."""
     answer = await node.send(i=properties(**asked))
     assert answer.code == 0
@@ -75,12 +75,12 @@ async def test_other_messages_have_no_handle(node: Node, autojump_clock: object,
     assert node.store.queues.get(TIMER_TOPIC, 0) is None
 
 
-async def test_a_retry_has_no_handle(node: Node, autojump_clock: object) -> None:
+async def test_a_retry_has_no_handle(node: Node) -> None:
     answer = await node.send(b="%RETRY%g", i=properties(TIMER_DELAY_SEC=60), e=0)
     assert (answer.code, "recallHandle" in answer.ext_fields) == (0, False)
 
 
-async def test_a_recalled_message_is_not_delivered(node: Node, autojump_clock: object) -> None:
+async def test_a_recalled_message_is_not_delivered(node: Node) -> None:
     due_ms = WallClock()() + 60_000
     first = await node.send(b"no", i=properties(UNIQ_KEY="K1", TIMER_DELIVER_MS=due_ms), e=0)
     await node.send(b"yes", i=properties(UNIQ_KEY="K2", TIMER_DELIVER_MS=due_ms), e=0)
@@ -94,7 +94,7 @@ async def test_a_recalled_message_is_not_delivered(node: Node, autojump_clock: o
     assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
 
 
-async def test_the_recall_in_the_log_is_that_of_rocketmq(tmp_path: Path, autojump_clock: object) -> None:
+async def test_the_recall_in_the_log_is_that_of_rocketmq(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         due_ms = WallClock()() + 60_000
         await node.send()
@@ -129,7 +129,7 @@ async def test_the_recall_in_the_log_is_that_of_rocketmq(tmp_path: Path, autojum
     ],
 )
 async def test_what_can_not_be_recalled_is_refused(
-    node: Node, autojump_clock: object, handle: Any, changes: dict[str, Any], code: int, remark: str
+    node: Node, handle: Any, changes: dict[str, Any], code: int, remark: str
 ) -> None:
     await node.send()
     await node.send(b="other")
@@ -147,9 +147,7 @@ async def test_what_can_not_be_recalled_is_refused(
         ({"timer_enable": False}, 1, "accurate timer message is not enabled, timerWheelEnable is false"),
     ],
 )
-async def test_it_is_refused_as_configured(
-    tmp_path: Path, autojump_clock: object, options: dict[str, Any], code: int, remark: str
-) -> None:
+async def test_it_is_refused_as_configured(tmp_path: Path, options: dict[str, Any], code: int, remark: str) -> None:
     async with open_node(tmp_path) as node:
         await node.send()
     async with open_node(tmp_path, **options) as node:
@@ -158,7 +156,7 @@ async def test_it_is_refused_as_configured(
         assert (answer.remark or "").startswith(remark)
 
 
-async def test_a_slave_refuses_it(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_slave_refuses_it(tmp_path: Path) -> None:
     async with member(tmp_path) as node:
         answer = await recall(node, handle_of(WallClock()() + 60_000))
         assert answer.code == 11
@@ -166,7 +164,7 @@ async def test_a_slave_refuses_it(tmp_path: Path, autojump_clock: object) -> Non
 
 
 async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recall is stored in time, but not dispatched before its message is taken for delivery."""
     async with pending_message(tmp_path, 60) as (node, handle):
@@ -193,7 +191,7 @@ async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
 
 
 async def test_a_recall_that_is_not_dispatched_is_not_answered_with_success(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pending_message(tmp_path, 600) as (node, handle):
 
@@ -208,7 +206,7 @@ async def test_a_recall_that_is_not_dispatched_is_not_answered_with_success(
 
 
 async def test_a_recall_that_a_slave_does_not_have_is_not_answered_with_success(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.send()
     settle = node.broker.put_service.settle
@@ -221,7 +219,7 @@ async def test_a_recall_that_a_slave_does_not_have_is_not_answered_with_success(
     assert (await recall(node, handle_of(WallClock()() + 60_000))).code == 12
 
 
-async def test_a_restart_keeps_recalls(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_restart_keeps_recalls(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         sent = await node.send(b"no", i=properties(TIMER_DELAY_SEC=600), e=0)
         await node.send(b"yes", i=properties(TIMER_DELAY_SEC=601), e=0)
@@ -232,7 +230,7 @@ async def test_a_restart_keeps_recalls(tmp_path: Path, autojump_clock: object) -
         assert node.broker.timers.statistics().recalled_count == 1
 
 
-async def test_a_committed_half_message_can_be_recalled(node: Node, autojump_clock: object) -> None:
+async def test_a_committed_half_message_can_be_recalled(node: Node) -> None:
     """Its producer gets no handle, as with RocketMQ, and can make one from the delivery time that it asked for."""
     due_ms = WallClock()() + 60_000
     half = properties(UNIQ_KEY="K1", TRAN_MSG="true", PGROUP="pg", TIMER_DELIVER_MS=due_ms)
@@ -257,9 +255,7 @@ async def test_a_committed_half_message_can_be_recalled(node: Node, autojump_clo
 
 
 @pytest.mark.parametrize(("key", "group"), [("k", "a\x02b"), ("a\x02b", "pg")])
-async def test_names_that_no_record_can_hold_are_refused(
-    node: Node, autojump_clock: object, key: str, group: str
-) -> None:
+async def test_names_that_no_record_can_hold_are_refused(node: Node, key: str, group: str) -> None:
     """They ended the broker."""
     await node.send()
     handle = handle_of(WallClock()() + 60_000, unique_key=key)

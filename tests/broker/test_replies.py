@@ -57,7 +57,7 @@ async def stored(node: Node) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("code", "fields"), [(324, REPLY_V1), (325, REPLY)])
-async def test_reply_is_pushed_and_stored(node: Node, autojump_clock: object, code: int, fields: Any) -> None:
+async def test_reply_is_pushed_and_stored(node: Node, code: int, fields: Any) -> None:
     asker = await asking(node)
     answers: list[RemotingCommand] = []
 
@@ -100,7 +100,7 @@ async def test_reply_is_pushed_and_stored(node: Node, autojump_clock: object, co
     assert await stored(node) == [b"pong"]
 
 
-async def test_client_refuses_the_reply(node: Node, autojump_clock: object) -> None:
+async def test_client_refuses_the_reply(node: Node) -> None:
     asker = await asking(node)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(asker.take, 1, "nobody waits")
@@ -110,7 +110,7 @@ async def test_client_refuses_the_reply(node: Node, autojump_clock: object) -> N
     assert await stored(node) == [b"pong"], "kept all the same"
 
 
-async def test_client_does_not_answer(node: Node, autojump_clock: object) -> None:
+async def test_client_does_not_answer(node: Node) -> None:
     """Other requests are served meanwhile, on the same connection too, which stays open."""
     asker = await asking(node)
     began = trio.current_time()
@@ -130,7 +130,7 @@ async def test_client_does_not_answer(node: Node, autojump_clock: object) -> Non
     await asker.heartbeat()
 
 
-async def test_client_is_gone(node: Node, autojump_clock: object) -> None:
+async def test_client_is_gone(node: Node) -> None:
     answer = await node.ask(325, b"pong", **REPLY)
     assert (answer.code, answer.remark) == (1, "push reply message fail, channel of <asker> not found.")
     answer = await node.ask(325, b"pong", **{**REPLY, "i": "A\x01b\x02"})
@@ -148,7 +148,7 @@ async def test_client_is_gone(node: Node, autojump_clock: object) -> None:
     assert "fail" in str(answer.remark)
 
 
-async def test_client_is_found_while_one_of_its_groups_is_registered(node: Node, autojump_clock: object) -> None:
+async def test_client_is_found_while_one_of_its_groups_is_registered(node: Node) -> None:
     asker = await asking(node, "one", "two")
     find = node.broker.clients.find_producer
     connection = find("asker")
@@ -165,7 +165,7 @@ async def test_client_is_found_while_one_of_its_groups_is_registered(node: Node,
     await asker.stream.aclose()
 
 
-async def test_storing_can_be_disabled(tmp_path: Path, autojump_clock: object) -> None:
+async def test_storing_can_be_disabled(tmp_path: Path) -> None:
     async with open_node(tmp_path, store_reply_message=False) as node:
         asker = await asking(node)
         async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ async def test_storing_can_be_disabled(tmp_path: Path, autojump_clock: object) -
         assert await stored(node) == []
 
 
-async def test_reply_that_can_not_be_stored_was_pushed_all_the_same(node: Node, autojump_clock: object) -> None:
+async def test_reply_that_can_not_be_stored_was_pushed_all_the_same(node: Node) -> None:
     asker = await asking(node)
     answers: list[RemotingCommand] = []
 
@@ -190,7 +190,7 @@ async def test_reply_that_can_not_be_stored_was_pushed_all_the_same(node: Node, 
     assert await stored(node) == []
 
 
-async def test_invalid_replies_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_replies_are_refused(node: Node) -> None:
     await asking(node)
     for changes, code in (
         ({"b": "T T"}, 29),
@@ -203,13 +203,13 @@ async def test_invalid_replies_are_refused(node: Node, autojump_clock: object) -
     assert (await node.ask(325, b"x" * (4 << 20) + b"x", **REPLY)).code == 13
 
 
-async def test_slave_refuses_replies(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_replies(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         assert (await node.ask(325, b"pong", **REPLY)).code == 2
 
 
 @pytest.mark.parametrize("limit", [{"replies_in_flight_max": 3}, {"reply_bytes_max": 3 * (5 + len(PROPERTIES))}])
-async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: object, limit: dict[str, Any]) -> None:
+async def test_waiting_replies_are_bounded(tmp_path: Path, limit: dict[str, Any]) -> None:
     async with open_node(tmp_path, **limit) as node:
         await asking(node)
         codes: list[int] = []

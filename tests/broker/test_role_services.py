@@ -22,7 +22,7 @@ class Service:
             self.story.append("ends")
 
 
-async def test_services_run_from_begin_to_end(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_services_run_from_begin_to_end(nursery: trio.Nursery) -> None:
     services, one = RoleServices(), Service()
     one.may_start.set()
     await nursery.start(services.serve)
@@ -33,7 +33,7 @@ async def test_services_run_from_begin_to_end(nursery: trio.Nursery, autojump_cl
 
 
 @pytest.mark.parametrize("when", ["before", "starting", "running"])
-async def test_begin_returns_when_the_broker_ends(when: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_begin_returns_when_the_broker_ends(when: str) -> None:
     """A change of role can't be cancelled: if it waited, the process would never end."""
     services, one = RoleServices(), Service()
 

@@ -17,7 +17,7 @@ from tests.broker.node import Node, open_node
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path, ha_address="10.0.0.2:10912") as node:
         yield node
 
@@ -30,7 +30,7 @@ async def runtime(node: Node) -> dict[str, str]:
     return table
 
 
-async def test_statistics_follow_puts_and_pulls(node: Node, autojump_clock: object) -> None:
+async def test_statistics_follow_puts_and_pulls(node: Node) -> None:
     empty = await runtime(node)
     assert (empty["commitLogMaxOffset"], empty["earliestMessageTimeStamp"]) == ("0", "-1")
     assert (empty["putTps"], empty["getTransferredTps"]) == ("  ", "  "), "nothing is known yet"
@@ -63,7 +63,7 @@ async def test_statistics_follow_puts_and_pulls(node: Node, autojump_clock: obje
     assert table["runtime"] == "[ 0 days, 0 hours, 1 minutes, 10 seconds ]"
 
 
-async def test_batch_counts_its_messages_and_refused_sends_do_not_count(node: Node, autojump_clock: object) -> None:
+async def test_batch_counts_its_messages_and_refused_sends_do_not_count(node: Node) -> None:
     answer = await node.send(encode_batch([(0, b"a", b""), (0, b"b", b""), (0, b"c", b"")]), code=320, m=True)
     assert answer.code == 0
     assert node.broker.put_service.stored_count == 3
@@ -72,7 +72,7 @@ async def test_batch_counts_its_messages_and_refused_sends_do_not_count(node: No
     assert node.broker.put_service.stored_count == 3
 
 
-async def test_daily_totals(autojump_clock: object) -> None:
+async def test_daily_totals() -> None:
     now_ms = int(time.mktime((2026, 6, 10, 12, 0, 0, 0, 0, -1))) * 1000
     put_count = 5
     reads = GroupReads(key_count_max=1)
@@ -95,7 +95,7 @@ def test_sizes_as_text() -> None:
     assert texts == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "8.0 EiB"]
 
 
-async def test_configuration_is_shown_and_can_not_be_changed(node: Node, autojump_clock: object) -> None:
+async def test_configuration_is_shown_and_can_not_be_changed(node: Node) -> None:
     node.broker.admin.info.describe = lambda: {"listenPort": "10911", "brokerPermission": "6"}
     answer = await node.ask(26)
     assert bytes(answer.body) == b"brokerPermission=6\nlistenPort=10911\n"
@@ -111,7 +111,7 @@ async def test_configuration_is_shown_and_can_not_be_changed(node: Node, autojum
     assert (await node.ask(25, b"#" * 70_000)).code == 1
 
 
-async def test_addresses_for_replicas(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_addresses_for_replicas(node: Node, tmp_path: Path) -> None:
     answer = await node.ask(906)
     expected: dict[str, Any] = {
         "masterHaAddress": "10.0.0.2:10912",

@@ -27,7 +27,7 @@ LEVELS: dict[str, Any] = {"store_changes": {"delay_levels_ms": (1_000, 2_000, 3_
 
 
 @pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path, **LEVELS) as node:
         yield node
 
@@ -46,7 +46,7 @@ async def receive(node: Node, topic: str, offset: int = 0, queue_id: int = 0) ->
     return node.records(answer)[0]
 
 
-async def test_message_is_retried_and_becomes_a_dead_letter(node: Node, autojump_clock: object) -> None:
+async def test_message_is_retried_and_becomes_a_dead_letter(node: Node) -> None:
     sent = await node.send(b"body", i="TAGS\x01TagA\x02KEYS\x01k\x02", h=7, e=2)
     first = offset_of(sent)
     record = node.records(await node.pull(0, queueId=2))[0]
@@ -96,7 +96,7 @@ async def test_message_is_retried_and_becomes_a_dead_letter(node: Node, autojump
     ],
 )
 async def test_retry_limits(
-    node: Node, autojump_clock: object, reconsume_times: int, changes: dict[str, int], version: int, is_dead: bool
+    node: Node, reconsume_times: int, changes: dict[str, int], version: int, is_dead: bool
 ) -> None:
     offset = offset_of(await node.send(j=reconsume_times))
     answer = await send_back(node, offset, version=version, **changes)
@@ -106,15 +106,13 @@ async def test_retry_limits(
     assert (SCHEDULE_TOPIC in node.store.queues.topics()) is not is_dead
 
 
-async def test_a_message_with_the_largest_number_of_retries_becomes_a_dead_letter(
-    node: Node, autojump_clock: object
-) -> None:
+async def test_a_message_with_the_largest_number_of_retries_becomes_a_dead_letter(node: Node) -> None:
     assert (await node.send(b"x", j=2**31 - 1)).code == 0
     assert (await send_back(node, 0, maxReconsumeTimes=16)).code == 0
     assert (await receive(node, "%DLQ%g")).reconsume_times == 2**31 - 1
 
 
-async def test_consumer_can_set_the_delay_level(node: Node, autojump_clock: object) -> None:
+async def test_consumer_can_set_the_delay_level(node: Node) -> None:
     offset = offset_of(await node.send())
     assert (await send_back(node, offset, delayLevel=1)).code == 0
     began = trio.current_time()
@@ -122,7 +120,7 @@ async def test_consumer_can_set_the_delay_level(node: Node, autojump_clock: obje
     assert trio.current_time() - began == pytest.approx(1, abs=0.01)
 
 
-async def test_group_with_several_retry_queues(node: Node, autojump_clock: object) -> None:
+async def test_group_with_several_retry_queues(node: Node) -> None:
     assert not await node.broker.groups.update([GroupConfig(group_name="g", retry_queue_nums=3)])
     offset = offset_of(await node.send())
     for _ in range(6):
@@ -131,7 +129,7 @@ async def test_group_with_several_retry_queues(node: Node, autojump_clock: objec
     assert [node.store.queues.next_queue_offset("%RETRY%g", queue) for queue in range(4)] == [2, 2, 2, 0]
 
 
-async def test_group_without_retries(node: Node, autojump_clock: object) -> None:
+async def test_group_without_retries(node: Node) -> None:
     assert not await node.broker.groups.update([GroupConfig(group_name="g", retry_queue_nums=0)])
     offset = offset_of(await node.send())
     end = node.store.log.max_offset.value
@@ -139,7 +137,7 @@ async def test_group_without_retries(node: Node, autojump_clock: object) -> None
     assert node.store.log.max_offset.value == end
 
 
-async def test_refusals(node: Node, autojump_clock: object) -> None:
+async def test_refusals(node: Node) -> None:
     offset = offset_of(await node.send())
     end = node.store.log.max_offset.value
     refusals: list[tuple[dict[str, Any], int, str]] = [
@@ -158,7 +156,7 @@ async def test_refusals(node: Node, autojump_clock: object) -> None:
     assert node.store.log.max_offset.value == end
 
 
-async def test_messages_in_system_topics_can_not_be_sent_back(node: Node, autojump_clock: object) -> None:
+async def test_messages_in_system_topics_can_not_be_sent_back(node: Node) -> None:
     offset = offset_of(await node.send(i="DELAY\x013\x02"))
     assert (await send_back(node, offset)).code == 1
 
@@ -167,16 +165,14 @@ async def test_messages_in_system_topics_can_not_be_sent_back(node: Node, autoju
     ("changes", "code"),
     [({"role": BrokerRole.SLAVE}, 2), ({"permission": 4}, 16), ({"auto_create_group": False}, 26)],
 )
-async def test_slaves_and_read_only_brokers_refuse(
-    tmp_path: Path, autojump_clock: object, changes: dict[str, Any], code: int
-) -> None:
+async def test_slaves_and_read_only_brokers_refuse(tmp_path: Path, changes: dict[str, Any], code: int) -> None:
     async with open_node(tmp_path, **changes) as node:
         answer = await send_back(node, 0)
         assert answer.code == code
         assert answer.remark
 
 
-async def test_broker_without_room_for_topics(tmp_path: Path, autojump_clock: object) -> None:
+async def test_broker_without_room_for_topics(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         offset = offset_of(await node.send())
         assert (await send_back(node, offset)).code == 0
@@ -187,9 +183,7 @@ async def test_broker_without_room_for_topics(tmp_path: Path, autojump_clock: ob
         assert (answer.code, str(answer.remark)[:24]) == (1, "topic[%DLQ%g] not exist:")
 
 
-async def test_put_status_other_than_ok_is_an_error(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_put_status_other_than_ok_is_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     offset = offset_of(await node.send())
 
     def refuse(messages: list[Message], _: float | None = None) -> list[AppendResult]:
@@ -201,9 +195,7 @@ async def test_put_status_other_than_ok_is_an_error(
     assert str(answer.remark).startswith("CREATE_MAPPED_FILE_FAILED")
 
 
-async def test_with_access_control_the_group_must_be_allowed_to_read_the_message(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_with_access_control_the_group_must_be_allowed_to_read_the_message(tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
 
         async def sent(topic: str) -> int:
@@ -242,9 +234,7 @@ async def test_with_access_control_the_group_must_be_allowed_to_read_the_message
 
 
 @pytest.mark.parametrize("times", [-3, -4, -10])
-async def test_negative_number_of_deliveries_does_not_lose_a_message(
-    tmp_path: Path, autojump_clock: object, times: int
-) -> None:
+async def test_negative_number_of_deliveries_does_not_lose_a_message(tmp_path: Path, times: int) -> None:
     """A producer may set it. The retry was put into a queue with a negative id, which nothing reads."""
     async with open_node(tmp_path) as node:
         assert (await node.send(b"hello", j=times)).code == 0
@@ -256,7 +246,7 @@ async def test_negative_number_of_deliveries_does_not_lose_a_message(
         assert again.body == b"hello"
 
 
-async def test_record_that_a_body_contains_does_not_end_the_broker(tmp_path: Path, autojump_clock: object) -> None:
+async def test_record_that_a_body_contains_does_not_end_the_broker(tmp_path: Path) -> None:
     """Its topic, which a client wrote into the body, can't be a property."""
     async with open_node(tmp_path) as node:
         await node.send()

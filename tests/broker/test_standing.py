@@ -25,7 +25,7 @@ async def test_configured_role(role: BrokerRole) -> None:
         standing.become_slave(1)
 
 
-async def test_master_acknowledges_until_its_lease_ends(autojump_clock: trio.testing.MockClock) -> None:
+async def test_master_acknowledges_until_its_lease_ends() -> None:
     standing = elected()
     assert standing.broker_id == 2
     assert not standing.still_acknowledges(0)
@@ -54,7 +54,7 @@ async def test_planned_switch_stores_nothing_but_still_acknowledges() -> None:
     assert standing.refusal_code is ResponseCode.SERVICE_NOT_AVAILABLE, "4.9's clients retry no other"
 
 
-async def test_subscribers_are_notified_of_changes(autojump_clock: trio.testing.MockClock) -> None:
+async def test_subscribers_are_notified_of_changes() -> None:
     standing, told = elected(), []
     standing.subscribe(lambda: told.append(standing.broker_id))
     seen = standing.revision

@@ -68,7 +68,7 @@ def write_config(folder: Path) -> Path:
     return config
 
 
-async def test_rocketmq_files_are_read(tmp_path: Path, autojump_clock: object) -> None:
+async def test_rocketmq_files_are_read(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with open_node(tmp_path) as node:
         config = node.broker.topics.get("Old")
@@ -80,12 +80,12 @@ async def test_rocketmq_files_are_read(tmp_path: Path, autojump_clock: object) -
         assert (group.retry_max_times, group.consume_timeout_minute) == (3, 15)
 
 
-async def test_store_has_its_broker_s_name(tmp_path: Path, autojump_clock: object) -> None:
+async def test_store_has_its_broker_s_name(tmp_path: Path) -> None:
     async with open_node(tmp_path):
         assert json.loads((tmp_path / "config" / "broker.json").read_text()) == {"brokerName": "b0"}
 
 
-async def test_new_topic_is_on_disk_before_its_first_message(tmp_path: Path, autojump_clock: object) -> None:
+async def test_new_topic_is_on_disk_before_its_first_message(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     async with open_node(tmp_path) as node:
         told = 0
@@ -117,7 +117,7 @@ async def test_new_topic_is_on_disk_before_its_first_message(tmp_path: Path, aut
         assert node.broker.topics.data_version.counter == 3, "a restart is no change"
 
 
-async def test_offsets_are_saved_every_5_s_and_at_shutdown(tmp_path: Path, autojump_clock: object) -> None:
+async def test_offsets_are_saved_every_5_s_and_at_shutdown(tmp_path: Path) -> None:
     path = tmp_path / "config" / "consumerOffset.json"
     async with open_node(tmp_path) as node:
         await node.send()
@@ -132,9 +132,7 @@ async def test_offsets_are_saved_every_5_s_and_at_shutdown(tmp_path: Path, autoj
         assert node.broker.offsets.get("g", "TT", 0) == 6
 
 
-async def test_offsets_are_written_once_the_log_that_they_follow_is_flushed(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_offsets_are_written_once_the_log_that_they_follow_is_flushed(tmp_path: Path) -> None:
     """Offsets of POP follow its records; after a power loss, a group would skip messages if the file were ahead."""
     path, is_flushed = tmp_path / "consumerOffset.json", trio.Event()
     offsets = ConsumerOffsetTable(ConfigFile(path), BrokerOptions(), flush_log=is_flushed.wait)
@@ -153,7 +151,7 @@ async def test_offsets_are_written_once_the_log_that_they_follow_is_flushed(
 
 
 @pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "subscriptionGroup.json"])
-async def test_damaged_table_prevents_the_start(tmp_path: Path, autojump_clock: object, name: str) -> None:
+async def test_damaged_table_prevents_the_start(tmp_path: Path, name: str) -> None:
     config = write_config(tmp_path)
     (config / name).write_text("{damaged")
     with pytest.RaisesGroup(pytest.RaisesExc(CorruptLog, match=name), flatten_subgroups=True, allow_unwrapped=True):
@@ -163,7 +161,7 @@ async def test_damaged_table_prevents_the_start(tmp_path: Path, autojump_clock: 
 
 
 @pytest.mark.parametrize("damaged", ['"topicName":"Odd"', '"topicN!me":"Old"', '"Odd":{'])
-async def test_a_topic_with_two_names_is_damage(tmp_path: Path, autojump_clock: object, damaged: str) -> None:
+async def test_a_topic_with_two_names_is_damage(tmp_path: Path, damaged: str) -> None:
     """POP read the queues of the one topic for the consumers of the other."""
     config = write_config(tmp_path)
     (config / "topics.json.bak").write_text(TOPICS_JSON)
@@ -176,7 +174,7 @@ async def test_a_topic_with_two_names_is_damage(tmp_path: Path, autojump_clock: 
         assert node.broker.topics.get("Odd") is None
 
 
-async def test_a_group_and_a_user_with_two_names_are_damage(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_group_and_a_user_with_two_names_are_damage(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     (config / "subscriptionGroup.json").write_text(GROUPS_JSON.replace('"g":{', '"G":{'))
     (config / "subscriptionGroup.json.bak").write_text(GROUPS_JSON)
@@ -189,7 +187,7 @@ async def test_a_group_and_a_user_with_two_names_are_damage(tmp_path: Path, auto
         assert [*node.broker.tables.users.table] == ["who"]
 
 
-async def test_slave_copies_its_masters_tables(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_copies_its_masters_tables(tmp_path: Path) -> None:
     write_config(tmp_path / "master")
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
         await master.send()
@@ -226,7 +224,7 @@ def entries(node: Node, topic: str) -> int:
     return queue.max_offset - queue.min_offset
 
 
-async def test_messages_of_a_deleted_topic_leave_the_slave(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_of_a_deleted_topic_leave_the_slave(tmp_path: Path) -> None:
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", **SLAVE) as slave:
         sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
         await master.send(b"old", b="T1")
@@ -247,7 +245,7 @@ async def test_messages_of_a_deleted_topic_leave_the_slave(tmp_path: Path, autoj
         assert slave.broker.offsets.get("g", "T1", 0) is None
 
 
-async def test_slave_that_was_away_keeps_only_what_the_master_has(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_that_was_away_keeps_only_what_the_master_has(tmp_path: Path) -> None:
     """It first learns of the topic after it was deleted and created again, and gets the old messages later still."""
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", **SLAVE) as slave:
         sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
@@ -265,7 +263,7 @@ async def test_slave_that_was_away_keeps_only_what_the_master_has(tmp_path: Path
         assert entries(slave, "T1") == entries(master, "T1") == 1
 
 
-async def test_slave_deletes_nothing_when_its_master_lost_its_tables(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_deletes_nothing_when_its_master_lost_its_tables(tmp_path: Path) -> None:
     async with open_node(tmp_path / "slave", **SLAVE) as slave:
         async with open_node(tmp_path / "master") as master:
             sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
@@ -282,7 +280,7 @@ async def test_slave_deletes_nothing_when_its_master_lost_its_tables(tmp_path: P
             assert slave.broker.offsets.get("g", "T1", 0) == 1
 
 
-async def test_offsets_of_a_deleted_group_leave_the_slave(tmp_path: Path, autojump_clock: object) -> None:
+async def test_offsets_of_a_deleted_group_leave_the_slave(tmp_path: Path) -> None:
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", **SLAVE) as slave:
         sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
         await master.send()
@@ -300,7 +298,7 @@ async def test_offsets_of_a_deleted_group_leave_the_slave(tmp_path: Path, autoju
         assert slave.broker.groups.get("deleted") is None
 
 
-async def test_deletion_survives_the_rebuild_of_queues(tmp_path: Path, autojump_clock: object) -> None:
+async def test_deletion_survives_the_rebuild_of_queues(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send(b"old", b="T1")
         await node.send(b"kept", b="T2")
@@ -336,7 +334,7 @@ async def test_slave_ignores_names_that_are_too_long(tmp_path: Path, caplog: pyt
         assert caplog.text.count("slave_sync.name_refused") == 2
 
 
-async def test_slave_syncs_every_10_s_and_on_demand(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_syncs_every_10_s_and_on_demand(tmp_path: Path) -> None:
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
         broker = slave.broker
         asked: list[float] = []
@@ -356,7 +354,7 @@ async def test_slave_syncs_every_10_s_and_on_demand(tmp_path: Path, autojump_clo
         assert asked == [0.0, 10.0, 20.0, 25.0]
 
 
-async def test_slave_continues_without_its_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_continues_without_its_master(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as slave:
         broker = slave.broker
         unknown = SlaveSync(slave.client, lambda: None, broker.tables, broker.options)
@@ -414,9 +412,7 @@ async def open_topics(folder: Path, disk: FullDisk) -> Topics:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-async def test_new_topic_is_unknown_until_its_file_is_written(
-    tmp_path: Path, autojump_clock: object, is_full: bool
-) -> None:
+async def test_new_topic_is_unknown_until_its_file_is_written(tmp_path: Path, is_full: bool) -> None:
     """Another connection's message was acknowledged before, and unreadable if the write failed."""
     disk = SlowDisk()
     topics = await open_topics(tmp_path, disk)
@@ -447,7 +443,7 @@ async def test_new_topic_is_unknown_until_its_file_is_written(
         assert (written.table, written.data_version) == (topics.table, topics.data_version)
 
 
-async def test_failed_write_loses_no_other_change(tmp_path: Path, autojump_clock: object) -> None:
+async def test_failed_write_loses_no_other_change(tmp_path: Path) -> None:
     disk = SlowDisk()
     topics = await open_topics(tmp_path, disk)
     made: dict[str, TopicConfig | str] = {}
@@ -490,9 +486,7 @@ async def cancelled_while_another_saves(
         await trio.sleep(1)
 
 
-async def test_topic_whose_creation_was_cancelled_is_known_after_a_restart(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_topic_whose_creation_was_cancelled_is_known_after_a_restart(tmp_path: Path) -> None:
     """Messages were acknowledged in it, and unreadable after the restart."""
     async with open_node(tmp_path) as node:
         topics = node.broker.topics
@@ -502,7 +496,7 @@ async def test_topic_whose_creation_was_cancelled_is_known_after_a_restart(
         assert [record.body for record in node.records(await node.pull())] == [b"one"]
 
 
-async def test_user_whose_deletion_was_cancelled_does_not_come_back(tmp_path: Path, autojump_clock: object) -> None:
+async def test_user_whose_deletion_was_cancelled_does_not_come_back(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         users = node.broker.tables.users
         assert await users.put(UserConfig(username="mallory", password="secret")) == ""
@@ -512,7 +506,7 @@ async def test_user_whose_deletion_was_cancelled_does_not_come_back(tmp_path: Pa
         assert node.broker.tables.users.get("mallory") is None
 
 
-async def test_long_names_of_groups_make_no_topic_that_name_servers_refuse(node: Node, autojump_clock: object) -> None:
+async def test_long_names_of_groups_make_no_topic_that_name_servers_refuse(node: Node) -> None:
     for length, is_accepted in ((248, True), (249, False)):
         group = "%RETRY%".ljust(length, "g")
         assert (await node.broker.groups.find_or_create(group) is not None) == is_accepted

@@ -97,7 +97,7 @@ async def put_later(node: Node, nursery: trio.Nursery, *messages: Any) -> dict[s
     return found
 
 
-async def test_role_decides_on_each_send(tmp_path: Path, autojump_clock: object) -> None:
+async def test_role_decides_on_each_send(tmp_path: Path) -> None:
     async with member(tmp_path) as node:
         refused = await node.send()
         assert (refused.code, "SLAVE of b0" in (refused.remark or "")) == (14, True)
@@ -111,7 +111,7 @@ async def test_role_decides_on_each_send(tmp_path: Path, autojump_clock: object)
         assert node.client.statistics().opened == 1  # one connection through all of this
 
 
-async def test_step_down_answers_waiting_puts_as_unconfirmed(tmp_path: Path, autojump_clock: object) -> None:
+async def test_step_down_answers_waiting_puts_as_unconfirmed(tmp_path: Path) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         found = await put_later(node, nursery, message(b"a"), message(b"b"))
@@ -125,7 +125,7 @@ async def test_step_down_answers_waiting_puts_as_unconfirmed(tmp_path: Path, aut
             await node.broker.put_service.acknowledgements.wait_all_answered()
 
 
-async def test_step_down_answers_waiting_puts_in_their_order(tmp_path: Path, autojump_clock: object) -> None:
+async def test_step_down_answers_waiting_puts_in_their_order(tmp_path: Path) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node):
         await node.broker.become_master(1)
         answered: list[PutRequest] = []
@@ -136,7 +136,7 @@ async def test_step_down_answers_waiting_puts_in_their_order(tmp_path: Path, aut
         assert [each.results[0].queue_offset for each in answered] == [1, 2, 3]  # after the one of `slave_of`
 
 
-async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path, autojump_clock: object) -> None:
+async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         found = await put_later(node, nursery)
@@ -147,7 +147,7 @@ async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path, au
         assert found["statuses"] == [UNKNOWN]
 
 
-async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, autojump_clock: object) -> None:
+async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1, trio.current_time() + 2)
         first = await put_later(node, nursery)
@@ -172,9 +172,7 @@ async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, 
         assert third["statuses"] == [OK]
 
 
-async def test_puts_waiting_for_a_segment_at_the_end_of_the_term_are_not_stored(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_puts_waiting_for_a_segment_at_the_end_of_the_term_are_not_stored(tmp_path: Path) -> None:
     hold = Hold()
     async with (
         member(tmp_path, run_blocking=hold, store_changes={"segment_size": 4096}) as node,
@@ -205,7 +203,7 @@ async def test_puts_waiting_for_a_segment_at_the_end_of_the_term_are_not_stored(
         assert found["statuses"] == [OK] * stored_count + [REFUSED] * (12 - stored_count)
 
 
-async def test_flush_does_not_confirm_puts_of_a_former_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_flush_does_not_confirm_puts_of_a_former_master(tmp_path: Path) -> None:
     disk = StalledSync()
     async with member(tmp_path, run_blocking=disk, flush_sync=True) as node, trio.open_nursery() as nursery:
         await node.broker.become_master(1, trio.current_time() + 2)
@@ -220,9 +218,7 @@ async def test_flush_does_not_confirm_puts_of_a_former_master(tmp_path: Path, au
         assert second["statuses"] == [UNKNOWN]
 
 
-async def test_planned_switch_refuses_new_puts_and_acknowledges_waiting_ones(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_planned_switch_refuses_new_puts_and_acknowledges_waiting_ones(tmp_path: Path) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         found = await put_later(node, nursery)
@@ -235,7 +231,7 @@ async def test_planned_switch_refuses_new_puts_and_acknowledges_waiting_ones(
         assert found["statuses"] == [OK]
 
 
-async def test_step_down_during_a_promotion_wins(tmp_path: Path, autojump_clock: object) -> None:
+async def test_step_down_during_a_promotion_wins(tmp_path: Path) -> None:
     async with member(tmp_path) as node, trio.open_nursery() as nursery:
         broker, go_on = node.broker, trio.Event()
         outcome: list[bool] = []
@@ -260,9 +256,7 @@ async def test_step_down_during_a_promotion_wins(tmp_path: Path, autojump_clock:
 
 
 @pytest.mark.parametrize("step_count", range(6))
-async def test_cancelled_step_down_leaves_a_broker_that_can_become_master(
-    tmp_path: Path, step_count: int, autojump_clock: object
-) -> None:
+async def test_cancelled_step_down_leaves_a_broker_that_can_become_master(tmp_path: Path, step_count: int) -> None:
     """A member that loses its id while it adopts another term is cancelled, and plays its next role afterwards."""
     async with member(tmp_path) as node, trio.open_nursery() as nursery:
         await node.broker.become_slave(1)
@@ -280,7 +274,7 @@ async def test_cancelled_step_down_leaves_a_broker_that_can_become_master(
         assert (await put(node, message(b"later")))[0] == [OK]
 
 
-async def test_group_log_is_called_before_and_after_puts_are_admitted(tmp_path: Path, autojump_clock: object) -> None:
+async def test_group_log_is_called_before_and_after_puts_are_admitted(tmp_path: Path) -> None:
     async with member(tmp_path) as node:
         seen: list[Any] = []
 
@@ -298,7 +292,7 @@ async def test_group_log_is_called_before_and_after_puts_are_admitted(tmp_path: 
 # ---- readers
 
 
-async def test_held_pulls_are_answered_when_the_role_changes(tmp_path: Path, autojump_clock: object) -> None:
+async def test_held_pulls_are_answered_when_the_role_changes(tmp_path: Path) -> None:
     async with member(tmp_path, slave_read_enable=True) as node, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         await node.send()
@@ -320,7 +314,7 @@ async def test_held_pulls_are_answered_when_the_role_changes(tmp_path: Path, aut
             answers.clear()
 
 
-async def test_slave_member_serves_reads_if_allowed(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_member_serves_reads_if_allowed(tmp_path: Path) -> None:
     async with member(tmp_path / "no") as node:
         assert (await node.pull()).code == 14
     async with member(tmp_path / "yes", slave_read_enable=True) as node:
@@ -337,7 +331,7 @@ async def test_slave_member_serves_reads_if_allowed(tmp_path: Path, autojump_clo
         assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (21, "2")
 
 
-async def test_queue_locks_end_with_the_term(tmp_path: Path, autojump_clock: object) -> None:
+async def test_queue_locks_end_with_the_term(tmp_path: Path) -> None:
     queue = QueueBody(broker_name="b0", queue_id=0, topic="TT")
     body = java_json.dumps(LockQueuesBody(consumer_group="g", client_id="c1", mq_set=[queue]))
     async with member(tmp_path) as node:
@@ -365,7 +359,7 @@ async def delay_offsets(node: Node) -> dict[int, int]:
     return java_json.read_as(DelayOffsets, answer.body).offset_table
 
 
-async def test_delayed_messages_are_delivered_by_the_current_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_delayed_messages_are_delivered_by_the_current_master(tmp_path: Path) -> None:
     async with member(tmp_path) as node:
         await node.broker.become_master(1)
         # 10 s
@@ -384,7 +378,7 @@ async def test_delayed_messages_are_delivered_by_the_current_master(tmp_path: Pa
         assert node.broker.delay.statistics().delivered_count == 1
 
 
-async def test_timer_messages_are_delivered_by_the_current_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_timer_messages_are_delivered_by_the_current_master(tmp_path: Path) -> None:
     async with member(tmp_path) as node:
         await node.broker.become_master(1)
         for delay_s in (10, 100):
@@ -424,7 +418,7 @@ async def end_half(node: Node, sent: RemotingCommand, commit_or_rollback: int) -
     )
 
 
-async def test_former_master_ends_no_transaction(tmp_path: Path, autojump_clock: object) -> None:
+async def test_former_master_ends_no_transaction(tmp_path: Path) -> None:
     async with member(tmp_path) as node:
         await node.broker.become_master(1)
         sent = await half(node)
@@ -438,7 +432,7 @@ async def test_former_master_ends_no_transaction(tmp_path: Path, autojump_clock:
         assert (await end_half(node, sent, 8)).code == 0
 
 
-async def test_waiting_rollback_is_answered_and_dropped(tmp_path: Path, autojump_clock: object) -> None:
+async def test_waiting_rollback_is_answered_and_dropped(tmp_path: Path) -> None:
     """Its half message may be truncated and replaced by another one, which must not count as rolled back."""
     hold = Hold()
     async with (
@@ -471,7 +465,7 @@ async def test_waiting_rollback_is_answered_and_dropped(tmp_path: Path, autojump
 
 
 async def test_rollback_reads_its_half_message_after_the_step_down(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = Hold()
     async with member(tmp_path) as node, trio.open_nursery() as nursery:
@@ -499,7 +493,7 @@ async def test_rollback_reads_its_half_message_after_the_step_down(
         assert node.broker.transactions.statistics().rolled_back_count == 0
 
 
-async def test_sent_back_message_is_on_the_next_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_sent_back_message_is_on_the_next_master(tmp_path: Path) -> None:
     """The consumer skips it, so that the copy is the only one."""
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
@@ -544,12 +538,12 @@ async def leading(folder: Path, *others: int, **changes: Any) -> AsyncIterator[t
         nursery.cancel_scope.cancel()
 
 
-async def test_single_member_of_the_set_waits_for_no_replica(tmp_path: Path, autojump_clock: object) -> None:
+async def test_single_member_of_the_set_waits_for_no_replica(tmp_path: Path) -> None:
     async with leading(tmp_path) as (node, _):
         assert await put(node) == ([OK], 0.0, "")
 
 
-async def test_put_waits_for_every_member_of_the_set(tmp_path: Path, autojump_clock: object) -> None:
+async def test_put_waits_for_every_member_of_the_set(tmp_path: Path) -> None:
     async with leading(tmp_path, 2, 3) as (node, sides), trio.open_nursery() as nursery:
         found = await put_later(node, nursery, message(b"a"), message(b"b"))
         end = node.store.log.max_offset.value
@@ -562,7 +556,7 @@ async def test_put_waits_for_every_member_of_the_set(tmp_path: Path, autojump_cl
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
-async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, autojump_clock: object, least: int) -> None:
+async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, least: int) -> None:
     policy = ReplicaPolicy(in_sync_replicas=1, min_in_sync_replicas=least)
     async with leading(tmp_path, 2, replica_policy=policy) as (node, sides), trio.open_nursery() as nursery:
         end = node.store.log.max_offset.value
@@ -578,9 +572,7 @@ async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, autojump_clo
             assert node.store.log.max_offset.value == end
 
 
-async def test_new_master_resets_no_consumer_before_it_serves_older_messages(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_new_master_resets_no_consumer_before_it_serves_older_messages(tmp_path: Path) -> None:
     """Its predecessor may have served more. In a queue that stays shorter, a higher offset is corrected."""
     async with member(tmp_path) as node:
         assert await node.broker.become_master(1)

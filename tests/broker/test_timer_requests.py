@@ -24,7 +24,7 @@ async def check_point(node: Node) -> tuple[int, ...]:
     return struct.unpack(">7q", answer.body)
 
 
-async def test_the_check_point_is_the_replicated_progress(node: Node, autojump_clock: object) -> None:
+async def test_the_check_point_is_the_replicated_progress(node: Node) -> None:
     assert (await check_point(node))[:4] == (0, 0, 0, 0)
     due_ms = WallClock()() + 5_500
     await node.send(b"due", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
@@ -38,9 +38,7 @@ async def test_the_check_point_is_the_replicated_progress(node: Node, autojump_c
     assert (flushed, own_offset, master_offset) == (0, 2, 2)
 
 
-async def test_the_check_point_is_not_ahead_of_slaves(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_check_point_is_not_ahead_of_slaves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledgements = type(node.broker.put_service.acknowledgements)
     monkeypatch.setattr(acknowledgements, "replicated_offset", property(lambda self: 0))
     await node.send(b"due", i=properties(TIMER_DELAY_SEC=5), e=0)
@@ -57,7 +55,7 @@ async def metrics(node: Node) -> dict[str, int]:
     return {topic: timing["count"] for topic, timing in found["timingCount"].items()}
 
 
-async def test_pending_messages_are_counted_by_topic(node: Node, autojump_clock: object) -> None:
+async def test_pending_messages_are_counted_by_topic(node: Node) -> None:
     assert await metrics(node) == {}
     for topic, delay_s in (("TT", 5), ("TT", 500), ("other", 600), ("TT", 700)):
         await node.send(b"x", b=topic, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
@@ -68,9 +66,7 @@ async def test_pending_messages_are_counted_by_topic(node: Node, autojump_clock:
     assert await metrics(node) == {"TT": 2, "other": 1}
 
 
-async def test_counts_are_estimates_if_more_are_pending(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_counts_are_estimates_if_more_are_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ha.broker.timers.BATCH_COUNT_MAX", 10)
     async with open_node(tmp_path) as node:
         for number in range(200):
@@ -92,7 +88,7 @@ async def test_counts_are_estimates_if_more_are_pending(
         assert counts["TT"] == pytest.approx(150, abs=20)
 
 
-async def test_the_broker_status_has_the_figures_of_timers(node: Node, autojump_clock: object) -> None:
+async def test_the_broker_status_has_the_figures_of_timers(node: Node) -> None:
     for delay_s in (5, 500):
         await node.send(b"x", i=properties(TIMER_DELAY_SEC=delay_s), e=0)
     await node.arrivals()

@@ -50,9 +50,7 @@ def properties(**named: object) -> str:
         ({"TIMER_DELAY_SEC": 3700}, 3700.0),
     ],
 )
-async def test_it_arrives_when_it_is_due(
-    node: Node, autojump_clock: object, asked: dict[str, int], delay_s: float
-) -> None:
+async def test_it_arrives_when_it_is_due(node: Node, asked: dict[str, int], delay_s: float) -> None:
     began = trio.current_time()
     answer = await node.send(b"later", i=properties(TAGS="TagA", **asked), h=7, j=2, e=0)
     assert answer.code == 0, answer.remark
@@ -68,7 +66,7 @@ async def test_it_arrives_when_it_is_due(
     assert node.broker.timers.statistics().pending_count == 0
 
 
-async def test_a_time_that_has_come_makes_an_ordinary_message(node: Node, autojump_clock: object) -> None:
+async def test_a_time_that_has_come_makes_an_ordinary_message(node: Node) -> None:
     await node.send(b"now", i=properties(TIMER_DELIVER_MS=1_000), e=0)
     await node.dispatched()
     [(_, record)] = await node.arrivals()
@@ -85,21 +83,21 @@ async def test_a_time_that_has_come_makes_an_ordinary_message(node: Node, autoju
     ],
 )
 async def test_what_can_never_be_delivered_is_refused(
-    node: Node, autojump_clock: object, asked: dict[str, Any], code: int, remark: str
+    node: Node, asked: dict[str, Any], code: int, remark: str
 ) -> None:
     answer = await node.send(b"never", i=properties(**asked))
     assert answer.code == code
     assert remark in (answer.remark or "")
 
 
-async def test_switched_off_they_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+async def test_switched_off_they_are_refused(tmp_path: Path) -> None:
     async with open_node(tmp_path, timer_enable=False) as node:
         answer = await node.send(b"never", i=properties(TIMER_DELAY_SEC=1))
         assert answer.code == 1
         assert answer.remark == "accurate timer message is not enabled, timerWheelEnable is false"
 
 
-async def test_a_delay_by_level_takes_precedence(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_delay_by_level_takes_precedence(tmp_path: Path) -> None:
     async with open_node(tmp_path, store_changes={"delay_levels_ms": (5_000,)}) as node:
         began = trio.current_time()
         await node.send(b"level", i=properties(DELAY=1, TIMER_DELAY_SEC=60), e=0)
@@ -107,7 +105,7 @@ async def test_a_delay_by_level_takes_precedence(tmp_path: Path, autojump_clock:
         assert at - began == pytest.approx(5, abs=0.01)
 
 
-async def test_messages_arrive_in_the_order_of_time(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_arrive_in_the_order_of_time(tmp_path: Path) -> None:
     delays_s = list(range(1, 200))
     random.Random(3).shuffle(delays_s)
     async with open_node(tmp_path) as node:
@@ -117,7 +115,7 @@ async def test_messages_arrive_in_the_order_of_time(tmp_path: Path, autojump_clo
         assert [int(record.body) for _, record in found] == sorted(delays_s)
 
 
-async def test_a_restart_goes_on_where_delivery_was(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_restart_goes_on_where_delivery_was(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         for delay_s in (5, 500, 1000):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
@@ -132,7 +130,7 @@ async def test_a_restart_goes_on_where_delivery_was(tmp_path: Path, autojump_clo
         assert node.broker.timers.statistics().delivered_count == 2
 
 
-async def test_a_recalled_message_is_not_delivered(node: Node, autojump_clock: object) -> None:
+async def test_a_recalled_message_is_not_delivered(node: Node) -> None:
     due_ms = WallClock()() + 60_000
     recalled = await node.send(b"no", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
     await node.send(b"yes", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
@@ -144,7 +142,7 @@ async def test_a_recalled_message_is_not_delivered(node: Node, autojump_clock: o
     assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
 
 
-async def test_a_recall_concerns_only_its_own_topic(node: Node, autojump_clock: object) -> None:
+async def test_a_recall_concerns_only_its_own_topic(node: Node) -> None:
     """A producer of one topic can't take back messages of another one."""
     due_ms = WallClock()() + 60_000
     sent = await node.send(b"stays", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
@@ -154,7 +152,7 @@ async def test_a_recall_concerns_only_its_own_topic(node: Node, autojump_clock: 
     assert node.broker.timers.statistics().delivered_count == 1
 
 
-async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path) -> None:
     clock = WallClock()
     async with open_node(tmp_path, wall_clock_ms=clock) as node:
         began = trio.current_time()
@@ -165,9 +163,7 @@ async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path,
         assert at - began <= 11.1
 
 
-async def test_a_message_is_delivered_that_is_due_before_what_was_delivered(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_message_is_delivered_that_is_due_before_what_was_delivered(tmp_path: Path) -> None:
     """The wall clock was an hour ahead for a while."""
     clock = WallClock()
     async with open_node(tmp_path, wall_clock_ms=clock) as node:
@@ -180,9 +176,7 @@ async def test_a_message_is_delivered_that_is_due_before_what_was_delivered(
         assert record.body == b"now"
 
 
-async def test_a_restart_after_the_clock_was_set_back_repeats_nothing_that_was_due_later(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_restart_after_the_clock_was_set_back_repeats_nothing_that_was_due_later(tmp_path: Path) -> None:
     """TIME only grows: "ahead" counts as delivered although messages that are due before it are still pending."""
     clock = WallClock()
     async with open_node(tmp_path, wall_clock_ms=clock) as node:
@@ -203,7 +197,7 @@ async def test_a_restart_after_the_clock_was_set_back_repeats_nothing_that_was_d
 
 @pytest.mark.parametrize("is_disk_error", [False, True])
 async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_restart(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, is_disk_error: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_disk_error: bool
 ) -> None:
     """The next one is delivered meanwhile; neither TIME nor FIRST passes the first."""
     monkeypatch.setattr("ha.broker.timers.READ_COUNT_MAX", 1)  # so that FIRST is determined at once
@@ -230,9 +224,7 @@ async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_resta
         assert found[0][1].body == b"5"
 
 
-async def test_a_message_is_pending_until_it_is_delivered(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_message_is_pending_until_it_is_delivered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its delivery takes ten seconds, because the disk is slow."""
     read = node.broker.timers._reader.read
 
@@ -255,7 +247,7 @@ async def test_a_message_is_pending_until_it_is_delivered(
 
 @pytest.mark.parametrize(("left_count", "is_first_pending"), [(0, False), (1, False), (1, True)])
 async def test_a_lost_end_of_the_log_hides_no_new_message(
-    tmp_path: Path, autojump_clock: object, left_count: int, is_first_pending: bool
+    tmp_path: Path, left_count: int, is_first_pending: bool
 ) -> None:
     """The disk has kept the progress, and of the timer messages only `left_count`; and the clock was ahead."""
     clock, progress = WallClock(), Path("config/delayOffset.json")
@@ -278,9 +270,7 @@ async def test_a_lost_end_of_the_log_hides_no_new_message(
         assert record.body == b"new"
 
 
-async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restart(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restart(tmp_path: Path) -> None:
     disk = FillingDisk()
     async with open_node(tmp_path, disk=disk) as node:
         await node.send(b"late", i=properties(TIMER_DELAY_SEC=5), e=0)
@@ -293,7 +283,7 @@ async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restar
         assert record.body == b"late"
 
 
-async def test_a_message_without_room_for_further_properties_is_delivered(node: Node, autojump_clock: object) -> None:
+async def test_a_message_without_room_for_further_properties_is_delivered(node: Node) -> None:
     await node.send(b"first")
     await node.broker.put_service.put([largest_message(b"full", 5)])
     with trio.fail_after(60):
@@ -332,9 +322,7 @@ async def fill_segments(node: Node) -> None:
     await node.dispatched()
 
 
-async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_pending_messages_are_rolled_before_their_segment_is_deleted(tmp_path: Path) -> None:
     async with open_node(tmp_path, store_changes=EXPIRED) as node:
         began = trio.current_time()
         for delay_s in (10, 500, 700):
@@ -356,7 +344,7 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
 
 
 async def test_what_was_rolled_is_not_rolled_again_when_the_rest_is(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path, store_changes=EXPIRED) as node:
         for number in range(5):
@@ -378,9 +366,7 @@ async def test_what_was_rolled_is_not_rolled_again_when_the_rest_is(
         assert node.broker.timers.statistics().delivered_count == 5
 
 
-async def test_a_message_without_room_for_further_properties_is_rolled_once(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_message_without_room_for_further_properties_is_rolled_once(tmp_path: Path) -> None:
     async with open_node(tmp_path, store_changes={**EXPIRED, "segment_size": 65_536}) as node:
         for number in range(3):
             await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=500), e=0)
@@ -396,7 +382,7 @@ async def test_a_message_without_room_for_further_properties_is_rolled_once(
 
 
 @pytest.mark.parametrize("stated", ["many", "2147483648"])
-async def test_a_producer_may_state_any_number_of_rolls(tmp_path: Path, autojump_clock: object, stated: str) -> None:
+async def test_a_producer_may_state_any_number_of_rolls(tmp_path: Path, stated: str) -> None:
     async with open_node(tmp_path, store_changes=EXPIRED) as node:
         await node.send(b"later", i=properties(TIMER_DELAY_SEC=500, TIMER_ROLL_TIMES=stated), e=0)
         await fill_segments(node)
@@ -405,9 +391,7 @@ async def test_a_producer_may_state_any_number_of_rolls(tmp_path: Path, autojump
         assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
 
 
-async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_for_room(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_for_room(tmp_path: Path) -> None:
     disk = FillingDisk()
     async with open_node(tmp_path, store_changes=EXPIRED, disk=disk) as node:
         for delay_s in (100, 5000):
@@ -427,9 +411,7 @@ async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_f
 
 
 @pytest.mark.parametrize("is_pending", [True, False])
-async def test_a_slave_keeps_segments_with_pending_messages(
-    tmp_path: Path, autojump_clock: object, *, is_pending: bool
-) -> None:
+async def test_a_slave_keeps_segments_with_pending_messages(tmp_path: Path, *, is_pending: bool) -> None:
     async with member(tmp_path) as node:
         await node.broker.become_master(1)
         assert (await node.send(b"later", i=properties(TIMER_DELAY_SEC=50), e=0)).code == 0
@@ -552,9 +534,7 @@ def test_messages_are_due_while_the_next_hour_is_being_sorted() -> None:
     assert index.pop_due(start_ms, 10) == [], "the hour has begun, and is not sorted"
 
 
-async def test_an_hour_is_sorted_with_other_tasks_in_between(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_hour_is_sorted_with_other_tasks_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ha.broker.timer_index.RUN_COUNT", 2)
     async with open_node(tmp_path) as node:
         clock = WallClock()
@@ -615,7 +595,7 @@ def write_hashes(folder: Path, *tags: str) -> None:
     path.write_bytes(entries)
 
 
-async def test_what_a_real_broker_stored_is_taken_over(tmp_path: Path, autojump_clock: object) -> None:
+async def test_what_a_real_broker_stored_is_taken_over(tmp_path: Path) -> None:
     """Its consume queue has the hash of the tags where halog's has the due time, so the messages are read."""
     async with open_node(tmp_path) as node:
         await node.send(b"early", i=properties(TAGS="TagA", TIMER_DELAY_SEC=30), e=0)
@@ -626,9 +606,7 @@ async def test_what_a_real_broker_stored_is_taken_over(tmp_path: Path, autojump_
         assert [record.body for _, record in await node.arrivals(2)] == [b"early", b"late"]
 
 
-async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await node.send(b"damaged", i=properties(TIMER_DELAY_SEC=3000), e=0)
         await node.send(bytes(100_000), e=1)
@@ -667,7 +645,7 @@ async def largest_put(node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable
 
 
 async def test_large_messages_that_are_due_together_are_delivered_in_batches(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 26}) as node:
         for _ in range(20):
@@ -677,9 +655,7 @@ async def test_large_messages_that_are_due_together_are_delivered_in_batches(
         assert node.broker.timers.statistics().delivered_count == 20
 
 
-async def test_large_messages_are_rolled_in_batches(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_messages_are_rolled_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23, "reserved_h": -1e6}) as node:
         for _ in range(20):
             assert (await node.send(LARGE_BODY, i=properties(TIMER_DELAY_SEC=100_000), e=0)).code == 0
@@ -694,7 +670,7 @@ async def test_large_messages_are_rolled_in_batches(
 
 
 async def test_slave_of_a_rocketmq_master_deletes_what_that_has_delivered(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its delay offsets have no progress of timers: every segment with a timer message was kept for ever."""
     async with open_node(tmp_path / "m", store_changes=EXPIRED) as master:

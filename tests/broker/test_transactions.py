@@ -78,7 +78,7 @@ def asked_place(command: RemotingCommand) -> dict[str, Any]:
     return {name: int(command.ext_fields[name]) for name in ("tranStateTableOffset", "commitLogOffset")}
 
 
-async def test_commit(node: Node, autojump_clock: object) -> None:
+async def test_commit(node: Node) -> None:
     answer = await send_half(node, h=7)
     assert (await end(node, answer, COMMIT)).code == 0
     [record] = await records(node)
@@ -94,7 +94,7 @@ async def test_commit(node: Node, autojump_clock: object) -> None:
     assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 
-async def test_a_committed_timer_message_waits_from_the_commit_on(node: Node, autojump_clock: object) -> None:
+async def test_a_committed_timer_message_waits_from_the_commit_on(node: Node) -> None:
     answer = await send_half(node, more={"TIMER_DELAY_SEC": "60"})
     await trio.sleep(1)
     assert (await end(node, answer, COMMIT)).code == 0
@@ -105,7 +105,7 @@ async def test_a_committed_timer_message_waits_from_the_commit_on(node: Node, au
     assert (record.body, record.sys_flag) == (b"half", 8)
 
 
-async def test_rollback(node: Node, autojump_clock: object) -> None:
+async def test_rollback(node: Node) -> None:
     await be_producer(node)
     answer = await send_half(node)
     assert (await end(node, answer, ROLLBACK)).code == 0
@@ -116,7 +116,7 @@ async def test_rollback(node: Node, autojump_clock: object) -> None:
     assert not await records(node)
 
 
-async def test_invalid_ends_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_ends_are_refused(node: Node) -> None:
     answer = await send_half(node)
     other = await node.send(b"no half message", i=half_properties(TRAN_MSG="false"))
     where = place(answer)
@@ -142,7 +142,7 @@ async def test_invalid_ends_are_refused(node: Node, autojump_clock: object) -> N
     assert await records(node) == await records(node, OP_TOPIC, 0) == []
 
 
-async def test_many_ends_share_op_messages(node: Node, autojump_clock: object) -> None:
+async def test_many_ends_share_op_messages(node: Node) -> None:
     halves = [await send_half(node, b"%d" % number) for number in range(OFFSET_COUNT_MAX + 44)]
     for half in halves:
         assert (await end(node, half, COMMIT)).code == 0
@@ -154,7 +154,7 @@ async def test_many_ends_share_op_messages(node: Node, autojump_clock: object) -
     assert len(await records(node)) == len(halves)
 
 
-async def test_check_is_sent_to_a_producer_of_the_group(node: Node, autojump_clock: object) -> None:
+async def test_check_is_sent_to_a_producer_of_the_group(node: Node) -> None:
     await be_producer(node)
     await trio.sleep(20)
     answer = await send_half(node, more={"KEYS": "k"}, h=7)
@@ -199,7 +199,7 @@ async def test_check_is_sent_to_a_producer_of_the_group(node: Node, autojump_clo
     assert (statistics.asked_count, statistics.committed_count, statistics.open_count) == (1, 1, 0)
 
 
-async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Path, autojump_clock: object) -> None:
+async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Path) -> None:
     async with open_node(tmp_path, transaction_check_max=3) as node:
         await be_producer(node)
         await send_half(node)
@@ -225,7 +225,7 @@ async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Pa
         assert len(await records(node)) == 1
 
 
-async def test_no_producer_is_connected(node: Node, autojump_clock: object) -> None:
+async def test_no_producer_is_connected(node: Node) -> None:
     await be_producer(node, "another")
     await send_half(node)
     await trio.sleep(70)
@@ -237,7 +237,7 @@ async def test_no_producer_is_connected(node: Node, autojump_clock: object) -> N
     assert node.broker.transactions.statistics().unasked_count == 2
 
 
-async def test_young_half_messages_are_not_checked(tmp_path: Path, autojump_clock: object) -> None:
+async def test_young_half_messages_are_not_checked(tmp_path: Path) -> None:
     async with open_node(tmp_path, transaction_timeout_s=10, transaction_check_interval_s=4) as node:
         await be_producer(node)
         await trio.sleep(1)
@@ -250,7 +250,7 @@ async def test_young_half_messages_are_not_checked(tmp_path: Path, autojump_cloc
 
 
 @pytest.mark.parametrize(("immunity", "asked_at"), [("60", 90), ("-1", 30), ("x", 30), ("0", 30)])
-async def test_immunity_of_one_message(node: Node, autojump_clock: object, immunity: str, asked_at: float) -> None:
+async def test_immunity_of_one_message(node: Node, immunity: str, asked_at: float) -> None:
     await be_producer(node)
     await trio.sleep(1)
     await send_half(node, more={"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity})
@@ -272,7 +272,7 @@ async def test_immunity_of_one_message(node: Node, autojump_clock: object, immun
     assert last.property_map()["TRANSACTION_CHECK_TIMES"]
 
 
-async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_clock: object) -> None:
+async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path) -> None:
     """Ending it by its first offset ends its second copy; it is never checked again, even after a restart."""
     async with open_node(tmp_path) as node:
         await be_producer(node)
@@ -291,9 +291,7 @@ async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_c
         assert not await records(node)
 
 
-async def test_checks_go_to_producers_round_robin(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checks_go_to_producers_round_robin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[object, int] = {}
 
     def count(connection: RemotingConnection, command: RemotingCommand) -> None:
@@ -310,7 +308,7 @@ async def test_checks_go_to_producers_round_robin(
     assert list(counts.values()) == [3, 3, 3]
 
 
-async def test_checks_continue_after_a_restart(tmp_path: Path, autojump_clock: object) -> None:
+async def test_checks_continue_after_a_restart(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         await be_producer(node)
         halves = [await send_half(node, b"%d" % number) for number in range(10)]
@@ -330,7 +328,7 @@ async def test_checks_continue_after_a_restart(tmp_path: Path, autojump_clock: o
         assert [record.body for record in await records(node)] == b"0 2 3 5 6 7 8 9".split()
 
 
-async def test_open_half_messages_are_checked_after_a_kill(tmp_path: Path, autojump_clock: object) -> None:
+async def test_open_half_messages_are_checked_after_a_kill(tmp_path: Path) -> None:
     """A copy of the files at some moment is the state after a kill."""
     async with open_node(tmp_path / "a") as node:
         await be_producer(node)
@@ -348,7 +346,7 @@ async def test_open_half_messages_are_checked_after_a_kill(tmp_path: Path, autoj
 
 
 @pytest.mark.parametrize("form", [b"%d", b"%d,"])
-async def test_op_messages_of_either_form(tmp_path: Path, autojump_clock: object, form: bytes) -> None:
+async def test_op_messages_of_either_form(tmp_path: Path, form: bytes) -> None:
     async with open_node(tmp_path) as node:
         for number in range(6):
             await send_half(node, b"%d" % number)
@@ -366,9 +364,7 @@ async def test_op_messages_of_either_form(tmp_path: Path, autojump_clock: object
         assert bodies == ([b"0", b"2", b"4", b"5"] if form == b"%d" else [b"0", b"2"])
 
 
-async def test_progress_is_committed_only_when_safe(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_progress_is_committed_only_when_safe(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await be_producer(node)
     await send_half(node)
     safe = [0]
@@ -381,9 +377,7 @@ async def test_progress_is_committed_only_when_safe(
     assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 1}
 
 
-async def test_checks_wait_while_the_store_is_not_writable(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checks_wait_while_the_store_is_not_writable(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await be_producer(node)
     halves = [await send_half(node, b"%d" % number) for number in range(3)]
     with monkeypatch.context() as patch:
@@ -398,9 +392,7 @@ async def test_checks_wait_while_the_store_is_not_writable(
     assert await records(node) == []
 
 
-async def test_half_message_that_can_not_be_copied_is_given_up(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_half_message_that_can_not_be_copied_is_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await be_producer(node)
     await send_half(node, b"long", more={"p": "x" * (32767 - 260)})
     [half] = await records(node, HALF_TOPIC, 0)
@@ -423,7 +415,7 @@ async def test_half_message_that_can_not_be_copied_is_given_up(
     assert [decode_record(command.body).body for command in asked(node)] == [b"next"]
 
 
-async def test_half_messages_with_other_flags(tmp_path: Path, autojump_clock: object) -> None:
+async def test_half_messages_with_other_flags(tmp_path: Path) -> None:
     async with open_node(tmp_path, reject_transactions=True) as node:
         answer = await send_half(node)
         assert (answer.code, answer.remark) == (16, "the broker[10.0.0.1] sending transaction message is forbidden")
@@ -440,13 +432,13 @@ async def test_half_messages_with_other_flags(tmp_path: Path, autojump_clock: ob
         assert len(await records(node, HALF_TOPIC, 0)) == 1
 
 
-async def test_slave_refuses_ends(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_ends(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         where = {"tranStateTableOffset": 0, "commitLogOffset": 0}
         assert (await end(node, where, COMMIT)).code == 11
 
 
-async def test_delayed_half_message_of_another_broker(node: Node, autojump_clock: object) -> None:
+async def test_delayed_half_message_of_another_broker(node: Node) -> None:
     """The delay starts with the commit, as in RocketMQ."""
     await node.broker.topics.ensure("TT", 2)
     properties = half_properties(DELAY="2", REAL_TOPIC="TT", REAL_QID="1").encode()
@@ -460,7 +452,7 @@ async def test_delayed_half_message_of_another_broker(node: Node, autojump_clock
     assert (record.body, record.sys_flag) == (b"half", 8)
 
 
-async def test_thousand_open_half_messages(tmp_path: Path, autojump_clock: object) -> None:
+async def test_thousand_open_half_messages(tmp_path: Path) -> None:
     """They are stored again in batches of at most 256 messages, or 1 MiB."""
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
         await be_producer(node)
@@ -483,9 +475,7 @@ async def test_thousand_open_half_messages(tmp_path: Path, autojump_clock: objec
         assert node.broker.transactions.statistics().open_count == len(sizes)
 
 
-async def test_producer_that_does_not_read_is_not_asked(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_producer_that_does_not_read_is_not_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await be_producer(node)
     await send_half(node)
     with monkeypatch.context() as patch:
@@ -496,7 +486,7 @@ async def test_producer_that_does_not_read_is_not_asked(
     assert len(asked(node)) == 1
 
 
-async def test_check_that_fits_no_frame_is_not_sent(tmp_path: Path, autojump_clock: object) -> None:
+async def test_check_that_fits_no_frame_is_not_sent(tmp_path: Path) -> None:
     """A half message may fill a frame, and the check has more fields."""
     store: dict[str, Any] = {"message_size_max": FRAME_SIZE_MAX, "segment_size": 1 << 26}
     async with open_node(tmp_path, message_size_max=FRAME_SIZE_MAX, store_changes=store) as node:
@@ -508,7 +498,7 @@ async def test_check_that_fits_no_frame_is_not_sent(tmp_path: Path, autojump_clo
         assert check.ext_fields["tranStateTableOffset"] == "3"
 
 
-async def test_check_of_a_message_with_the_longest_properties(node: Node, autojump_clock: object) -> None:
+async def test_check_of_a_message_with_the_longest_properties(node: Node) -> None:
     """The check has one property more than the copy that is stored for it."""
     await be_producer(node)
     await send_half(node, more={"PAD": "x"})
@@ -524,7 +514,7 @@ async def test_check_of_a_message_with_the_longest_properties(node: Node, autoju
 
 
 async def test_op_that_arrives_while_others_are_read_is_not_skipped(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart its transaction was checked and committed again."""
     async with open_node(tmp_path) as node:

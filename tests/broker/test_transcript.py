@@ -15,7 +15,7 @@ from tests.broker.node import HOST, PORT, Node, open_node
 
 
 @pytest.fixture(params=[0, 1], ids=["json", "binary"])
-async def node(request: pytest.FixtureRequest, tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Node]:
     async with open_node(tmp_path) as node:
         node.serialize_type = request.param
         yield node
@@ -24,7 +24,7 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path, autojump_clock: o
 BROKER_FIELDS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
-async def test_send(node: Node, autojump_clock: object) -> None:
+async def test_send(node: Node) -> None:
     answer = await node.send(b"hello", i="TAGS\x01TagA\x02UNIQ_KEY\x01ABC\x02")
     assert answer.code == 0
     assert answer.serialize_type == node.serialize_type
@@ -38,7 +38,7 @@ async def test_send(node: Node, autojump_clock: object) -> None:
     assert again.ext_fields["transactionId"] == "UNIQUE" + "1".zfill(26)
 
 
-async def test_stored_record(node: Node, autojump_clock: object) -> None:
+async def test_stored_record(node: Node) -> None:
     await node.send(b"hello", i="TAGS\x01TagA\x02CLUSTER\x01other\x02", h=7, j=2)
     await node.dispatched()
     (record,) = node.records(await node.pull(0))
@@ -55,7 +55,7 @@ async def test_stored_record(node: Node, autojump_clock: object) -> None:
     assert record.properties.count(b"CLUSTER") == 1
 
 
-async def test_full_names_and_any_queue(node: Node, autojump_clock: object) -> None:
+async def test_full_names_and_any_queue(node: Node) -> None:
     for turn in range(4):
         answer = await node.ask(
             10,
@@ -72,7 +72,7 @@ async def test_full_names_and_any_queue(node: Node, autojump_clock: object) -> N
         assert (answer.code, answer.ext_fields["queueId"]) == (0, str(turn))
 
 
-async def test_illegal_queue_and_topics(node: Node, autojump_clock: object) -> None:
+async def test_illegal_queue_and_topics(node: Node) -> None:
     await node.send()
     for changes in ({"e": 99}, {"e": 4}, {"b": "T T"}, {"b": "t" * 128}, {"b": ""}):
         answer = await node.send(**changes)
@@ -82,13 +82,13 @@ async def test_illegal_queue_and_topics(node: Node, autojump_clock: object) -> N
     assert (await node.send(b="t" * 127)).code == 0
 
 
-async def test_system_topics(node: Node, autojump_clock: object) -> None:
+async def test_system_topics(node: Node) -> None:
     answer = await node.send(b="SCHEDULE_TOPIC_XXXX")
     assert (answer.code, answer.remark) == (16, "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden.")
     assert (await node.send(b="TBW102")).code == 0
 
 
-async def test_unknown_topic_without_a_template(node: Node, autojump_clock: object) -> None:
+async def test_unknown_topic_without_a_template(node: Node) -> None:
     answer = await node.send(b="New", c="NOPE")
     assert answer.code == 17
     assert answer.remark is not None
@@ -96,7 +96,7 @@ async def test_unknown_topic_without_a_template(node: Node, autojump_clock: obje
     assert (await node.send(b="New", c="BenchmarkTest")).code == 17, "no inherit permission"
 
 
-async def test_auto_creation(node: Node, autojump_clock: object) -> None:
+async def test_auto_creation(node: Node) -> None:
     assert (await node.send(b="New", d=16, e=7)).code == 0
     config = node.broker.topics.get("New")
     assert config is not None
@@ -105,7 +105,7 @@ async def test_auto_creation(node: Node, autojump_clock: object) -> None:
     assert (await node.send(b="Small", d=2, e=2)).code == 29
 
 
-async def test_retry_topic_of_an_unknown_group(node: Node, autojump_clock: object) -> None:
+async def test_retry_topic_of_an_unknown_group(node: Node) -> None:
     assert (await node.send(b="%RETRY%GX")).code == 0
     config = node.broker.topics.get("%RETRY%GX")
     assert config is not None
@@ -113,7 +113,7 @@ async def test_retry_topic_of_an_unknown_group(node: Node, autojump_clock: objec
     assert node.broker.groups.get("GX") is not None
 
 
-async def test_message_retried_too_often_becomes_a_dead_letter(node: Node, autojump_clock: object) -> None:
+async def test_message_retried_too_often_becomes_a_dead_letter(node: Node) -> None:
     assert (await node.send(b="%RETRY%GX", j=16)).code == 0
     assert node.broker.topics.get("%DLQ%GX") is None
     assert (await node.send(b="%RETRY%GX", j=17, i="DELAY\x013\x02")).code == 0
@@ -121,18 +121,18 @@ async def test_message_retried_too_often_becomes_a_dead_letter(node: Node, autoj
     assert node.store.queues.next_queue_offset("%DLQ%GX", 0) == 2
 
 
-async def test_missing_fields(node: Node, autojump_clock: object) -> None:
+async def test_missing_fields(node: Node) -> None:
     answer = await node.send(b=None)
     assert answer.code == 1
     assert answer.remark is not None
     assert "topic" in answer.remark
 
 
-async def test_no_body(node: Node, autojump_clock: object) -> None:
+async def test_no_body(node: Node) -> None:
     assert (await node.send(b"")).code == 1
 
 
-async def test_batch(node: Node, autojump_clock: object) -> None:
+async def test_batch(node: Node) -> None:
     body = encode_batch([(0, b"hi", b"TAGS\x01TagA\x02KEYS\x01k0"), (7, b"yo", b"")])
     await node.send()
     answer = await node.ask(320, body, a="pg", b="TT", c="TBW102", d=4, e=0, f=0, g=5, h=0, i="", j=0, k=False, m=True)
@@ -153,12 +153,12 @@ async def test_batch(node: Node, autojump_clock: object) -> None:
     assert (await node.send(b"\0\0\0\x10garbage", code=320, m=True)).code == 1
 
 
-async def test_unknown_code(node: Node, autojump_clock: object) -> None:
+async def test_unknown_code(node: Node) -> None:
     answer = await node.ask(9999)
     assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
 
 
-async def test_queue_bounds(node: Node, autojump_clock: object) -> None:
+async def test_queue_bounds(node: Node) -> None:
     for _ in range(2):
         await node.send()
     await node.dispatched()
@@ -170,7 +170,7 @@ async def test_queue_bounds(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(32, topic="TT", queueId=3)).ext_fields == {"timestamp": "-1"}
 
 
-async def test_search_by_time(node: Node, autojump_clock: object) -> None:
+async def test_search_by_time(node: Node) -> None:
     for _ in range(2):
         await node.send()
     await node.dispatched()
@@ -179,7 +179,7 @@ async def test_search_by_time(node: Node, autojump_clock: object) -> None:
         assert answer.ext_fields == {"offset": str(offset)}
 
 
-async def test_consumer_offsets(node: Node, autojump_clock: object) -> None:
+async def test_consumer_offsets(node: Node) -> None:
     await node.send()
     await node.dispatched()
 
@@ -203,7 +203,7 @@ async def test_consumer_offsets(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(15, **place(99), commitOffset=1)).code == 29
 
 
-async def test_consumers_of_an_unknown_group(node: Node, autojump_clock: object) -> None:
+async def test_consumers_of_an_unknown_group(node: Node) -> None:
     answer = await node.ask(38, consumerGroup="nobody")
     assert (answer.code, answer.remark) == (1, "no consumer for this group, nobody")
 
@@ -221,14 +221,7 @@ async def test_consumers_of_an_unknown_group(node: Node, autojump_clock: object)
 )
 @pytest.mark.parametrize("request_code", [11, 361])
 async def test_pull(
-    node: Node,
-    autojump_clock: object,
-    request_code: int,
-    offset: int,
-    queue_id: int,
-    code: int,
-    next_offset: int,
-    remark: str,
+    node: Node, request_code: int, offset: int, queue_id: int, code: int, next_offset: int, remark: str
 ) -> None:
     for _ in range(2):
         await node.send()
@@ -242,7 +235,7 @@ async def test_pull(
     assert len(node.records(answer)) == (2 if code == 0 else 0)
 
 
-async def test_pull_by_tag(node: Node, autojump_clock: object) -> None:
+async def test_pull_by_tag(node: Node) -> None:
     for tag in ("TagA", "TagB"):
         await node.send(i=f"TAGS\x01{tag}\x02")
     await node.dispatched()
@@ -253,7 +246,7 @@ async def test_pull_by_tag(node: Node, autojump_clock: object) -> None:
     assert [record.property_map()["TAGS"] for record in node.records(answer)] == ["TagB"]
 
 
-async def test_pull_refused(node: Node, autojump_clock: object) -> None:
+async def test_pull_refused(node: Node) -> None:
     await node.send()
     for changes, code in (
         ({"queueId": 50}, 29),
@@ -271,7 +264,7 @@ async def test_pull_refused(node: Node, autojump_clock: object) -> None:
         assert answer.remark
 
 
-async def test_pull_commits(node: Node, autojump_clock: object) -> None:
+async def test_pull_commits(node: Node) -> None:
     await node.send()
     await node.pull(0, sysFlag=5, commitOffset=1)
     assert node.broker.offsets.get("g", "TT", 0) == 1
@@ -285,7 +278,7 @@ HEARTBEAT = (
 )
 
 
-async def test_heartbeat_and_consumer_list(node: Node, autojump_clock: object) -> None:
+async def test_heartbeat_and_consumer_list(node: Node) -> None:
     await node.send(i="TAGS\x01b\x02")
     await node.dispatched()
     answer = await node.ask(34, HEARTBEAT)
@@ -312,13 +305,13 @@ async def test_heartbeat_and_consumer_list(node: Node, autojump_clock: object) -
     assert (await node.ask(38, consumerGroup="cg")).code == 1
 
 
-async def test_the_fast_port_serves_no_pulls(node: Node, autojump_clock: object) -> None:
+async def test_the_fast_port_serves_no_pulls(node: Node) -> None:
     node.address = "fast"
     assert (await node.pull(0)).code == 3
     assert (await node.send()).code == 0
 
 
-async def test_tables(node: Node, autojump_clock: object) -> None:
+async def test_tables(node: Node) -> None:
     await node.send()
     await node.pull(0, sysFlag=5, commitOffset=1)
     answer = await node.ask(21)
@@ -330,7 +323,7 @@ async def test_tables(node: Node, autojump_clock: object) -> None:
     assert b'"groupName":"g"' in bytes(answer.body)
 
 
-async def test_ha_status(node: Node, autojump_clock: object) -> None:
+async def test_ha_status(node: Node) -> None:
     answer = await node.ask(907)
     assert answer.code == 0
     assert bytes(answer.body) == (
@@ -340,7 +333,7 @@ async def test_ha_status(node: Node, autojump_clock: object) -> None:
     )
 
 
-async def test_transaction_bits_of_ordinary_messages_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_transaction_bits_of_ordinary_messages_are_refused(node: Node) -> None:
     for sys_flag, code in ((4, 16), (0x80, 13)):
         answer = await node.send(f=sys_flag)
         assert answer.code == code, sys_flag

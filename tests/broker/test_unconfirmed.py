@@ -14,7 +14,7 @@ async def max_queue_offset(node: Node) -> int:
     return int((await node.ask(30, topic="TT", queueId=0)).ext_fields["offset"])
 
 
-async def test_message_is_invisible_before_it_is_confirmed(node: Node, autojump_clock: object) -> None:
+async def test_message_is_invisible_before_it_is_confirmed(node: Node) -> None:
     sent = []
     for number in range(2):
         answer = await node.send(b"%d" % number, i=f"KEYS\x01k\x02UNIQ_KEY\x01U{number}")
@@ -40,7 +40,7 @@ async def test_message_is_invisible_before_it_is_confirmed(node: Node, autojump_
     assert await max_queue_offset(node) == 1
 
 
-async def test_held_pull_is_answered_when_the_message_is_confirmed(node: Node, autojump_clock: object) -> None:
+async def test_held_pull_is_answered_when_the_message_is_confirmed(node: Node) -> None:
     node.store.log.limit_dispatch(0)
     await node.send(b"first")
     answers: list[RemotingCommand] = []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
 
 from ha.broker.options import BrokerRole
 from ha.broker.slave_sync import SlaveSync
@@ -33,7 +32,7 @@ BOB = UserConfig(
 EVE = UserConfig(username="eve", password="the-secret-of-eve", user_type=SUPER)
 
 
-async def test_members_have_the_users_of_the_log(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_members_have_the_users_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     old, new = MemoryDisk(), MemoryDisk()
     async with open_member(old) as master, open_member(new, 2) as slave:
@@ -60,7 +59,7 @@ async def test_members_have_the_users_of_the_log(autojump_clock: MockClock, capl
     assert "the-secret" not in caplog.text
 
 
-async def test_unacknowledged_user_is_dropped_with_the_term(autojump_clock: MockClock) -> None:
+async def test_unacknowledged_user_is_dropped_with_the_term() -> None:
     async with open_member(MemoryDisk()) as member:
         assert await member.tables.users.put(BOB) != ""  # not a master
         assert member.tables.users.get("bob") is None
@@ -71,7 +70,7 @@ async def test_unacknowledged_user_is_dropped_with_the_term(autojump_clock: Mock
         assert member.tables.users.get("bob") is None
 
 
-async def test_configured_users_are_created_once(autojump_clock: MockClock) -> None:
+async def test_configured_users_are_created_once() -> None:
     async with open_member(MemoryDisk()) as member:
         await member.become_master(1)
         await member.tables.users.create_missing([EVE])
@@ -93,7 +92,7 @@ class SignedClient:
         return await self._client.invoke(address, command, timeout_s)
 
 
-async def test_slave_copies_users_and_their_policies(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_slave_copies_users_and_their_policies(tmp_path: Path) -> None:
     on: dict[str, Any] = {"authentication_enabled": True, "authorization_enabled": True, "cluster_name": "C"}
     async with (
         open_users(tmp_path / "master", cluster_name="C") as master,
@@ -119,7 +118,7 @@ async def test_slave_copies_users_and_their_policies(autojump_clock: MockClock, 
         assert dict(slave.broker.tables.users.table) == before
 
 
-async def test_slave_refuses_changes(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_slave_refuses_changes(tmp_path: Path) -> None:
     async with open_users(tmp_path / "master") as master:
         await create(master)
     async with open_users(tmp_path / "master", role=BrokerRole.SLAVE) as slave:

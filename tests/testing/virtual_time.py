@@ -9,8 +9,10 @@ import trio
 from trio.testing import MockClock
 
 
-def run_in_virtual_time(call: Callable[[], Awaitable[object]], *, clock: object, **options: Any) -> object:
-    return trio.run(call, clock=MockClock(autojump_threshold=0), **options)
+def run_in_virtual_time(
+    call: Callable[[], Awaitable[object]], *, clock: trio.abc.Clock | None, **options: Any
+) -> object:
+    return trio.run(call, clock=clock or MockClock(autojump_threshold=0), **options)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
