@@ -2,9 +2,10 @@
 
 A message is copied to its retry topic first, and its removal is in the next record of POP state. If the master dies in
 between, the state that is read from the log still has the message, which would be delivered twice. Such copies lie
-behind the last record, unless the master died between several records of the same changes. They state the physical
-offset of their original in a field that RocketMQ uses only for half and committed messages:
-`prepared_transaction_offset`, as a negative number.
+behind the last record, or before it if they were appended after that record was made. They lie behind the record before
+it, because a record is made once the one before is appended, unless the master died between several records of the same
+changes. Copies state the physical offset of their original in a field that RocketMQ uses only for half and committed
+messages: `prepared_transaction_offset`, as a negative number.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.pop import ORIGIN_GROUP, popped_topic, retry_topic
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_PLACE, MessageRecord, decode_record
+from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -26,14 +28,15 @@ def copy_mark(physical_offset: int) -> int:
     return -1 - physical_offset
 
 
-async def finish_copied(store: MessageStore, state: PopState, last: int) -> None:
-    """Removes messages from `state` of which there is a copy behind physical offset `last`, that of the last record."""
+async def finish_copied(store: MessageStore, state: PopState, records: ConsumeQueue) -> None:
+    """Removes messages from `state` of which there is a copy behind the last record but one in the queue `records`."""
     end = store.log.max_offset.value
+    behind = records.last_record_before(records.last_record_before(end))
     finished = 0
     for topic in _retry_topics(state):
         for queue_id in store.queues.topics().get(topic, ()):
             queue = store.queues.get(topic, queue_id)
-            for physical_offset, size in () if queue is None else queue.records_in(last + 1, end):
+            for physical_offset, size in () if queue is None else queue.records_in(behind + 1, end):
                 copy = await _record(store, physical_offset, size)
                 if copy is not None and copy.prepared_transaction_offset < 0:
                     group = decode_properties(copy.properties).get(ORIGIN_GROUP, "")

@@ -392,9 +392,7 @@ class PopLog:
                     self._apply(state, raw)
                 if not records:
                     offset += 1
-            last = queue.last_record_before(end)
-            if last >= 0:
-                await finish_copied(self._store, state, last)
+            await finish_copied(self._store, state, queue)
         logger.info(
             "pop.loaded records=%d queues=%d in_flight=%d duration_s=%.3f",
             record_count,
