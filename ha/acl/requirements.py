@@ -37,8 +37,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from ha.errors import RemoteProtocolError
-from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     CloneOffsetRequest,
     ConsumeStatsRequest,
@@ -52,7 +50,14 @@ from ha.protocol.admin_requests import (
     SubscriptionRequest,
     TopicRequest,
 )
-from ha.protocol.bodies import HEARTBEAT_SIZE_MAX, LIST_SIZE_MAX, GroupConfig, decode_heartbeat
+from ha.protocol.bodies import (
+    HEARTBEAT_SIZE_MAX,
+    LIST_SIZE_MAX,
+    GroupConfig,
+    check_size,
+    decode_heartbeat,
+    read_request,
+)
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import (
     CheckClientBody,
@@ -144,13 +149,6 @@ def _group_of(name: str, right: int = Right.SUB) -> tuple[str, int]:
     return RETRY_PREFIX + name, right
 
 
-def _body(command: RemotingCommand, size_max: int) -> bytes | memoryview:
-    """Returns the body. RemoteProtocolError if it is longer than `size_max`."""
-    if len(command.body) > size_max:
-        raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {size_max}")
-    return command.body
-
-
 def _send(command: RemotingCommand) -> Needed:
     topic = topic_of_send(command.ext_fields)
     if topic != TRACE_TOPIC:  # as in RocketMQ, every account may send traces
@@ -188,13 +186,13 @@ def _pop(command: RemotingCommand) -> Needed:
 
 
 def _assignment(command: RemotingCommand) -> Needed:
-    asked = java_json.read_as(QueryAssignmentBody, command.body)
+    asked = read_request(QueryAssignmentBody, command.body)
     yield asked.topic, Right.SUB
     yield _group_of(asked.consumer_group)
 
 
 def _batch_ack(command: RemotingCommand) -> Needed:
-    for ack in java_json.read_as(BatchAckBody, command.body).acks[:BATCH_ACK_COUNT_MAX]:
+    for ack in read_request(BatchAckBody, command.body, LIST_SIZE_MAX).acks[:BATCH_ACK_COUNT_MAX]:
         yield ack.topic, Right.SUB
         yield _group_of(ack.group)
 
@@ -218,7 +216,8 @@ def _end(command: RemotingCommand) -> Needed:
 
 def _heartbeat(command: RemotingCommand) -> Needed:
     # Decoded once more by its handler: one in 30 s for each client.
-    for consumer in decode_heartbeat(_body(command, HEARTBEAT_SIZE_MAX)).consumer_data_set:
+    check_size(command.body, HEARTBEAT_SIZE_MAX)
+    for consumer in decode_heartbeat(command.body).consumer_data_set:
         yield _group_of(consumer.group_name)
         for subscription in consumer.subscription_data_set:
             yield subscription.topic, Right.SUB
@@ -235,11 +234,11 @@ def _member(command: RemotingCommand) -> Needed:
 
 
 def _locks(command: RemotingCommand) -> Needed:
-    yield _group_of(java_json.read_as(LockQueuesBody, _body(command, LIST_SIZE_MAX)).consumer_group)
+    yield _group_of(read_request(LockQueuesBody, command.body, LIST_SIZE_MAX).consumer_group)
 
 
 def _check_client(command: RemotingCommand) -> Needed:
-    asked = java_json.read_as(CheckClientBody, command.body)
+    asked = read_request(CheckClientBody, command.body)
     yield _group_of(asked.group)
     yield asked.subscription_data.topic, Right.SUB
 
@@ -310,16 +309,16 @@ def _deleted_group(command: RemotingCommand) -> Needed:
 
 def _changed_group(command: RemotingCommand) -> Needed:
     if command.body:
-        yield _group_of(java_json.read_as(GroupConfig, _body(command, LIST_SIZE_MAX)).group_name, Right.CREATE)
+        yield _group_of(read_request(GroupConfig, command.body, LIST_SIZE_MAX).group_name, Right.CREATE)
 
 
 def _changed_groups(command: RemotingCommand) -> Needed:
-    for group in java_json.read_as(GroupConfigList, _body(command, LIST_SIZE_MAX)).group_config_list:
+    for group in read_request(GroupConfigList, command.body, LIST_SIZE_MAX).group_config_list:
         yield _group_of(group.group_name, Right.CREATE)
 
 
 def _request_mode(command: RemotingCommand) -> Needed:
-    yield _group_of(java_json.read_as(RequestModeBody, command.body).consumer_group, Right.UPDATE)
+    yield _group_of(read_request(RequestModeBody, command.body).consumer_group, Right.UPDATE)
 
 
 def _reset(command: RemotingCommand) -> Needed:

@@ -20,7 +20,7 @@ from ha.broker.refused import RefusedError
 from ha.broker.sql92 import FilterSyntaxError, Predicate, compile_filter
 from ha.broker.subscription import is_tag_type, parse_tag_expression
 from ha.errors import RemoteProtocolError
-from ha.protocol import java_json
+from ha.protocol.bodies import read_request
 from ha.protocol.codes import ResponseCode
 from ha.protocol.group_requests import CheckClientBody
 from ha.protocol.properties import decode_properties
@@ -80,7 +80,7 @@ class Filters:
 
     async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """46, sent before subscribing: whether this broker accepts a subscription."""
-        asked = java_json.read_as(CheckClientBody, command.body).subscription_data
+        asked = read_request(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
             self._check_enabled(SQL92)
             try:

@@ -20,7 +20,7 @@ import trio
 from ha.broker.core import BrokerCore
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.bodies import LIST_SIZE_MAX
+from ha.protocol.bodies import LIST_SIZE_MAX, read_request
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
 from ha.protocol.remoting import RemotingCommand
@@ -120,9 +120,7 @@ class QueueLocks:
 
 def _read(command: RemotingCommand) -> LockQueuesBody:
     """Parses the body. RemoteProtocolError if it is malformed or too large, or has invalid names."""
-    if len(command.body) > LIST_SIZE_MAX:
-        raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {LIST_SIZE_MAX}")
-    asked = java_json.read_as(LockQueuesBody, command.body)
+    asked = read_request(LockQueuesBody, command.body, LIST_SIZE_MAX)
     for what, name in (("client id", asked.client_id), ("consumer group", asked.consumer_group)):
         if not 0 < len(name) <= NAME_LENGTH_MAX:
             raise RemoteProtocolError(f"a {what} of {len(name)} characters; 1 to {NAME_LENGTH_MAX} are possible")

@@ -189,7 +189,9 @@ def _explain(error: BaseException) -> int:
             if failures.is_job_failure(error):
                 _print(failures.explain(error))
                 return failures.exit_code_of(error)
-            traceback.print_exception(error, file=sys.stderr)
+            from ha.text_log import indented
+
+            print(indented("".join(traceback.format_exception(error))), file=sys.stderr)
             return EXIT_BUG
     _print(str(error))
     return code

@@ -1,9 +1,10 @@
 """Bodies of remoting commands, and the config files of the same form: topics, routes, registration, heartbeats,
 consumer offsets, HA state.
 
-Write them with `java_json.dumps` (or `dumps_pretty` for files) and read them with `java_json.read_as(Type, raw)`.
-Fields are in the order of their wire names, as the JVM writes them. A field that is None is not written, which omits
-fields that 4.9 lacks. Registration bodies have a second, compressed form (`encode_compressed`).
+Write them with `java_json.dumps` (or `dumps_pretty` for files) and read them with `java_json.read_as(Type, raw)`, those
+of requests with `read_request`. Fields are in the order of their wire names, as the JVM writes them. A field that is
+None is not written, which omits fields that 4.9 lacks. Registration bodies have a second, compressed form
+(`encode_compressed`).
 Source: the classes of the same names in org.apache.rocketmq.remoting.protocol.
 """
 
@@ -11,21 +12,25 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.headers import Int64
-from ha.protocol.java_json import as_type, dumps, loads
+from ha.protocol.java_json import as_type, dumps, loads, read_as
 
 INFLATED_SIZE_MAX = 16 * 1024 * 1024
 """Maximum size of a decompressed registration in bytes: the largest that could be sent uncompressed"""
 
 HEARTBEAT_SIZE_MAX = 256 * 1024
+"""Maximum bytes of a heartbeat"""
 LIST_SIZE_MAX = 1024 * 1024
-"""Maximum bytes of a heartbeat, and of a body with queues to lock (about 10,000) or with consumer groups. Access
-control decodes them, too, before the handlers."""
+"""Maximum bytes of a body with queues to lock (about 10,000), with consumer groups or with acknowledgements"""
+REQUEST_SIZE_MAX = 256 * 1024
+"""Maximum bytes of other JSON bodies that clients send to brokers"""
+
+StructT = TypeVar("StructT")
 
 _INT32 = struct.Struct(">i")
 
@@ -304,6 +309,18 @@ class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
     in_sync_slave_nums: Int64 = 0
     master: bool = False
     master_commit_log_max_offset: Int64 = 0
+
+
+def read_request(kind: type[StructT], body: bytes | memoryview, size_max: int = REQUEST_SIZE_MAX) -> StructT:
+    """Decodes the JSON body of a request. RemoteProtocolError if it is invalid, or longer than `size_max` bytes."""
+    check_size(body, size_max)
+    return read_as(kind, body)
+
+
+def check_size(body: bytes | memoryview, size_max: int) -> None:
+    """RemoteProtocolError if `body` is longer than `size_max` bytes."""
+    if len(body) > size_max:
+        raise RemoteProtocolError(f"a body of {len(body)} bytes; at most {size_max}")
 
 
 def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:

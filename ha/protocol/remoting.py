@@ -304,9 +304,6 @@ class RemotingParser:
                 command = _decode_binary(header, body)
             else:
                 raise RemoteProtocolError(f"remoting header encoding {marks >> 24}")
-            if len(command.ext_fields) > EXT_FIELD_COUNT_MAX:
-                count = len(command.ext_fields)
-                raise RemoteProtocolError(f"command with {count} ext fields; the maximum is {EXT_FIELD_COUNT_MAX}")
             commands.append(command)
             position = frame_end
         else:
@@ -330,6 +327,8 @@ class RemotingParser:
             h = _decode_header(header)
         except JSON_ERRORS:
             return _decode_loose(header, body)
+        ext_fields = h.extFields or {}
+        _check_field_count(len(ext_fields))
         return RemotingCommand(
             h.code,
             h.opaque,
@@ -337,13 +336,18 @@ class RemotingParser:
             LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER),
             h.version,
             h.remark,
-            h.extFields or {},
+            ext_fields,
             body,
         )
 
 
 def _length_refused(length: int, frame_size_max: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"remoting frame of {length} bytes; the maximum is {frame_size_max}")
+
+
+def _check_field_count(count: int) -> None:
+    if count > EXT_FIELD_COUNT_MAX:
+        raise RemoteProtocolError(f"command with more than {EXT_FIELD_COUNT_MAX} ext fields")
 
 
 def _check_header_size(size: int, size_max: int) -> None:
@@ -366,9 +370,9 @@ def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
         language = LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
     else:
         language = _LANGUAGES.get(h.language, LanguageCode.OTHER) if h.language is not None else LanguageCode.OTHER
-    ext_fields = {
-        _valid_text(name): _ext_text(value) for name, value in (h.extFields or {}).items() if value is not None
-    }
+    fields = h.extFields or {}
+    _check_field_count(len(fields))
+    ext_fields = {_valid_text(name): _ext_text(value) for name, value in fields.items() if value is not None}
     remark = None if h.remark is None else _ext_text(h.remark)
     return RemotingCommand(h.code, h.opaque or 0, h.flag or 0, language, h.version or 0, remark, ext_fields, body)
 
@@ -400,7 +404,10 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> RemotingCommand:
         if ext_size < 0 or ext_end > size:
             raise RemoteProtocolError(f"remark of {remark_size} and ext of {ext_size} bytes in a header of {size}")
         ext_fields: dict[str, str] = {}
+        count = 0
         while position < ext_end:
+            count += 1
+            _check_field_count(count)
             (name_size,) = _INT16.unpack_from(header, position)
             name_end = position + 2 + name_size
             (value_size,) = _INT32.unpack_from(header, name_end) if name_size >= 0 else (-1,)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ha.protocol.bodies import LIST_SIZE_MAX, REQUEST_SIZE_MAX
 from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import PULL, SEND_V1, SEND_V2, Node, text
 
@@ -54,3 +55,13 @@ async def test_missing_and_ill_typed_fields(node: Node, code: int) -> None:
             assert answer.code == 1, ext_fields
             assert answer.remark
             assert name in answer.remark
+
+
+@pytest.mark.parametrize(
+    ("code", "size_max"),
+    [(46, REQUEST_SIZE_MAX), (400, REQUEST_SIZE_MAX), (401, REQUEST_SIZE_MAX), (200151, LIST_SIZE_MAX)],
+)
+async def test_large_bodies_are_refused(node: Node, code: int, size_max: int) -> None:
+    answer = await node.ask(code, b"[" * (size_max + 1))
+    assert answer.code == 1
+    assert f"at most {size_max}" in (answer.remark or "")

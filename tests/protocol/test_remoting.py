@@ -236,8 +236,17 @@ def test_number_of_ext_fields_is_limited(serialize_type: int) -> None:
         return encode_command(RemotingCommand(1, ext_fields=fields, serialize_type=serialize_type))
 
     assert len(RemotingParser().feed(frame(EXT_FIELD_COUNT_MAX))) == 1
-    with pytest.raises(RemoteProtocolError, match=f"{EXT_FIELD_COUNT_MAX + 1} ext fields"):
+    with pytest.raises(RemoteProtocolError, match=f"more than {EXT_FIELD_COUNT_MAX} ext fields"):
         RemotingParser().feed(frame(EXT_FIELD_COUNT_MAX + 1))
+
+
+def test_ext_fields_of_one_name_count_as_several() -> None:
+    command = encode_command(RemotingCommand(1, ext_fields={"": ""}, serialize_type=SERIALIZE_ROCKETMQ))
+    fields = bytes(6) * (EXT_FIELD_COUNT_MAX + 1)
+    header = command[8:-10] + struct.pack(">i", len(fields)) + fields
+    marked = struct.pack(">ii", 4 + len(header), SERIALIZE_ROCKETMQ << 24 | len(header))
+    with pytest.raises(RemoteProtocolError, match="ext fields"):
+        RemotingParser().feed(marked + header)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

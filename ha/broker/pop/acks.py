@@ -24,7 +24,7 @@ from ha.broker.pop.state import PopQueue, PopState
 from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError
 from ha.errors import RemoteProtocolError
-from ha.protocol import java_json
+from ha.protocol.bodies import LIST_SIZE_MAX, read_request
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.pop import (
@@ -122,7 +122,7 @@ class AckRequests:
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
-        body = java_json.read_as(BatchAckBody, command.body) if command.body else BatchAckBody()
+        body = read_request(BatchAckBody, command.body, LIST_SIZE_MAX) if command.body else BatchAckBody()
         if not body.acks:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
         acks = []

@@ -19,6 +19,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.groups import REQUEST_MODE_PREFIX
 from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.protocol import java_json
+from ha.protocol.bodies import read_request
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.pop import (
     AssignedQueue,
@@ -58,7 +59,7 @@ class Assignments:
 
     async def set_mode(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """401: sets whether a group pops or pulls a topic."""
-        asked = java_json.read_as(RequestModeBody, command.body)
+        asked = read_request(RequestModeBody, command.body)
         refuse_on_slave(self._standing, "Can't change a group on a slave: it takes over its master's groups")
         if asked.topic.startswith(RETRY_PREFIX):
             raise RefusedError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -92,7 +93,7 @@ class Assignments:
 
     async def assign(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """400: the queues of a topic for one client."""
-        asked = java_json.read_as(QueryAssignmentBody, command.body)
+        asked = read_request(QueryAssignmentBody, command.body)
         mode, share_count = self._mode(asked.consumer_group, asked.topic)
         body = AssignmentsBody(message_queue_assignments=None)
         found = await self.find_queues(asked.topic)
