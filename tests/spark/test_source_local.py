@@ -300,7 +300,9 @@ BY_QUEUE = {"maxRecordsPerPartition": "1000000"}
 
 @pytest.mark.parametrize("given", [{}, {"topic": "flights"}, BY_QUEUE], ids=["by range", "topic", "by queue"])
 @pytest.mark.parametrize("condition", [GreaterThanOrEqual, LessThan, EqualTo])
-def test_a_filter_on_store_times_that_step_back(tmp_path: Path, given: dict[str, str], condition: type[Filter]) -> None:
+def test_a_filter_on_store_times_that_step_back(
+    tmp_path: Path, given: dict[str, str], condition: type[GreaterThanOrEqual | LessThan | EqualTo]
+) -> None:
     log = StoreWriter(tmp_path / "s")
     for number in range(40):
         log.put(message(number, queue_id=number % 2), store_ms=5000 if number in (3, 8, 20, 31) else 1000 + 50 * number)
@@ -502,7 +504,7 @@ def test_a_stream_notices_that_its_topic_was_created_again(tmp_path: Path, count
         assert planner.latest(end, ReadAllAvailable()) == end
         put(6, 8)
         later = planner.latest(end, ReadAllAvailable())
-        assert sum(len(task.slices) for task in planner.partitions(end, later)) == 2  # type: ignore[attr-defined]
+        assert sum(len(task.slices) for task in planner.partitions(end, later)) == 2  # type: ignore[attr-defined,misc]
         log.delete_topic("flights")
         put(100, 100 + count)
         for attempt in (planner, planned()[0]):
