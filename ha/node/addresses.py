@@ -77,7 +77,8 @@ def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Por
     if not port:
         return None
     try:
-        return bound.enter_context(platform.bind("grpcListenPort", config.bind_address, port))
+        number = int(port)  # getaddrinfo refuses subclasses of int
+        return bound.enter_context(platform.bind("grpcListenPort", config.bind_address, number))
     except AddressInUse as error:
         if not isinstance(port, OptionalPort):
             raise

@@ -4,11 +4,12 @@ import socket
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from ha.broker.registration import MasterAddresses
-from ha.config import Config, load_config
+from ha.config import Config, OptionalPort, load_config
 from ha.errors import AddressInUse
 from ha.node.addresses import take_ports
 from ha.node.master_address import ask_min_offset, master_broker_address
@@ -109,6 +110,19 @@ def test_a_node_starts_without_the_default_grpc_port_but_not_without_one_that_is
         chosen = load_config(Config, settings=["grpcListenPort=8081"]).config
         with pytest.raises(AddressInUse, match="grpcListenPort: can't listen on"):
             take_ports(chosen, Platform(bind=bind), bound)
+
+
+def test_the_default_grpc_port_is_bound_if_it_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+    settings = ["listenPort=0", "haListenPort=0", "adminListenPort=0"]
+    config = msgspec.structs.replace(
+        load_config(Config, settings=settings).config, grpc_listen_port=OptionalPort(number)
+    )
+    with ExitStack() as bound:
+        port = take_ports(config, Platform(bind=BoundPort), bound).grpc
+        assert port is not None
+        assert port.port == number
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
