@@ -1,8 +1,8 @@
 """Writes op messages, which record which half messages are ended; half messages that end at about the same time share
 one.
 
-A rollback is answered once its op message is in the log. Otherwise it is written LINGER_S later (RocketMQ 5.x: up to 3
-s); half messages whose op message is lost in a crash are checked once more. Source: TransactionalOpBatchService.
+A rollback is answered once its op message is in the log. Otherwise it is written LINGER_S later (RocketMQ 5.x: at most
+3 s); half messages whose op message is lost in a crash are checked once more. Source: TransactionalOpBatchService.
 """
 
 from __future__ import annotations
