@@ -190,10 +190,7 @@ def test_a_group_keeps_the_settings_of_each_broker(nodes: FakeCluster, capfd: py
     assert settings == [(False, "a"), (True, "b")]
 
 
-@pytest.mark.parametrize("last_stored_ms", [10**25, 10**400])
-def test_a_time_that_is_none_is_shown_as_a_number(
-    last_stored_ms: int, nodes: FakeCluster, capfd: pytest.CaptureFixture[str]
-) -> None:
-    nodes.last_stored_ms = last_stored_ms
+def test_the_last_time_that_a_broker_can_state_is_shown(nodes: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    nodes.last_stored_ms = 2**63 - 1
     assert nodes.ha("topic", "describe", "T") == 0, capfd.readouterr()
-    assert f"{last_stored_ms}"[:20] in capfd.readouterr().out
+    assert "292278994-08-1" in capfd.readouterr().out

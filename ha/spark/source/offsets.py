@@ -79,8 +79,7 @@ def decode_positions(
 
     `unnamed`: the broker of queues without a broker's name, if it is known.
     """
-    if not isinstance(found, Mapping):
-        raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
+    _check_offsets(found, option)
     positions: OffsetMap = {}
     for topic, queues in found.items():
         if topic.startswith("$"):
@@ -100,6 +99,12 @@ def decode_positions(
                     # Replicas were two brokers in checkpoints of earlier versions; what one lacks is read again.
                     positions[key] = min(number, positions.get(key, number))
     return positions
+
+
+def _check_offsets(found: object, option: str) -> None:
+    """OptionError unless `found` is parsed JSON of offsets."""
+    if not isinstance(found, Mapping):
+        raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
 
 
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
@@ -136,6 +141,8 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
     """Decode a stream's offset. OptionError if it is not an offset of these brokers."""
+    _check_offsets(found, "checkpoint")
+    _check_offsets(found.get(READ, {}), "checkpoint")
     # A single broker may have been renamed, so its name counts only among others.
     unnamed = found.get(BROKER) if len(brokers) > 1 else None
     read = {brokers.name_of(name): place for name, place in found.get(READ, {}).items()}
