@@ -317,8 +317,9 @@ def test_archive_has_every_record_once_after_sigkill_while_log_grows(tmp_path: P
     assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
 
 
-def test_archive_waits_for_records_not_queued_yet(tmp_path: Path) -> None:
+def test_archive_waits_for_records_not_queued_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As halog's dispatch leaves it in the middle of a chunk: queue 0 filled, queue 1 not yet."""
+    monkeypatch.setattr("ha.arrow.log_reader._REWRITE_TIMEOUT_S", 0)
     store, target = tmp_path / "broker-q", tmp_path / "archive"
     make_store(store, [message(number, queue_id=number % 2) for number in range(100)])
     (store / "abort").touch()  # its broker runs
