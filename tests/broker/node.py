@@ -26,7 +26,7 @@ from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
 from ha.replication.sync_state import SyncStateSet
-from ha.store.files import Disk
+from ha.store.files import Disk, OsDisk
 from ha.store.mapped_file import RunBlocking
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
@@ -252,6 +252,7 @@ async def open_node(
                 World(
                     unique_id=lambda: f"UNIQUE{next(numbers):026d}",
                     wall_clock_ms=wall_clock_ms,
+                    disk=OsDisk() if disk is None else disk,
                     run_blocking=run_inline,
                     poller=poller,
                 ),
