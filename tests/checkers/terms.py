@@ -51,9 +51,9 @@ class Terms:
 
     def on_agreed(self, now_s: float, master: str, epoch: int) -> list[Violation]:
         """The service holds this from now on; `master` "": there is none."""
-        last = self._tenures[-1]
-        if (last.master, last.epoch) == (master, epoch):
+        if self.is_held_by(master, epoch):
             return []
+        last = self._tenures[-1]
         self._tenures.append(Tenure(now_s, master, epoch))
         if not master:
             return []
@@ -65,6 +65,11 @@ class Terms:
         if epoch < max(self._masters):
             return [Violation(CHECKER, f"{master} has term {epoch}, and there was {max(self._masters)} already")]
         return []
+
+    def is_held_by(self, master: str, epoch: int) -> bool:
+        """Whether `master` has the key in `epoch`."""
+        last = self._tenures[-1]
+        return (last.master, last.epoch) == (master, epoch)
 
     def forget_beyond(self, epoch: int) -> None:
         """A master is about to be elected by a restored older record, and the disks of all members know `epoch` at

@@ -214,6 +214,14 @@ def test_a_master_is_elected_once_the_leases_from_before_a_restore_have_ended(ou
     assert outcome.term_count > 1
 
 
+def test_a_key_that_a_restored_service_still_has_ends_with_its_lease(outcome: Outcome) -> None:
+    """The older state has the lease of the master's present key, which the master gives up.
+
+    The checker took it for the holder until all leases from before the restore had ended, as if they had been lost.
+    """
+    assert outcome.faults["service_restored"] == 1
+
+
 def test_a_term_that_no_disk_knows_is_given_again_after_a_restore(outcome: Outcome) -> None:
     """A member with a full disk is elected and killed before it could write the record of its term and serve.
 

@@ -118,7 +118,11 @@ class GroupWatch(Observer):
 
     def _hear_of_terms(self, view: GroupView) -> None:
         master = view.master
-        if self._is_restored(view) or (master is None and trio.current_time() < self._leases_end_at):
+        if master is not None and self._is_restored(view):
+            if self._terms.is_held_by(f"m{master.broker_id}", master.epoch):
+                self._leases_end_at = -math.inf  # the older state has the lease of this key, so the key ends with it
+            return
+        if master is None and trio.current_time() < self._leases_end_at:
             return
         found = self._terms.on_agreed(
             trio.current_time(), "" if master is None else f"m{master.broker_id}", 0 if master is None else master.epoch
