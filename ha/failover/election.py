@@ -8,8 +8,9 @@ A master is elected by one transaction of the service. These rules decide who tr
 - Only complete members count as having every byte (durable_state.py). A member that may have lost the end of its log in
   a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as any that stands). The
   same holds for a log without a term: its first records may have been lost, or it may have been deleted.
-- If there are too few complete members, the whole set has to stand, as waiting can't help further. Then the longest log
-  wins, even that of a member outside the set: it holds everything that the set's longest log does.
+- If there are too few complete members, the whole set has to stand. Then the longest log wins, even that of a member
+  outside the set: it holds everything that the set's longest log does. Such a member may just restart, so the election
+  waits for two lease times.
 - A candidate's log must not change. A member first stops following, then publishes how much of the log it has and for
   which election (`MemberRecord.stands_for`): an offset that may still grow proves nothing.
 - Candidates are ranked by higher epoch of the log, higher offset, being the member that the last master handed over to,
@@ -71,14 +72,11 @@ def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy 
     outdated = outdated_record(view)
     if own_id in pool.eligible and outdated is None:
         before = _ranked_before(pool.eligible, own_id, group)
-        awaited = [
-            id_
-            for id_ in view.members
-            if id_ not in standing and (pool.is_in_doubt or not group.epoch or _in_set(group, id_))
-        ]
+        awaited = [id_ for id_ in view.members if id_ not in standing and (not group.epoch or _in_set(group, id_))]
         delay_s = len(before) * options.rank_delay_s
-        if pool.is_in_doubt and awaited:
-            delay_s += options.lease_ttl_s
+        if pool.is_in_doubt:
+            # A member that restarts is in no view until its former lease has ended, and may have the longest log.
+            delay_s += 2 * options.lease_ttl_s
         elif group.master_id in awaited:
             delay_s += options.appointed_delay_s
         elif awaited:

@@ -214,6 +214,15 @@ def test_a_master_is_elected_once_the_leases_from_before_a_restore_have_ended(ou
     assert outcome.term_count > 1
 
 
+def test_an_incomplete_set_waits_for_a_member_that_restarts_outside_of_it(outcome: Outcome) -> None:
+    """A master alone in its set loses its log with the power. The other member has it all, and restarts meanwhile.
+
+    The set had shrunk by a request that was under way when the power was lost: the other member had acknowledged all.
+    The master was elected again while the other one was in no view, between its former lease and its next record.
+    """
+    assert any("epoch=2 master=1" in line for line in outcome.trace)
+
+
 def test_a_key_that_a_restored_service_still_has_ends_with_its_lease(outcome: Outcome) -> None:
     """The older state has the lease of the master's present key, which the master gives up.
 
