@@ -22,7 +22,9 @@ from time import perf_counter
 import trio
 
 TIME_SLICE_S = 0.002
-"""Longest time that sockets are served before other tasks run."""
+"""Longest time, in s, that sockets are served, that one connection reads or sends, or that its requests are handled,
+before other tasks run. Bounded in time, not only in bytes: while a virtual machine's host provides new pages, a system
+call that moves many of them takes ten times as long."""
 
 EVENTS_MAX = 256
 """Most ready sockets that one system call returns."""

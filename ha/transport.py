@@ -21,14 +21,10 @@ from typing import Protocol, runtime_checkable
 
 import trio
 
-from ha.poller import Poller
+from ha.poller import TIME_SLICE_S, Poller
 
 READ_SIZE_FIRST = 65_536
 """Size of a read until one fills it: most connections never need chunk_size_max."""
-
-TIME_SLICE_S = 0.002
-"""Longest time that one connection reads or sends before other tasks run. Bounded in time, not only in bytes: while a
-virtual machine's host provides new pages, a system call that moves many of them takes ten times as long."""
 
 TIME_SLICE_BYTES = 1_048_576
 """Bytes read from one connection after which other tasks run in any case."""

@@ -107,7 +107,7 @@ class AclPolicyFiles:
             if found.accounts or found.global_white_hosts:
                 filled.add(path)
             elif path in self._filled:
-                raise ConfigError("aclFile", f"{path} has no accounts any more", "a file with accounts, or none")
+                raise ConfigError("aclFile", f"{path} no longer has accounts", "a file with accounts, or none")
             if self._is_open(path):
                 warnings.append(f"{path}: every user of this machine can read its secret keys; chmod o= {path}")
             patterns += found.global_white_hosts

@@ -234,7 +234,7 @@ def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: 
 
 
 def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
-    """Return which records are of topics that were deleted, and maybe created again: no queue has them any more."""
+    """Return which records are of topics that were deleted, and maybe created again: they are in no queue."""
     found = np.zeros(len(view.positions), np.bool_)
     deleted = deleted_topics(reader.path)
     topics = set(reader.topics())

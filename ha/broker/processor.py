@@ -17,12 +17,13 @@ from ha.broker.pull import PULL_CODES
 from ha.broker.refused import RefusedError
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.poller import TIME_SLICE_S
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingConnection, RequestHandler, serve_each
 
 if TYPE_CHECKING:
     from ha.acl import AclGuard
-    from ha.remoting import RemotingConnection, RequestHandler
 
 FAST_REFUSED = PULL_CODES | {
     RequestCode.POP_MESSAGE,
@@ -47,9 +48,6 @@ NEEDS_DISPATCH = {
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 }
 """Requests about the ends of queues or the index, whose answers must include every acknowledged message."""
-
-TIME_SLICE_S = 0.002
-"""Time slice for the requests of one chunk before other connections are served, in seconds."""
 
 
 Take = Callable[["RemotingConnection", list[RemotingCommand], float], list[RemotingCommand]]
@@ -127,18 +125,8 @@ class Processor:
             await self._send.handle(connection, sends)
         if len(sends) == len(commands):
             return
-        # A chunk may be full of expensive requests: yield to other tasks in between, and serve nothing for a peer that
-        # does not read its answers, or is gone.
-        slice_ends = trio.current_time() + TIME_SLICE_S
-        for command in commands:
-            if command.code in SEND_CODES:
-                continue
-            if trio.current_time() >= slice_ends:
-                await trio.lowlevel.checkpoint()
-                slice_ends = trio.current_time() + TIME_SLICE_S
-            if not await connection.is_ready():
-                return
-            await self._handle_one(connection, command)
+        others = (command for command in commands if command.code not in SEND_CODES)
+        await serve_each(connection, others, self._handle_one)
 
     async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Serves the fast port's requests that `take` returned, except pulls."""

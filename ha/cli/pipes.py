@@ -29,7 +29,7 @@ def unread_output_dropped() -> Iterator[None]:
 
 
 def drop_output(descriptor: int) -> None:
-    """Discards what is written to a descriptor from now on, and what Python has buffered for it."""
+    """Discards further output to a descriptor, including what Python has buffered for it."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

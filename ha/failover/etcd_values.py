@@ -36,20 +36,28 @@ class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """etcdserverpb.ResponseHeader."""
+
     revision: int = 0
     """Revision of the store at the time of the answer."""
 
 
 class RangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a range request."""
+
     header: Header = Header()
     kvs: list[KeyValue] = []
 
 
 class OperationAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to one operation of a transaction."""
+
     response_range: RangeAnswer | None = None
 
 
 class TxnAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a transaction. `succeeded`: whether its conditions held."""
+
     header: Header
     succeeded: bool = False
     responses: list[OperationAnswer] = []
@@ -63,10 +71,14 @@ class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeepAliveAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a keep-alive stream."""
+
     result: LeaseAnswer
 
 
 class AuthenticateAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to an authentication."""
+
     token: str = ""
 
 
@@ -78,11 +90,15 @@ class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """mvccpb.Event: a change of a key."""
+
     kv: KeyValue
     type: str = "PUT"
 
 
 class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a watch: events, or its creation or cancellation."""
+
     created: bool = False
     canceled: bool = False
     cancel_reason: str = ""

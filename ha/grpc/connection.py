@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from ha.errors import HandshakeFailed, RemoteProtocolError
-from ha.poller import Poller
+from ha.poller import TIME_SLICE_S, Poller
 from ha.remoting import PortTls
 from ha.remoting.tls import secured
 from ha.transport import SEND_PIECE_BYTES, EagerWriter, peer_of, transport_for
@@ -35,8 +35,6 @@ PENDING_PIECE_BYTES = 65_536
 
 SERVED_PIECE_BYTES = 16_384
 """Bytes of a chunk that are parsed at a time."""
-TIME_SLICE_S = 0.002
-"""Time slice for serving a chunk, or making the messages of an answer, before other tasks run."""
 TASKS_PER_SLICE_MAX = 64
 """Tasks that one slice starts: all of them run before other tasks run again."""
 

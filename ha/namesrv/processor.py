@@ -54,7 +54,7 @@ BODY_SIZE_MAX = 262_144
 """Maximum bytes of a request's body, except of a registration."""
 
 LARGE_COUNT = 500
-"""Answers with more brokers or topics than this are encoded in a worker. 1,000 brokers take 7 ms."""
+"""Answers with more brokers or topics than this are encoded in a worker. 1,000 brokers take about 5 ms."""
 
 RunBlocking = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, without blocking the event loop."""

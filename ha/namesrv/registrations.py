@@ -1,7 +1,7 @@
 """Reads the bodies of registrations: the version and the queues of a broker's topics, and nothing else of them.
 
 A broker may have 10,000 topics, and sends them all. The usual text of a JVM is decoded straight into structs, which
-takes 3 ms. What `read_usual` does not read takes up to 60 ms, so `read_unusual` is for a worker.
+takes 7 ms. What `read_usual` does not read takes up to 60 ms, so `read_unusual` is for a worker.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from ha.protocol.remoting_protocol import CloseCause
 
 from .client import RemotingClient, connect_tcp, open_remoting_client, parse_address
 from .connection import Handler, RemotingConnection
-from .handlers import RequestHandler, each_request
+from .handlers import RequestHandler, each_request, serve_each
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
 from .server import RemotingServer, open_listeners
 from .shared import RemotingStatistics
@@ -31,4 +31,5 @@ __all__ = [
     "open_listeners",
     "open_remoting_client",
     "parse_address",
+    "serve_each",
 ]

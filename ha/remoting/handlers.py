@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
 from ha.errors import RemoteProtocolError
+from ha.poller import TIME_SLICE_S
 from ha.protocol.remoting import RemotingCommand
 
 from .connection import Handler, RemotingConnection
-
-TIME_SLICE_S = 0.002
-"""Time slice for the requests of one chunk before other tasks run, in seconds."""
 
 RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
 """Called for one request; what it returns is sent as the response."""
 
 
-def each_request(handle: RequestHandler) -> Handler:
-    """Makes a handler that calls `handle` for each request; RemoteProtocolError refuses that request with code 1.
+async def serve_each(
+    connection: RemotingConnection,
+    requests: Iterable[RemotingCommand],
+    serve: Callable[[RemotingConnection, RemotingCommand], Awaitable[None]],
+) -> None:
+    """Calls `serve` for each request of a chunk, which may be full of expensive ones.
 
-    Between requests it lets other tasks run after a time slice, waits while too much waits to be sent, and stops if
-    the connection is closed.
+    Between requests it lets other tasks run after a time slice, waits while too much waits to be sent to the peer, and
+    stops if the connection is closed.
     """
+    slice_ends = trio.current_time() + TIME_SLICE_S
+    for request in requests:
+        if trio.current_time() >= slice_ends:
+            await trio.lowlevel.checkpoint()
+            slice_ends = trio.current_time() + TIME_SLICE_S
+        if not await connection.is_ready():
+            return
+        await serve(connection, request)
+
+
+def each_request(handle: RequestHandler) -> Handler:
+    """Makes a handler that calls `handle` for each request; RemoteProtocolError refuses that request with code 1."""
+
+    async def serve(connection: RemotingConnection, request: RemotingCommand) -> None:
+        try:
+            response = await handle(connection, request)
+        except RemoteProtocolError as error:
+            connection.reply_error(request, error)
+        else:
+            if response is not None:
+                connection.reply(request, response)
 
     async def handle_chunk(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
-        slice_ends = trio.current_time() + TIME_SLICE_S
-        for request in requests:
-            if trio.current_time() >= slice_ends:
-                await trio.lowlevel.checkpoint()
-                slice_ends = trio.current_time() + TIME_SLICE_S
-            if not await connection.is_ready():
-                return
-            try:
-                response = await handle(connection, request)
-            except RemoteProtocolError as error:
-                connection.reply_error(request, error)
-            else:
-                if response is not None:
-                    connection.reply(request, response)
+        await serve_each(connection, requests, serve)
 
     return handle_chunk

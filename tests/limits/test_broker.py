@@ -1,7 +1,6 @@
 """Limits of a broker, each exceeded over a real socket while a witness is still served."""
 
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ import trio
 
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import TIME_SLICE_S
 from ha.broker.world import World
 from ha.protocol.batch import ENTRY_SIZE_MIN, encode_batch
 from ha.protocol.bodies import TopicConfig, TopicConfigTable
@@ -24,6 +22,7 @@ from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
 from tests.broker.node import PULL, SEND_V2, text
 from tests.limits.sockets import TIMEOUT_S, Site, anonymous_bytes, ended, push, settled, until
+from tests.testing.time_slices import CALL_COUNT, BusyWork
 
 GROWTH_MAX = 32 << 20
 
@@ -266,30 +265,20 @@ async def test_a_connection_is_not_read_while_the_log_accepts_no_appends(tmp_pat
 
 async def test_expensive_requests_of_one_chunk_let_other_tasks_run(tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
-        passes = handled = 0
+        work = BusyWork()
 
         async def busy(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-            nonlocal handled
-            handled += 1
-            ends = time.perf_counter() + TIME_SLICE_S / 2
-            while time.perf_counter() < ends:
-                pass
+            work.call()
             return command.reply(0)
-
-        async def others() -> None:
-            nonlocal passes
-            while handled < 50:
-                passes += bool(handled)
-                await trio.lowlevel.checkpoint()
 
         site.broker.processor._handlers[30] = busy
         peer = await site.connect()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(others)
-            await peer.send(*(request(30, {}, opaque=opaque) for opaque in range(50)))
-            for _ in range(50):
+            nursery.start_soon(work.run_beside)
+            await peer.send(*(request(30, {}, opaque=opaque) for opaque in range(CALL_COUNT)))
+            for _ in range(CALL_COUNT):
                 await peer.expect()
-        assert passes >= 15, "at least one for every two or three requests"
+        work.check()
 
 
 async def test_long_responses_to_a_peer_that_does_not_read_are_limited(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Requests and responses of the remoting server over memory streams, and its timeouts in virtual time."""
 
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from ha.errors import RemoteProtocolError
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions, each_request
-from ha.remoting.handlers import TIME_SLICE_S
 from tests.remoting.wire import MemoryListener, Peer, Recorder, Wire, open_wire, request
+from tests.testing.time_slices import CALL_COUNT, BusyWork
 
 
 async def test_the_requests_of_a_chunk_are_one_call_and_their_responses_one_send() -> None:
@@ -59,29 +58,19 @@ async def test_a_malformed_request_is_refused_and_the_connection_stays_open() ->
 
 
 async def test_expensive_requests_of_one_chunk_let_other_tasks_run() -> None:
-    passes = handled = 0
+    work = BusyWork()
 
     @each_request
     async def busy(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        nonlocal handled
-        handled += 1
-        ends = time.perf_counter() + TIME_SLICE_S / 2
-        while time.perf_counter() < ends:
-            pass
+        work.call()
         return command.reply(0)
 
-    async def others() -> None:
-        nonlocal passes
-        while handled < 50:
-            passes += bool(handled)
-            await trio.lowlevel.checkpoint()
-
     async with open_wire(busy) as wire, trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+        nursery.start_soon(work.run_beside)
         peer = wire.connect()
-        await peer.send(*(request(n) for n in range(50)))
-        assert [(await peer.expect()).opaque for _ in range(50)] == list(range(50))
-    assert passes >= 15, "at least one for every two or three requests"
+        await peer.send(*(request(n) for n in range(CALL_COUNT)))
+        assert [(await peer.expect()).opaque for _ in range(CALL_COUNT)] == list(range(CALL_COUNT))
+    work.check()
 
 
 async def test_requests_of_a_peer_that_does_not_read_are_not_served_until_it_does() -> None:

@@ -216,7 +216,7 @@ async def test_file_that_became_empty_keeps_the_policy(
         other.write_text(content)
         await trio.sleep(30)
         assert sorted(guard.policy.accounts) == ["account-1", "account-2"]
-        assert caplog.text.count("acl/a.yml has no accounts any more") == 1
+        assert caplog.text.count("acl/a.yml no longer has accounts") == 1
         fresh = tmp_path / "fresh"
         write(fresh, "account-3")
         fresh.rename(other)
