@@ -1,8 +1,7 @@
 """From a send request to the messages that are stored: the checks of one send, and where its messages go.
 
-The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessageProcessor.msgCheck) with the codes of 5.x
-and RocketMQ's remarks, which may be extended, never shortened. Replies (replies.py) share the checks of topic, queue
-and size.
+The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessageProcessor.msgCheck) with the codes of 5.x.
+Most remarks begin as RocketMQ's do. Replies (replies.py) share the checks of topic, queue and size.
 
 Delayed messages, timer messages and half messages are stored in another topic first (detour.py). Refused, since nothing
 would deliver them: half messages that are also delayed by level (13; RocketMQ discards these when they are due), and

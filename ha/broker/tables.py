@@ -164,11 +164,12 @@ class Tables:
         return bool(self._store.queues.not_empty((TIMER_TOPIC,)))
 
     async def clear_deleted_topics(self) -> str:
-        """Removes the messages of deleted topics from the queues, as far as they are dispatched. DiskFailed.
+        """Removes the dispatched messages of deleted topics from the queues. Returns "", or why that failed for now:
+        the disk is full. DiskFailed.
 
-        Returns why not all are removed yet, or "". To be called again later, as more may be dispatched by then.
-        Only if this broker's log is the one that the offsets refer to: on a master, on a slave whose master has just
-        confirmed them, and where they come from the log itself.
+        Called again later, for messages that are dispatched after this. The offsets of the deletions must refer to this
+        broker's log: so only on a master, on a slave that has just copied them from its master, and in a failover group
+        once the group's log is applied.
         """
         try:
             await self._store.clear_topics(self.topics.deleted)

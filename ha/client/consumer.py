@@ -48,11 +48,11 @@ class PullConsumer(ClientUser):
         return list((await self._client.routes.find(topic)).read_queues)
 
     async def topics(self) -> list[str]:
-        """All topics that the name servers know, including system topics, sorted."""
+        """All topics that the name servers know, with system topics, sorted. NameServersUnreachable, BrokerError."""
         return await self._client.routes.topics()
 
     async def broker_names(self) -> list[str]:
-        """The names of all broker sets that the name servers know, sorted."""
+        """The names of all broker sets that the name servers know, sorted. NameServersUnreachable, BrokerError."""
         return await self._client.routes.broker_names()
 
     async def pull(

@@ -166,7 +166,8 @@ class Feeder:
     async def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
         """Continues at the broker's offset: `asked` is outside the queue, or an operator reset the group's offset.
 
-        RocketMQ's clients always drop the messages they hold, so those before `next_offset` are never handled.
+        The messages held are kept if only those at `asked` were deleted, and dropped otherwise. RocketMQ's clients
+        always drop them, so that messages held at a deletion are never handled.
         """
         _log.warning("client.offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
         if raw.next_offset == asked:

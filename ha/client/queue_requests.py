@@ -168,11 +168,13 @@ class QueueRequests:
         is_repeatable: bool = True,
         retries: bool = True,
     ) -> Answer:
-        """Asks the broker that `choose` returns the id of, by default the one to read from; returns its response,
-        whatever its code.
+        """Sends a request to the broker whose id `choose` returns, by default the one to read from, and returns the
+        response, whatever its code.
 
-        `waits`: the request is a long poll. A failed connection is retried for request_timeout_s from the first failure
-        on, unless the request may have been executed and is not `is_repeatable`, or `retries` is off."""
+        `timeout_s`: of each attempt; None: request_timeout_s. `waits`: the request is a long poll. If the connection
+        fails, the request is repeated for up to request_timeout_s after the first failure, unless `retries` or
+        ClientOptions.retry_unreachable is off, or the request may have been executed and is not `is_repeatable`.
+        """
         client, options = self._client, self._client.options
         routes, connections = client.routes, client.connections  # they may be closed during a pause
         backoff, give_up_at = Backoff(), math.inf

@@ -53,7 +53,11 @@ class ReplicatedLog(Protocol):
         """
 
     def tail(self) -> LogTail | None:
-        """Return where the next bytes go; None if `append_raw` has to be used, as it may wait, or takes other bytes."""
+        """Return where the caller may write the master's next bytes itself, followed by `note_appended` without an
+        await in between.
+
+        None if only `append_raw` can append: a new segment is needed, or another append is in progress.
+        """
 
     def note_appended(self, size: int, began: float) -> None:
         """Publish `size` bytes of the master that are written at the `tail` of this moment; `began`: trio clock."""

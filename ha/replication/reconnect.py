@@ -4,7 +4,7 @@
 | --- | --- |
 | a connection on which the master was followed | at once, but at most once in `interval_s_max` |
 | that attempt, or any other connection or attempt | after FIRST_S, doubled each time up to `interval_s_max` |
-| a session that can't continue because of the two logs' contents | after `interval_s_max` |
+| a session that ended otherwise: different logs, failed authentication, a full disk | after `interval_s_max` |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
 problem may be over. The waits grow while attempts fail, and have a random part, so that the slaves of one master don't
@@ -25,7 +25,7 @@ JITTER_SHARE = 0.5
 LOST = frozenset(
     {Condition.CONNECT_FAILED, Condition.CONNECTION_LOST, Condition.MASTER_CLOSED, Condition.HOUSEKEEPING_TIMEOUT}
 )
-"""Ends that don't depend on the contents of the logs."""
+"""Conditions of a connection that failed or was lost, so that another attempt may succeed soon."""
 
 
 class Reconnect:

@@ -209,7 +209,7 @@ class Checksums:
         return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
-        """Removes, synced, every entry that covers a byte at or beyond an offset."""
+        """Removes every entry that covers a byte at or beyond an offset, and syncs the change. OSError."""
         for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # the newest may have no file yet
             if start >= physical_offset:
                 self.delete(start)

@@ -68,8 +68,8 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     truncated_bytes: int
     """Size of the torn tail that was removed"""
     queues_kept_to: int = 0
-    """End of the last damaged range that can't be dispatched again after a crash: the queues have all records from
-    `scanned_from` to here. 0 if there is none, or they lack some"""
+    """After a crash: end of the last damaged range, if the queues have entries for all records from `scanned_from` to
+    there. These entries are kept, since damaged records can't be dispatched again. 0 otherwise"""
 
 
 class LogRecovery:

@@ -1,9 +1,10 @@
 """Deletes old segments, and refuses puts when the disk is too full.
 
-Each round deletes a limited number of segments from the oldest on, never the last: expired ones at the configured hours
-or when the disk is rather full; the oldest, whatever their age, when it is very full. A segment that a registered slave
-still needs is kept beyond its time, up to a limit. Queues, index and epochs are adjusted to the log's new first offset.
-Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
+Each round deletes a limited number of segments, oldest first, never the last: expired ones at the configured hours or
+above diskMaxUsedSpaceRatio; above diskSpaceCleanForciblyRatio the oldest ones whatever their age, unless
+cleanFileForciblyEnable is off. Puts are refused above diskSpaceWarningLevelRatio. An expired segment that a registered
+slave still needs is kept for longer, up to a limit, but not above diskSpaceCleanForciblyRatio. Queues, index and epochs
+are adjusted to the log's new first offset. Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
 """
 
 from __future__ import annotations

@@ -397,10 +397,10 @@ class VerifiedReads:
             yield
 
     def truncate(self, end: int) -> None:
-        """Drops, synced, the checksums of bytes from `end` on, before the log is truncated there. Blocking, with
-        `checksums_held`.
+        """Deletes the checksums of all bytes from `end` on and syncs the change. Called with `checksums_held`, before
+        the log is truncated at `end`. Blocks. OSError.
 
-        The block that contains `end` keeps a checksum, of the part that stays, if it has a correct one now.
+        If the checksum of the block that contains `end` matches, it is replaced by one of the part before `end`.
         """
         checksums, block_size = self.checksums, self._block_size
         self._recent.clear()

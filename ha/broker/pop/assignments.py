@@ -1,11 +1,12 @@
 """Which queues a client of a group gets, and whether it pops or pulls: requests 400, 401 and 402.
 
 Push consumers of 5.x ask for their queues (400) instead of computing them. An administrator sets a group's mode for a
-topic (401); in mode POP every client gets all queues of every broker, or some share them (popShareQueueNum).
+topic (401); in mode POP every client gets all queues of all brokers or, with a positive popShareQueueNum, its own
+queues and those of that many neighbours.
 
-The mode is an attribute of the group, so that it is kept, copied by slaves, and part of a failover group's log like the
-group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers know
-them; an answer without assignments tells the client to keep what it has. Source: QueryAssignmentProcessor.
+The mode is an attribute of the group, so that it is persisted, copied by slaves, and part of a failover group's log
+like the group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers
+know them; an answer without assignments tells the client to keep what it has. Source: QueryAssignmentProcessor.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """Messages deleted by retention before the group consumed them"""
     ahead: int
-    """Whether the offset is beyond the end: of another log, or of messages that were truncated"""
+    """By how many entries the committed offset is beyond the queue's end, for example because messages were truncated
+    or it belongs to another log; usually 0"""
     bytes: int | None
     """Size of the unconsumed records; None if unknown (over the network)"""
     seconds: float | None

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 _REQUEST_TIMEOUT_S = 10.0
 _NEW_TOPIC_PATIENCE_S = 5.0
-"""Timeout for a topic that an earlier attempt may have created"""
+"""How long to wait until the name servers know a topic that an earlier attempt may have created"""
 SETTLE_S = 2.5
 """How long a cancelled attempt may continue to send: slightly more than spark.python.task.killTimeout (2 s)"""
 _UNSENT_REQUESTS_MAX = 8

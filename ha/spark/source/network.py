@@ -220,7 +220,7 @@ class NetworkSource(LogSource):
         return -1 if record is None else record.store_timestamp_ms
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Return the physical offset of a message, which is pulled."""
+        """Pull a message and return its physical offset; −1 if it no longer exists."""
         record = self._record(_message_queue(queue), queue_offset)
         return -1 if record is None else record.physical_offset
 

@@ -102,7 +102,8 @@ class GroupWatch(Observer):
                 self.judged(self._in_sync.on_set(self._set))
 
     def on_restored(self, revision: int, lease_s: float) -> None:
-        """The service is about to return to `revision`, and to lose later leases; members rely on them until they end.
+        """The service is about to return to `revision`, and to lose later leases. Members rely on them until they end,
+        or until another master is elected.
 
         The older state may have the key of a master of then.
         """
@@ -122,8 +123,12 @@ class GroupWatch(Observer):
             if self._terms.is_held_by(f"m{master.broker_id}", master.epoch):
                 self._leases_end_at = -math.inf  # the older state has the lease of this key, so the key ends with it
             return
-        if master is None and trio.current_time() < self._leases_end_at:
-            return
+        if trio.current_time() < self._leases_end_at:
+            if master is None:
+                return
+            # The master before the restore has seen that its key is gone; it may not answer any more.
+            self._leases_end_at = -math.inf
+            self._terms.on_agreed(trio.current_time(), "", 0)
         found = self._terms.on_agreed(
             trio.current_time(), "" if master is None else f"m{master.broker_id}", 0 if master is None else master.epoch
         )

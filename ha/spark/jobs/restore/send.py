@@ -394,7 +394,10 @@ class _Task:
         return -1
 
     async def _settled_end(self, queue: MessageQueue) -> int:
-        """Return the queue's end, after the messages just sent are visible in it."""
+        """Return the queue's end once two reads _SETTLE_S apart agree.
+
+        Messages that an earlier run sent shortly before may become visible late.
+        """
         end = -1
         while True:
             now = await self._consumer.max_offset(queue)
