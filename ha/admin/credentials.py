@@ -1,9 +1,9 @@
 """Access control of the admin port.
 
-Without adminToken, anybody who reaches the port (by default on loopback) can read. With a token, all pages require it,
-including /live and /ready: as `Authorization: Bearer TOKEN`, or as the password of basic authentication, which browsers
-and simple probes support. Changes (all methods except GET and HEAD) require a configured token, and accept it only as a
-bearer token, because a browser would send a password along with a request from any page.
+Without adminToken, anybody who reaches the port (by default on loopback) can read. With a token, all pages but the
+login form require it, /live and /ready included: as `Authorization: Bearer TOKEN`, or as the password of basic
+authentication, which browsers and simple probes support. Changes (all methods except GET and HEAD) require a configured
+token, and accept it only as a bearer token, because a browser would send a password along with a request from any page.
 
 The dashboard has its own login form, and reads with a session cookie (sessions.py). Its actions take that cookie and a
 form token. An address that gives wrong tokens has to wait (attempts.py).

@@ -29,7 +29,7 @@ class LoggerLevel(msgspec.Struct, frozen=True):
 
 
 def levels() -> dict[str, LoggerLevel]:
-    """Returns the levels of the root logger, of this package, and of other loggers with a level."""
+    """Returns the levels of the root logger, of the loggers of ha, and of others with a level of their own."""
     found = {"": logging.getLogger()}
     for name in sorted(_names()):
         each = logging.getLogger(name)

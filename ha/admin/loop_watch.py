@@ -2,9 +2,9 @@
 
 A *delay* is how late a task runs that is due every BEAT_S. A *hold* is the duration of one step of a task (from await
 to await), during which no other task runs. Those of at least LONG_S are recorded with their processor time and the time
-spent in the run queue; the rest is time asleep, in the kernel or waiting for the GIL. On a busy machine, most of it is
-caused by other processes. A hold also has the task's name, the stack where it awaited next, and the time of garbage
-collections in any thread, which stop all others.
+spent in the run queue; the rest is time asleep, in the kernel or waiting for the GIL. On a busy machine, other
+processes cause most of that time. A hold also has the task's name, the stack where it awaited next, and the time of
+garbage collections in any thread; a collection stops all other threads.
 
 The stack is not sampled by a thread during a hold: the thread would compete for the GIL, and that alone caused holds of
 20 to 60 ms on a busy machine.
@@ -105,13 +105,13 @@ class LoopWatch(trio.abc.Instrument):
         self._in_step = False
 
     def begin(self, seconds: float) -> None:
-        """Starts a new watch of `seconds`."""
+        """Starts a new watch of `seconds`, which replaces a running one."""
         self._duration_s = seconds
         self._requested.set()
         self._scope.cancel()
 
     def report(self) -> LoopReport:
-        """Returns the measurements of the last watch."""
+        """Returns the measurements of the running watch, otherwise of the last one."""
         return LoopReport(
             is_watching=self._is_watching,
             seconds=round((self._clock() if self._is_watching else self._ended) - self._started, 3),

@@ -26,7 +26,7 @@ Samples = Callable[[], Iterable[Sample]]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A metric. Kind and unit follow from its name, as in Prometheus' conventions."""
+    """A metric. The unit and, unless it is a histogram, the kind follow from its name, by Prometheus' conventions."""
 
     name: str
     help: str
@@ -36,7 +36,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> Literal["counter", "gauge", "histogram"]:
-        """The name of a counter ends in _total."""
+        """`histogram` as given; otherwise `counter` if the name ends in _total, else `gauge`."""
         if self.is_histogram:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"

@@ -14,11 +14,11 @@ HEADER_S_MAX for its first request, CONNECTION_S_MAX in total (then ANSWER_S_MAX
 error in the parser ends only this connection. A connection is ended by closing its socket, because Hypercorn shields
 its sends from cancellation.
 
-There are CONNECTION_COUNT_MAX slots, at most CONNECTIONS_PER_HOST_MAX per address. If all are in use, the connection
-that has been idle after a response for longest is closed, or else the oldest without a request for SILENT_S_MIN. If
-there is neither, the new connection gets one of RESERVED_COUNT reserved slots for RESERVED_S_MAX. They serve only /live
-and /ready, so that an orchestrator's probe always gets through and does not restart a healthy node. If those are in use
-as well, the oldest of them is closed.
+There are CONNECTION_COUNT_MAX slots, at most CONNECTIONS_PER_HOST_MAX per address. If all of them, or all that the
+address may have, are in use, one of these connections is closed: the one that has been idle after a response for
+longest, or else the oldest without a request for SILENT_S_MIN. If there is neither, the new connection gets one of
+RESERVED_COUNT reserved slots for RESERVED_S_MAX. They serve only /live and /ready, so that an orchestrator's probe
+always gets through and does not restart a healthy node. If those are in use as well, the oldest of them is closed.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     halog_NAME = EXPIRY.NONCE.PROOF    EXPIRY in seconds since the epoch, PROOF = HMAC-SHA256(key, EXPIRY.NONCE) as hex
 
-Key and NAME are derived from the token, so nothing is stored: nodes with the same token accept each other's cookies,
-which browsers send to every port of a host, and nodes with other tokens don't overwrite them. A new token ends all
-sessions; a logout ends one, on the node that it was made at. The cookie is hidden from scripts, and is not sent for
+Key and NAME are derived from the token, so nothing is stored. Browsers send a cookie to every port of its host: nodes
+with the same token accept each other's cookies, and nodes with other tokens don't overwrite them. A new token ends all
+sessions; a logout ends one, on the node that receives it. The cookie is hidden from scripts, and is not sent for
 requests from other sites. It permits reading, and with a form token of the same session (`form_token`) the actions of
 the dashboard.
 
-A form token is EXPIRY.NONCE.PROOF as well, with a proof over the session it belongs to, and counts once.
+A form token is EXPIRY.NONCE.PROOF as well, with a proof over the session it belongs to. It is valid until `use_form`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hashlib import sha256
 SESSION_S = 12 * 3600
 FORM_S = 3600
 ENDED_COUNT_MAX = 4096
-"""Maximum number of logged-out sessions, and of used form tokens, that are remembered until they expire; beyond it the
-earliest ones are forgotten."""
+"""Maximum number of logged-out sessions, and of used form tokens, that are remembered; beyond it the earliest ones are
+forgotten, and are valid again until they expire."""
 _NAME_LENGTH = 8
 
 
@@ -83,7 +83,7 @@ class Sessions:
             self._logged_out.add(value)
 
     def form_token(self, session: str, now_s: float | None = None) -> str:
-        """Returns a token for a form of a session, valid for FORM_S. The session "" is that of the login form."""
+        """Returns a token for a form of a session, valid for FORM_S. login.py defines the login form's `session`."""
         return self._issue(f"form of {session}", FORM_S, now_s)
 
     def is_form_valid(self, session: str, token: str, now_s: float | None = None) -> bool:

@@ -1,1 +1,1 @@
-"""The front of a broker: everything that answers requests on the remoting port. `open_broker` starts it."""
+"""The front end of a broker: request handlers of its remoting ports, and services. Started by `broker.open_broker`."""

@@ -1,16 +1,18 @@
-"""Waiting for the acknowledgement of stored puts: a flush, replicas, or both.
+"""Decides when stored puts are answered: after a flush, after replicas have acknowledged them, or after both.
 
-    SYNC_FLUSH     the flusher, at most syncFlushTimeout
-    SYNC_MASTER    the group transfer, at most slaveTimeout
+    SYNC_FLUSH     waits for the flusher, at most syncFlushTimeout
+    SYNC_MASTER    waits for the group transfer, at most slaveTimeout
 
-Requests appended together share one wait, for the end of the last one. If the wait ends early, each request is still
-judged by its own end offset, so every status is true. (RocketMQ: one wait per request.) The replica's failure wins over
-the flush's.
+Requests appended together share one wait, for the end of the last one. If that wait fails, each request is judged by
+its own end offset, so that every status is true. (RocketMQ: one wait per request.) If flush and replicas both fail for
+a request, its status is that of the replicas.
 
-The replica rule is that of RocketMQ 4.9 for a SYNC_MASTER, unless the 5.x keys are set (`BrokerOptions.replica_policy`)
-or the broker is in a failover group, where the sync-state set decides (`SyncStateRule`). There the standing is checked
-again at the moment of each answer. A put that a former master stored is answered FLUSH_SLAVE_TIMEOUT: the next master
-may have it, or this log may be truncated before it.
+A SYNC_MASTER follows the replica rule of RocketMQ 4.9, unless the 5.x keys are set (`BrokerOptions.replica_policy`) or
+the broker is in a failover group, where the sync-state set decides (`SyncStateRule`).
+
+The standing is checked again just before each answer. If this broker is no longer the master of the term in which it
+stored a put, the answer is FLUSH_SLAVE_TIMEOUT: the next master may have the message, or this log may be truncated
+before it.
 """
 
 from __future__ import annotations
@@ -37,27 +39,27 @@ STEPPED_DOWN = "stored here, but this broker is no longer the master of that ter
 
 
 class SyncStateRule(Protocol):
-    """The sync-state set in one term of a master, as far as puts use it (`replication.sync_state`)."""
+    """The sync-state set in one term of a master: what puts use of `SyncStateSet` (replication/sync_state.py)."""
 
     confirm_offset: int
     """Physical offset up to which the next master is known to have the log."""
 
     @property
     def in_sync_replicas_nums(self) -> int:
-        """Number of confirmed members, including this broker."""
+        """Size of the smallest set that may be in force, including this broker."""
         ...
 
     def acknowledged(self, end: int) -> int:
-        """Offset up to which puts may be acknowledged in a log that ends at `end`; -1 if none may be."""
+        """Physical offset up to which puts may be acknowledged in a log that ends at `end`; -1 if none may be."""
         ...
 
     def explain(self, offset: int) -> str:
-        """Names the members that a put ending at `offset` waits for; "" if there are none."""
+        """Names the members that a put ending at physical offset `offset` waits for; "" if there are none."""
         ...
 
 
 class Acknowledgements:
-    """Decides what each stored put waits for. Nothing here is a task: the flusher and the group transfer call back."""
+    """Decides what each stored put waits for. Runs no task: the flusher and the group transfer call back."""
 
     def __init__(
         self,
@@ -68,7 +70,11 @@ class Acknowledgements:
         sync_state: Callable[[], SyncStateRule | None] | None,
         answer: Callable[[Sequence[PutRequest]], None],
     ) -> None:
-        """`answer` takes requests whose status is final."""
+        """`answer` is called with requests whose status is final.
+
+        `sync_state`: in a failover group, returns the rule of the current term, or None while this broker is not the
+        master. Raises ValueError if a SYNC_MASTER has no `ha_service`.
+        """
         if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
             raise ValueError("a SYNC_MASTER needs a HAService")
         self._store = store
@@ -84,7 +90,7 @@ class Acknowledgements:
         """Whether any put has to wait"""
         policy = options.replica_policy if options.role is BrokerRole.SYNC_MASTER else None
         self.min_in_sync = 1 if policy is None else policy.min_in_sync_replicas
-        """Members, including this broker, that must be in sync before anything is stored"""
+        """Members, including this broker, that must be in sync before a put that waits is stored"""
         self._waits: dict[_Wait, None] = {}
         """Waits in the order in which they began, in which `give_up` answers them"""
         self._finished = trio.lowlevel.ParkingLot()
@@ -93,7 +99,10 @@ class Acknowledgements:
 
     @property
     def replicated_offset(self) -> int:
-        """Physical offset up to which this broker's disk and every slave that is counted have the log."""
+        """Physical offset up to which the log is flushed here and acknowledged by every slave that is counted.
+
+        In a failover group: flushed here and confirmed by the sync-state set; 0 while this broker is not the master.
+        """
         flushed = self._log.flushed_offset.value
         if self._sync_state is not None:
             rule = self._sync_state()
@@ -107,12 +116,15 @@ class Acknowledgements:
             await self._finished.park()
 
     def give_up(self) -> None:
-        """Answers every waiting put with FLUSH_SLAVE_TIMEOUT after this broker lost its role."""
+        """Answers every waiting put with FLUSH_SLAVE_TIMEOUT, as this broker is no longer the master."""
         for wait in list(self._waits):
             wait.give_up()
 
     def admit(self, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
-        """Refuses puts that wait while fewer than `min_in_sync` members are in sync, and returns the others."""
+        """Returns the requests that may be stored: all, if at least `min_in_sync` members are in sync.
+
+        Otherwise those with `waits` are answered IN_SYNC_REPLICAS_NOT_ENOUGH and left out. Needs a `ha_service`.
+        """
         ha, least = self._ha, self.min_in_sync
         assert ha is not None
         max_offset = self._log.max_offset.value
@@ -135,7 +147,7 @@ class Acknowledgements:
         return [request for request in requests if not request.waits]
 
     def refuse(self, requests: Sequence[PutRequest], status: PutStatus, cause: Cause, remark: str) -> None:
-        """Answers `requests` with a status other than PUT_OK."""
+        """Answers `requests` with a status other than PUT_OK, and counts them in `explained`."""
         for request in requests:
             request.status = status
             request.remark = remark
@@ -144,7 +156,7 @@ class Acknowledgements:
             self._answer(requests)
 
     def mark_unconfirmed(self, requests: Sequence[PutRequest]) -> None:
-        """Sets the status of puts stored by a broker that is no longer the master of their term."""
+        """Sets FLUSH_SLAVE_TIMEOUT for puts that are stored, as this broker is no longer the master. Answers none."""
         stored = [request for request in requests if request.status.is_stored]
         for request in stored:
             request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -153,7 +165,10 @@ class Acknowledgements:
             self.explained.note(PutStatus.FLUSH_SLAVE_TIMEOUT, Cause.STEPPED_DOWN, STEPPED_DOWN, len(stored))
 
     def begin(self, requests: list[PutRequest]) -> None:
-        """Starts the wait of stored requests, which are answered when it ends."""
+        """Starts the wait of stored requests, at least one, in the order of the log; they are answered when it ends.
+
+        By the rule of 4.9, requests for which no slave is in sync don't wait for one: SLAVE_NOT_AVAILABLE.
+        """
         if not self._needs_replicas:
             self._request_flush(_Wait(self, requests, part_count=1))
             return
@@ -180,7 +195,7 @@ class Acknowledgements:
             ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
 
     def _make_ack_count(self) -> int:
-        """The `ack_count` of puts: how many replicas they wait for, or which; constant while the broker runs."""
+        """Returns the `AckRequest.ack_count` of all puts. It is constant while the broker runs."""
         policy = self._options.replica_policy
         if self._sync_state is not None:
             return SYNC_STATE_SET
@@ -191,7 +206,7 @@ class Acknowledgements:
         return policy.in_sync_replicas if policy.in_sync_replicas > 1 else NO_REPLICAS
 
     def _acknowledged_to(self) -> int:
-        """Offset up to which enough slaves have the log; -1 if there are too few slaves."""
+        """Physical offset up to which enough slaves have acknowledged; -1 if there are too few, or the term is over."""
         ha, ack_count = self._ha, self._ack_count
         assert ha is not None
         if self._sync_state is not None:
@@ -217,7 +232,7 @@ class Acknowledgements:
         self.refuse(requests, PutStatus.SLAVE_NOT_AVAILABLE, cause, remark)
 
     def _why_not_acknowledged(self, offset: int, acknowledged_to: int, waited_s: float) -> tuple[Cause, str]:
-        """Why a put that ends at `offset` stopped waiting for its replicas."""
+        """Returns why replicas did not acknowledge a put that ends at physical offset `offset`: cause and remark."""
         ha = self._ha
         assert ha is not None
         if not ha.group_transfer.is_running:
@@ -285,7 +300,7 @@ class _Wait:
         self.replica_cause = Cause.ACK_LATE
         self.flush_wait_s = self.replica_wait_s = 0.0
         self.began = trio.current_time()
-        # Positions of flush and replicas when their wait ended; the end of the last request unless one of them failed.
+        # Physical offsets that flush and replicas had reached when they failed; otherwise the last request's end.
         self.flushed_to = self.acknowledged_to = requests[-1].next_offset
 
     def on_flush(self, status: PutStatus) -> None:
@@ -330,7 +345,7 @@ class _Wait:
         owner._end(self)
 
     def _judge_each(self) -> None:
-        """Sets the status of each request after a wait that ended before the last one had everything it needs."""
+        """Sets the status of each request by its own end offset, after flush or replicas failed for the last one."""
         owner = self._owner
         flushed_offset = owner._log.flushed_offset.value
         late_remark = self.replica_remark

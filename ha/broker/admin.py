@@ -1,4 +1,4 @@
-"""The admin requests of a broker: puts their families together and runs the services that they need."""
+"""Combines the families of admin requests, and runs the services that they need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ha.remoting import RequestHandler
 
 
 class Admin:
-    """The admin side of a broker. `serve` runs its services."""
+    """Answers all admin requests of a broker. `serve` runs their services."""
 
     def __init__(
         self,
@@ -34,6 +34,12 @@ class Admin:
         pops_in_flight: Callable[[str, str, int], int],
         delay_figures: Callable[[], Mapping[str, str]],
     ) -> None:
+        """Callables return figures for answers.
+
+        sends_in_flight: number of sends without an answer, as `SendProcessor.in_flight_count`.
+        pops_in_flight: messages in flight of a group, topic and queue id, as `PopService.in_flight_count`.
+        delay_figures: entries about delayed messages for the runtime statistics (28).
+        """
         puts = core.puts
         self.topics = AdminTopics(core)
         self.clients = AdminClients(core)

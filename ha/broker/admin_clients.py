@@ -43,7 +43,9 @@ logger = logging.getLogger(__name__)
 RELAY_COUNT_MAX = 64
 """Maximum number of requests waiting for clients."""
 CLIENT_TIMEOUT_S = 10.0
+"""Maximum time that 307 and 309 wait for the client."""
 STATUS_TIMEOUT_S = 5.0
+"""Maximum time that 223 waits for each client."""
 
 
 Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
@@ -90,7 +92,7 @@ class AdminClients:
             self._relay_count -= 1
 
     def _later(self, connection: RemotingConnection, command: RemotingCommand, relay: Relay) -> RemotingCommand | None:
-        """Schedules `relay`, which answers later; returns an answer if too many wait."""
+        """Schedules `relay`, which answers later; returns None, or a refusal if RELAY_COUNT_MAX requests wait."""
         if self._relay_count >= RELAY_COUNT_MAX:
             return command.reply(ResponseCode.SYSTEM_BUSY, f"{RELAY_COUNT_MAX} requests wait for answers of clients")
         self._relay_count += 1
@@ -156,7 +158,7 @@ class AdminClients:
     # ---- asked
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """223: the progress of each member of a group, as the member reports it (221)."""
+        """223: asks each member of a group, or one of them, for its progress (221); omits those that don't answer."""
         request = parse_header(ConsumerStatusRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         if group is None:
@@ -194,10 +196,10 @@ class AdminClients:
         return self._later(connection, command, relay)
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """307: the running information of a consumer, relayed.
+        """307: asks a consumer for its running information.
 
-        RocketMQ also relays the body, which tools leave empty and no client reads. Here it is left out, as it could
-        fill a whole frame.
+        RocketMQ also relays the body, which tools leave empty and no client reads. It could fill a whole frame, so
+        halog does not relay it.
         """
         request = parse_header(RunningInfoRequest, command.ext_fields)
         return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), b"")
@@ -254,7 +256,7 @@ class AdminClients:
 
 
 async def _ask(client: RemotingConnection, question: RemotingCommand, timeout_s: float) -> RemotingCommand:
-    """As `client.invoke`, but without closing the connection if the client does not answer."""
+    """As `client.invoke`, with its errors, but never closes the connection of a client that does not answer."""
     with trio.fail_after(timeout_s):
         return await client.invoke(question, 2 * timeout_s)
 

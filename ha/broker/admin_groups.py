@@ -54,7 +54,7 @@ class AdminGroups:
         return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """225: the same for several groups, all or none."""
+        """225: creates or changes several groups, all or none."""
         _check_size(command)
         return await self._update(command, java_json.read_as(GroupConfigList, command.body).group_config_list)
 
@@ -84,7 +84,11 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """314: copies the offsets of one group to another."""
+        """314: copies a group's offsets of one topic, or of all its topics, to another group.
+
+        Skips topics that this broker does not have and, if the group is online and `offline` is false, topics to which
+        it is no longer subscribed.
+        """
         request = parse_header(CloneOffsetRequest, command.ext_fields)
         refuse_if(group_fault(GroupConfig(group_name=request.dest_group)), ResponseCode.INVALID_PARAMETER)
         members = self._clients.consumer_group(request.src_group)
@@ -111,7 +115,7 @@ def group_fault(group: GroupConfig) -> str:
         return f"retryQueueNums={group.retry_queue_nums}: a retry topic has 0 to {RETRY_QUEUE_COUNT_MAX} queues"
     try:
         msgspec.json.encode(group.group_retry_policy)
-    except TypeError:  # fastjson's objects as keys
+    except TypeError:  # a JSON object as a key, which RocketMQ's parser accepts
         return "groupRetryPolicy: keys must be strings"
     return ""
 

@@ -1,4 +1,4 @@
-"""Requests that clean the store at once instead of at the configured time: 306, 316, 329.
+"""Requests that clean the store: 306 and 329 delete expired files at once, 316 clears queues of deleted topics.
 
 Source: AdminBrokerProcessor.
 """
@@ -35,7 +35,7 @@ class AdminStore:
         }
 
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """329 and 306: deletes expired log files, and their entries in queues and index."""
+        """329, 306: deletes expired log files, and their entries in queues and index. SYSTEM_ERROR on a full disk."""
         try:
             deleted = await self._store.retention.clean(at_any_hour=True)
         except DiskFull as error:
@@ -44,10 +44,10 @@ class AdminStore:
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """316: clears the queues of topics that no longer exist; deleting a topic also does this.
+        """316: clears the queues of topics that don't exist, which deleting a topic (215) does as well.
 
-        Slaves clear the queues of these topics, too, including topics deleted by an earlier version of halog, which
-        cleared them only on the master. Refused on a slave, because its table may still lack topics of its master.
+        Records these topics as deleted, so that slaves clear their queues, too. Refused on a slave, because its table
+        may still lack topics of its master.
         """
         refuse_on_slave(self._standing, "Can't clean topics on a slave")
         queues = self._store.queues

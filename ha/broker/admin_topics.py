@@ -1,10 +1,11 @@
 """Requests that create, change, delete and show topics: 17, 215, 351, 305.
 
-A change is answered when it is on disk and every name server has been notified or failed to answer. Deleting a topic
-deletes its configuration and the offsets of consumer groups, and removes its messages from the queues, on slaves as
-soon as they copy the table of topics. The log keeps the records until retention deletes them. If a topic of that name
-is created again, queue offsets continue; RocketMQ restarts at 0, so that its slaves, and rebuilt queues, mistake new
-messages for old ones. Source: AdminBrokerProcessor.
+A change is answered once it is saved (in a failover group: once its record is acknowledged) and the name servers know
+it, or `topics.ANNOUNCE_TIMEOUT_S` later if one of them does not answer. Deleting a topic deletes its configuration and
+the offsets of consumer groups, and removes its messages from the queues, on slaves as soon as they copy the table of
+topics. The log keeps the records until retention deletes them. If a topic of that name is created again, its queue
+offsets continue; in RocketMQ they restart at 0, so that its slaves, and rebuilt queues, mistake new messages for old
+ones. Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ logger = logging.getLogger(__name__)
 QUEUE_COUNT_MAX = 16_384
 """Maximum number of read or write queues of a topic."""
 ATTRIBUTES_SIZE_MAX = 4096
-"""Maximum characters of a topic's attributes."""
+"""Maximum characters of the attribute changes in one request."""
 DISPATCH_TIMEOUT_S = 3.0
+"""Maximum time that 215 waits for the dispatch of messages that are already stored."""
 
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
 _SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
-"""Attributes that select the kind of topic in RocketMQ 5; this is the only kind here."""
+"""Attributes with which RocketMQ 5 selects the kind of a topic, each with the only value that is accepted here."""
 _ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
 
 NO_REMARK = "not set any response code"
-"""Remark of a successful 17 in RocketMQ."""
+"""Remark of successful answers to 17, and to requests about users (admin_users.py), in RocketMQ."""
 
 
 class AdminTopics:
@@ -93,9 +95,9 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """215: deletes a topic, and the topics of its POP retries; the answer is the same if it does not exist."""
+        """215: deletes a topic and the topics of its POP retries. The answer is the same if it does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
-        is_known = self._topics.get(topic) is not None  # its name may be longer than a new one may be
+        is_known = self._topics.get(topic) is not None  # then its name may exceed the limit for new topics
         fault = self._system_fault(topic) if is_known else self._fault(topic)
         refuse_if(fault, ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
@@ -103,7 +105,7 @@ class AdminTopics:
         topics = [topic, *self._retry_topics(topic)]
         for each in topics:
             refuse_if(await self._topics.delete(each))
-        end = log.max_offset.value  # a producer may create the topic again from here on
+        end = log.max_offset.value  # messages from here on are those of a topic that was created again
         for each in topics:
             self._offsets.remove(topic=each)
             self._reads.forget(topic=each)
@@ -118,7 +120,10 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS)
 
     def _retry_topics(self, topic: str) -> list[str]:
-        """Returns the topics of POP retries of a topic (RocketMQ: clearRetryTopicWhenDeleteTopic)."""
+        """Returns the topics of POP retries of a topic, for groups that have offsets in it.
+
+        Leaves out a name that is also the retry topic of an existing group. (RocketMQ: clearRetryTopicWhenDeleteTopic.)
+        """
         found = []
         for group in self._offsets.groups_of(topic):
             for is_v2 in (True, False):
@@ -172,9 +177,10 @@ def _request_fault(request: CreateTopicRequest) -> str:
 
 
 def changed_attributes(current: Mapping[str, str] | None, changes: str) -> dict[str, str]:
-    """Applies `changes` (`+name=value,-name`) to the attributes of a topic (None: a new topic).
+    """Returns the attributes of a topic after `changes` (`+name=value,-name`). `current` is None for a new topic.
 
-    RemoteProtocolError with RocketMQ's text for an invalid change, or another one for a value not supported here.
+    Raises RemoteProtocolError, with RocketMQ's text, for an invalid change; also for more than ATTRIBUTES_SIZE_MAX
+    characters, and for values that only RocketMQ supports.
     """
     attributes = dict(current or {})
     if len(changes) > ATTRIBUTES_SIZE_MAX:

@@ -1,9 +1,12 @@
 """Requests that create, change, delete and show users and their policies: 3001 to 3010.
 
-Answered only with authenticationEnabled=true. As in RocketMQ, only super users create, change and delete super users.
-Narrower: only super users see passwords (in RocketMQ, Get on the cluster suffices to read those of super users), and
-3008 for a resource that can't be parsed is refused (RocketMQ deletes all policies). Sources: AdminBrokerProcessor,
-AuthenticationMetadataManagerImpl, AuthorizationMetadataManagerImpl; tests/fixtures/acl2 has a real broker's answers.
+Refused unless authenticationEnabled=true. As in RocketMQ, only super users create, change and delete super users; whom
+`AclGuard.is_admin` accepts, for example at a trusted address, has their rights. Stricter than RocketMQ: only super
+users see passwords (in RocketMQ, Get on the cluster suffices to read those of super users), and 3008 with a resource
+that can't be parsed is refused (RocketMQ deletes all policies).
+
+Sources: AdminBrokerProcessor, AuthenticationMetadataManagerImpl, AuthorizationMetadataManagerImpl; tests/fixtures/acl2
+has a real broker's answers.
 """
 
 from __future__ import annotations
@@ -98,7 +101,7 @@ class AdminUsers:
         return _done(command)
 
     async def update_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3002: changes what the body names."""
+        """3002: changes password, type and status of a user, as far as the body states them."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES)
@@ -134,7 +137,7 @@ class AdminUsers:
         return _done(command)
 
     async def user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3004: one user."""
+        """3004: one user; an empty body if it does not exist. The password only for super users."""
         self._check_enabled()
         name = parse_header(UserRequest, command.ext_fields).username
         refuse_if("" if name.strip() else "The username is blank", ResponseCode.INVALID_PARAMETER)
@@ -145,7 +148,7 @@ class AdminUsers:
         return _done(command, java_json.dumps(_shown(user, shows_password=shows_password)))
 
     async def users(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3005: the users whose names contain the filter."""
+        """3005: the users whose names contain the filter, all for a blank one; an empty body if there are none."""
         self._check_enabled()
         part = parse_header(ListUsersRequest, command.ext_fields).filter
         shows_password = self._is_super(connection, command)
@@ -179,7 +182,7 @@ class AdminUsers:
         return _done(command)
 
     async def delete_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3008: deletes the entry of one resource, or all policies of a user."""
+        """3008: deletes a user's policies or, given a resource, its entry in the policy of a type (default Custom)."""
         self._check_change()
         request = parse_header(DeleteAclRequest, command.ext_fields)
         async with self._changing:
@@ -197,7 +200,7 @@ class AdminUsers:
         return _done(command)
 
     async def acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3009: a user's policies."""
+        """3009: a user's policies; an empty body if it has none."""
         self._check_enabled()
         user = self._user_of(parse_header(SubjectRequest, command.ext_fields).subject)
         info = AclInfo(subject=subject_of(user.username), policies=user.policies)
@@ -272,7 +275,7 @@ def _check_size(command: RemotingCommand) -> None:
 
 
 def _fault(user: UserConfig) -> str:
-    """Why a user is beyond a limit, or ""."""
+    """Why a user is not accepted (a limit, or a control character in its name), or ""."""
     for what, text in (("username", user.username), ("password", user.password)):
         if len(text) > NAME_LENGTH_MAX:
             return f"the {what} has {len(text)} characters; at most {NAME_LENGTH_MAX} are accepted"

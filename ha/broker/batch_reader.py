@@ -1,5 +1,5 @@
-"""How the broker reads its own topics (delayed and half messages, tables of a failover group): whole batches,
-unfiltered.
+"""Reads queues in whole batches, without a filter or a consumer's limits: for services of the broker that read its
+system topics, and for tools of the node.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ha.store.message_store import MessageStore
 
 BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
-"""Limit of one batch that is read from a queue, and put; a single message may be larger."""
+"""Maximum messages, and bytes, of a batch that is read or put; a single message may be larger."""
 UNREADABLE_S_MAX = 60.0
-"""How long to retry a record that can't be read although no open damage could explain it; then it is skipped."""
+"""Time for which the read of a record must fail, while no repairable damage is open, before the record is skipped."""
 
 
 class BatchReader:
@@ -35,14 +35,14 @@ class BatchReader:
         )
 
     async def read(self, queue: ConsumeQueue, queue_offset: int, count_max: int = BATCH_COUNT_MAX) -> QueueRead:
-        """Reads at most `count_max` messages from `queue_offset` on. See `QueueReader.read`."""
+        """Reads at most `count_max` messages from `queue_offset` on, as `QueueReader.read`. Raises OSError."""
         return await self._reader.read(
             queue, queue_offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
         )
 
 
 class LossDetector:
-    """Decides when a record that can't be read now never will be, and is skipped."""
+    """Decides when a reader gives up a record that it can't read, and skips it."""
 
     def __init__(self, store: MessageStore) -> None:
         self._damage = store.damage
@@ -50,7 +50,10 @@ class LossDetector:
         self._since = 0.0
 
     def is_lost(self, place: Hashable) -> bool:
-        """Takes a failed read at `place`. Waiting starts over while damage is open that may still be repaired."""
+        """Records a failed read at `place`; returns whether reads there have failed for UNREADABLE_S_MAX.
+
+        That time starts over at another place, and while damage that may still be repaired is open anywhere in the log.
+        """
         now = trio.current_time()
         if place != self._place or not all(damage.is_hopeless for damage in self._damage.open):
             self._place, self._since = place, now
@@ -58,7 +61,7 @@ class LossDetector:
 
 
 def split(body: bytes) -> Iterator[bytes]:
-    """Yields each record of a batch."""
+    """Yields the records of a batch, as stored."""
     position = 0
     while position < len(body):
         size = int.from_bytes(body[position : position + 4], "big")

@@ -1,7 +1,8 @@
-"""A broker's front: loads the tables, serves requests, saves the tables at the end.
+"""A broker's front end: loads the tables, serves requests, saves the tables at the end.
 
 The caller provides the store, the replication and the listeners; nothing here opens a socket. Requests are served once
-the tables are loaded, and everything committed until the last request is in the files after the block.
+the tables are loaded. When the block of `open_broker` has ended, everything that requests committed is in the files,
+unless the disk is full or saving took longer than SAVE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SAVE_TIMEOUT_S = 5.0
 
 
 class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
-    """The main port, and the fast port (listenPort - 2), which serves everything but pulls."""
+    """The main port, and the fast port (listenPort - 2), which refuses pulls and POP (`processor.FAST_REFUSED`)."""
 
     listeners: Sequence[trio.abc.Listener[trio.abc.Stream]]
     fast_listeners: Sequence[trio.abc.Listener[trio.abc.Stream]] = ()
@@ -69,14 +70,14 @@ class Replication(msgspec.Struct, frozen=True, kw_only=True):
     ha_client: HAClient | None = None
     """The client of a slave; used only for statistics"""
     client: RemotingClient | None = None
-    """Used with `master_address` (None while unknown) to copy the master's tables"""
+    """Used to copy the master's tables from `master_address`, which returns None while the address is unknown"""
     master_address: Callable[[], str | None] | None = None
     sync_state: Callable[[], SyncStateRule | None] | None = None
-    """Returns the members that must acknowledge a put in the current term of a failover group"""
+    """In a failover group, returns the rule for acknowledging puts of the current term; None if this is no master"""
 
 
 class Broker:
-    """The parts of a broker's front, for the node, registration and tests."""
+    """The parts of a broker's front end, for the node, registration and tests."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Broker:
         if replication.client is not None and replication.master_address is not None:
             self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
         self.group_log: GroupLog | None = None
-        """Keeps the tables of a failover group in its log"""
+        """Keeps the tables in the log; None outside a failover group"""
         if options.keeps_tables_in_log:
             self.group_log = GroupLog(core)
             tables.keep_in_log(self.group_log)
@@ -134,7 +135,10 @@ class Broker:
         """Whether services hold state of a term that has to be dropped at its end"""
 
     def _handlers(self, core: BrokerCore, replication: Replication) -> dict[int, RequestHandler]:
-        """Every handler by request code. A new family of requests is added here and in `ha.acl.BROKER_RULES`."""
+        """Returns the handlers by request code, except those of sends.
+
+        A new family of requests is added here and in `ha.acl.BROKER_RULES`.
+        """
         handlers = handlers_of(
             (
                 self.puller,
@@ -158,7 +162,7 @@ class Broker:
         return handlers
 
     async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
-        """Starts the services in `nursery`, then serves the ports."""
+        """Starts the services in `nursery`, then serves the ports; returns when all have started."""
         for part in (self.puller, self.delay, self.timers, self.transactions, self.pop.holds):
             self.store.subscribe(part.on_arrivals)
         self.store.set_release(self._release)
@@ -205,10 +209,11 @@ class Broker:
         return () if self.slave_sync is None else (self.slave_sync.serve,)
 
     async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:
-        """Becomes the master of a term; returns False if `become_slave` was called meanwhile.
+        """Becomes the master of a term; returns False if the role was changed again meanwhile.
 
-        No other broker may append to the log, and all of it must be dispatched. Connections stay open.
-        `acknowledges_until`: see `Standing`. If cancelled, the role is undefined, and the broker has to stop.
+        The store must have become a master's (`MessageStore.become_master`), so that nothing else appends to the log.
+        Connections stay open. `acknowledges_until`: see `Standing`. If cancelled, the role is undefined, and the broker
+        has to stop.
         """
         self._change_count += 1
         change = self._change_count
@@ -230,10 +235,10 @@ class Broker:
         return change == self._change_count
 
     async def become_slave(self, epoch: int, reason: str = "") -> None:
-        """Becomes a slave. `reason`: why it stores nothing, for remarks.
+        """Becomes a slave. `reason`: why this broker stores nothing, for remarks; "": because it is a slave.
 
-        Synchronously stops admitting and acknowledging puts, and answers those that wait. On return no put is queued,
-        so that the log may be truncated. Cancellation does not interrupt it. Connections stay open.
+        Before its first checkpoint, this stops admitting and acknowledging puts, and answers those that wait. On return
+        no put is queued, so that the log may be truncated. Cancellation does not interrupt it. Connections stay open.
         """
         self._change_count += 1
         change = self._change_count
@@ -258,7 +263,10 @@ class Broker:
             self.pop.holds.wake_all()
 
     async def _release(self, end: int) -> bool:
-        """Whether retention may delete the log before physical offset `end` (bytes)."""
+        """Returns whether retention may delete the log before physical offset `end` (bytes).
+
+        A master first stores again what timers and POP still need of that part.
+        """
         return await self.timers.release(end) and await self.pop.release(end)
 
     def stop_reading(self) -> None:
@@ -282,7 +290,7 @@ class Broker:
                 nursery.start_soon(drain_one, server)
 
     async def keep_saved(self) -> None:
-        """Saves the tables every `flush_consumer_offset_interval_s`, until cancelled."""
+        """Saves the tables, and on a master clears deleted topics, every `flush_consumer_offset_interval_s`."""
         while True:
             await trio.sleep(self.options.flush_consumer_offset_interval_s)
             await self.tables.save()
@@ -290,7 +298,7 @@ class Broker:
                 await self.tables.clear_deleted_topics()
 
     async def save(self) -> None:
-        """Saves everything at shutdown."""
+        """Writes pending records of transactions and of the group's log, then the tables, at shutdown."""
         await self.transactions.save()
         if self.group_log is not None:
             await self.group_log.close()
@@ -313,8 +321,9 @@ async def open_broker(
     """Serves a broker's requests while the block runs.
 
     `standing`: for a broker whose role may change; by default the role is fixed by the configuration. `acl_guard`:
-    refuses requests that are not allowed. `drain_s`: time for puts in progress and their answers at the end, before the
-    tables are saved. Raises CorruptLog if a table's file is damaged.
+    refuses requests that are not allowed. `drain_s`: maximum time at the end for puts in progress and unsent answers,
+    before the tables are saved. Raises CorruptLog if a table can be read neither from its file nor from its `.bak`, and
+    DiskFailed.
     """
     broker = Broker(options, store, replication, world, acl_guard, standing)
     await broker.tables.load()

@@ -27,7 +27,9 @@ class WrongEntryError(Exception):
 
 
 class Limits(NamedTuple):
-    """Limits of an answer: messages, bytes of several messages, and the range [`log_start`, `log_end`) of the log."""
+    """Limits of an answer: messages and bytes, though a single message may have more bytes; and the range of the log,
+    [`log_start`, `log_end`), in physical offsets.
+    """
 
     count_max: int
     bytes_max: int
@@ -51,7 +53,10 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
         return [Wanted(*(array("q", [number]) for number in message)) for message in columns]
 
     def check(self, body: bytes, queue_id: int) -> None:
-        """Raises WrongEntryError unless each record in `body` states the position that its entry has."""
+        """Checks that `body` is the concatenation of the chosen records.
+
+        Raises WrongEntryError for the first one that does not state the size, queue id and offsets of its entry.
+        """
         at = 0
         place_of = RECORD_PLACE.unpack_from
         for queue_offset, place, size in zip(self.queue_offsets, self.physical_offsets, self.sizes, strict=True):
@@ -74,7 +79,11 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(NamedTuple):
-    """The result of `choose`. `has_removed`: retention deleted the message of one of the scanned entries."""
+    """The result of `choose`.
+
+    scanned_count: entries, from the first, that were chosen or passed over; the next read starts after them.
+    has_removed: retention deleted the message of one of them.
+    """
 
     wanted: Wanted
     scanned_count: int
@@ -83,9 +92,11 @@ class Choice(NamedTuple):
 
 @with_compiled_twin
 def choose(entries: bytes, queue_offset: int, limits: Limits, tags_codes: frozenset[int] | None) -> Choice:
-    """Chooses messages with one of these tag hashes from `entries`, which start at `queue_offset`.
+    """Chooses messages from `entries`, which start at `queue_offset`, up to the limits: those with a tag hash in
+    `tags_codes`, or all if it is None.
 
-    Raises WrongEntryError for an invalid entry, if no message before it is chosen.
+    Stops before an invalid entry: one without a size, that overlaps the message before it, or that points beyond the
+    log. Raises WrongEntryError for it if no message before it was chosen.
     """
     count_max, bytes_max, log_start, log_end = limits
     queue_offsets, places, sizes = array("q"), array("q"), array("q")

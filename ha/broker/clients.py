@@ -1,9 +1,9 @@
 """Connected clients: producer and consumer groups, their members, and the subscriptions of consumer groups.
 
 A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (35), or after
-`channel_expired_s` without a heartbeat. When a group's members or topics change, every member gets a oneway
-NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once. Sources: ConsumerManager, ProducerManager,
-ConsumerGroupInfo.
+`channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every member gets a
+oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and for changes by
+heartbeats only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager, ConsumerGroupInfo.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ BROADCASTING = "BROADCASTING"
 
 
 class Member(msgspec.Struct):
-    """One client of a group, on one connection. `seen_at` by trio's clock."""
+    """One client of a group, on one connection.
+
+    seen_at: time of its last heartbeat, by trio's clock.
+    fingerprint: that of its last heartbeat; 0 if it sends none.
+    """
 
     client_id: str
     language: LanguageCode
@@ -49,10 +53,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class ConsumerGroup(msgspec.Struct):
-    """A consumer group with members, in order of arrival.
-
-    The last heartbeat decides its settings (RocketMQ's names).
-    """
+    """A consumer group with members, in order of arrival. Other fields are from the last heartbeat of any member."""
 
     members: dict[RemotingConnection, Member] = {}
     subscriptions: dict[str, Subscription] = {}
@@ -62,7 +63,7 @@ class ConsumerGroup(msgspec.Struct):
 
 
 class ClientRegistry:
-    """The groups and their members, at most `client_count_max` memberships."""
+    """The groups and their members, at most `client_count_max` memberships; further members are not registered."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self._options = options
@@ -77,7 +78,7 @@ class ClientRegistry:
         self._is_full = False
 
     def consumer_group(self, group: str) -> ConsumerGroup | None:
-        """The group, if it has members."""
+        """The group; None if it has no members."""
         return self._consumers.get(group)
 
     def consumer_groups_of(self, topic: str) -> list[str]:
@@ -85,7 +86,7 @@ class ClientRegistry:
         return [name for name, group in self._consumers.items() if topic in group.subscriptions]
 
     def find_consumer(self, group: str, client_id: str) -> RemotingConnection | None:
-        """The connection of a group's member, if there is one."""
+        """The connection of the group's member with this client id, the earliest if there are several; or None."""
         found = self._consumers.get(group)
         members = found.members.items() if found is not None else ()
         return next((connection for connection, member in members if member.client_id == client_id), None)
@@ -95,7 +96,7 @@ class ClientRegistry:
         return self._producers.get(group, {})
 
     def find_producer(self, client_id: str) -> RemotingConnection | None:
-        """The connection of a producer of any group, or None.
+        """The connection of a producer of any group, the latest if there are several; or None.
 
         Also None while connections of several accounts claim the client id, as at most one of them is that client.
         """
@@ -112,7 +113,7 @@ class ClientRegistry:
         return list(dict.fromkeys(member.client_id for member in found.members.values())) if found else []
 
     def statistics(self) -> dict[str, int]:
-        """Members by kind: {"producers": n, "consumers": n}."""
+        """Number of memberships by kind: {"producers": n, "consumers": n}."""
         return {
             "producers": sum(map(len, self._producers.values())),
             "consumers": sum(len(group.members) for group in self._consumers.values()),
@@ -126,10 +127,13 @@ class ClientRegistry:
         consumers: Iterable[tuple[ConsumerData, bool]],
         access_key: str = "",
     ) -> bool:
-        """Processes a heartbeat. `consumers`: its existing consumer groups, each with whether its members are notified;
-        `access_key`: its account, if access control is on.
+        """Processes a heartbeat.
 
-        Returns IS_SUB_CHANGE: whether a client that sends fingerprints should send its full subscriptions.
+        consumers: those of its consumer groups that exist, each with whether to notify members of a change.
+        access_key: the account that signed it, if access control is on.
+
+        Returns IS_SUB_CHANGE, by which a client that sends fingerprints decides to send its full subscriptions: True if
+        the heartbeat has no fingerprint, or a consumer group of it was not registered with the same one.
         """
         if connection.is_closed:
             return False  # it left while its groups were being created; nothing would remove it
@@ -167,13 +171,13 @@ class ClientRegistry:
         self._leave(connection, False, group)
 
     def drop(self, connection: RemotingConnection) -> None:
-        """Removes a closed connection."""
+        """Removes a closed connection from all groups."""
         for is_consumer, group in list(self._groups_of.get(connection, ())):
             self._leave(connection, is_consumer, group)
         self._groups_of.pop(connection, None)
 
     async def expire_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Removes members without a heartbeat for `channel_expired_s`, every `channel_scan_interval_s`."""
+        """Removes members without a heartbeat for `channel_expired_s`; checks every `channel_scan_interval_s`."""
         task_status.started()
         while True:
             await trio.sleep(self._options.channel_scan_interval_s)
@@ -189,7 +193,7 @@ class ClientRegistry:
         return self._consumers[group].members if is_consumer else self._producers[group]
 
     def _join(self, connection: RemotingConnection, is_consumer: bool, group: str, member: Member) -> bool:
-        """Adds or refreshes a membership; returns whether it is new."""
+        """Adds or refreshes a membership; returns whether it was added. Adds none beyond `client_count_max`."""
         mine = self._groups_of.get(connection)
         if mine is not None and (is_consumer, group) in mine:
             self._members(is_consumer, group)[connection] = member
@@ -248,7 +252,7 @@ class ClientRegistry:
             self._release_id(connection)
 
     def _notify(self, group: str) -> None:
-        """Asks every member to rebalance, including the one that caused the change."""
+        """Sends NOTIFY_CONSUMER_IDS_CHANGED to every member of a group, also to the one that caused the change."""
         command = RemotingCommand(
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
             ext_fields=ConsumerGroupRequest(consumer_group=group).to_ext_fields(),
@@ -274,7 +278,10 @@ def subscription_body(topic: str, subscription: Subscription) -> SubscriptionDat
 
 
 def _update_subscriptions(group: ConsumerGroup, asked: Iterable[SubscriptionData]) -> bool:
-    """Sets the group's subscriptions to those of a heartbeat; returns whether the set of topics changed."""
+    """Sets the group's subscriptions to those of a heartbeat; returns whether the set of topics changed.
+
+    A subscription with an older version than the known one is ignored.
+    """
     wanted = {subscription.topic: subscription for subscription in asked}
     dropped = [topic for topic in group.subscriptions if topic not in wanted]
     for topic in dropped:

@@ -1,10 +1,10 @@
 """A JSON file under config/, written as RocketMQ does: the previous version is kept as `.bak`.
 
-Tables may have many thousands of entries, so a worker encodes them from a copy: the event loop only makes the copy.
+A table may have many thousands of entries, so the event loop only copies it, and a worker encodes the copy.
 
 A crash at any point leaves either the file or the `.bak` intact: new content is written and synced under a third name
-first, and a damaged file never becomes the `.bak`. A full disk leaves the old version; `save_when_possible` then leaves
-the write to `catch_up`.
+first, and a damaged file never becomes the `.bak`. If the disk is full, the old version stays, and `catch_up` writes
+what `save_when_possible` could not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ConfigFile:
-    """`path` and `path`.bak on `disk`. Blocking calls go through `run_blocking`; one save at a time."""
+    """The file `path`, and its previous version `path`.bak. Saves one table at a time."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ConfigFile:
         run_blocking: RunBlocking = run_in_thread,
         encode: Callable[[Any], bytes] = java_json.dumps_pretty,
     ) -> None:
-        """`encode` makes the content of a table, in a worker."""
+        """`encode` returns the content of the file for a table; `run_blocking` runs it, and the calls of `disk`."""
         self.path = path
         self._encode = encode
         self._disk = disk if disk is not None else OsDisk()
@@ -54,10 +54,10 @@ class ConfigFile:
         """Whether only the `.bak` is intact"""
 
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
-        """Decodes the file, else its `.bak`; None if neither exists or both are empty.
+        """Returns the decoded file, or else its `.bak`; None if each of them is missing or empty.
 
-        Raises CorruptLog if there is content but none can be decoded: starting with an empty table would overwrite what
-        an operator can still repair.
+        `decode` raises RemoteProtocolError for damaged content. Raises CorruptLog if only damaged content is found:
+        starting with an empty table would overwrite what an operator can still repair.
         """
         damage: CorruptLog | None = None
         was_empty = False
@@ -82,8 +82,10 @@ class ConfigFile:
         return None
 
     async def save(self, copy: Callable[[], object]) -> None:
-        """Writes the table that `copy` returns, called once earlier saves are done; nothing may change it afterwards.
-        Raises DiskFull, DiskFailed; the old version stays then."""
+        """Waits for earlier saves, then calls `copy` and writes the table that it returns, which must not change later.
+
+        Raises DiskFull (also if too many files are open) or DiskFailed; the old version stays then.
+        """
         async with self._lock:
             content = await self._run_blocking(self._encode, copy())
             try:
@@ -97,7 +99,7 @@ class ConfigFile:
                 logger.warning("config.file_saved file=%s", self.path)
 
     async def save_when_possible(self, copy: Callable[[], object]) -> None:
-        """As `save`, but if the disk is full, `catch_up` writes the content later. Raises DiskFailed."""
+        """As `save`, but if the disk is full, a later `catch_up` calls `copy` again and writes. Raises DiskFailed."""
         try:
             await self.save(copy)
         except DiskFull as error:
@@ -106,7 +108,7 @@ class ConfigFile:
             self._pending = copy
 
     async def catch_up(self) -> None:
-        """Writes content left by `save_when_possible`, if there is room by now. Raises DiskFailed."""
+        """Writes what `save_when_possible` could not, if there is room by now. Raises DiskFailed."""
         if self._pending is not None:
             await self.save_when_possible(self._pending)
 

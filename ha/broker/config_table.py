@@ -1,8 +1,8 @@
 """Configurations by name, with a data version: the common part of topics (topics.py), consumer groups (groups.py)
 and users (users.py).
 
-They are kept in a file under config/, or in a failover group in the group's log (journal.py): there a change takes
-effect when its record is in the log.
+They are kept in a file under config/. In a failover group the group's log defines them (journal.py): a change takes
+effect when its record is in the log, and the file is written from the log's records (group_log.py).
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ Save = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 def check_names(kind: str, names: Iterable[tuple[str, str]]) -> None:
-    """Compares the keys of a file's entries with the names that the entries state. Raises RemoteProtocolError if two
-    differ: the file is damaged."""
+    """Checks the keys of a file's entries against the names that the entries state: (key, name) pairs.
+
+    Raises RemoteProtocolError if two differ, as the file is damaged.
+    """
     for key, name in names:
         if key != name:
             raise RemoteProtocolError(f"the entry of {kind} {key!r} has the name {name!r}")
 
 
 class ConfigTable(ABC, Generic[Config]):
-    """`load` before use."""
+    """Configurations by name. Each subclass has a `load`, to be called before use."""
 
     kind: str
     """What is configured, as log events name it"""
@@ -101,7 +103,7 @@ class ConfigTable(ABC, Generic[Config]):
             self._table[name] = config
 
     def follow(self, changes: Mapping[str, Config | None], version: DataVersion | None) -> None:
-        """Applies the next record of the group's log."""
+        """Applies the next record of the group's log: changes (None: deleted), and a new data version if given."""
         for name, config in changes.items():
             self._set(name, config)
         if version is not None:
@@ -110,16 +112,16 @@ class ConfigTable(ABC, Generic[Config]):
             self._notify()
 
     def _notify(self) -> None:
-        """Called after the group's log has changed the table."""
+        """Called after the table has changed. A subclass overrides this to tell its subscribers."""
 
     def _bump_version(self) -> None:
         self._data_version = self._data_version.next(self._wall_clock_ms())
 
     async def _save(self, save: Save) -> None:
-        """Writes the file, unless another caller has written this state meanwhile.
+        """Writes the file, unless another caller writes this state of the table while this one waits for its turn.
 
-        A caller that is cancelled, such as a request whose connection closes, finishes it: its change is in the table,
-        and nobody else would write it.
+        Cancellation, for example of a request whose connection closes, does not interrupt it: the change is already in
+        the table, and nothing else would write it.
         """
         self._change_number += 1
         wanted = self._change_number
@@ -132,13 +134,17 @@ class ConfigTable(ABC, Generic[Config]):
                 self._saved_number = number
 
     async def _unchanged(self) -> str:
-        """Returns why a change that is already in the table may still be lost, or ""."""
+        """Waits until all earlier changes are acknowledged by the group; returns why they may be lost, or "".
+
+        For a request to change a configuration to what it already is. Returns "" at once outside a failover group.
+        """
         return "" if self.journal is None else (await self.journal.logged()).fault
 
     async def _log(self, journal: Journal, changes: Mapping[str, Config | None]) -> str:
-        """Writes changes to the group's log and applies them once they are there.
+        """Writes changes to the group's log, and applies them once they are there. None deletes a configuration.
 
-        Returns why they may be lost, or "".
+        Returns "" once they are acknowledged; otherwise why they may be lost, or were not made: one is too large, or
+        this broker is not the master.
         """
         for name, config in changes.items():
             if config is not None and config_size(name, config) > journal.config_size_max:
@@ -150,7 +156,7 @@ class ConfigTable(ABC, Generic[Config]):
                 self._add_to(journal, name, config)
 
         def done(logged: Logged) -> None:
-            # Synchronously, before anything else is written: a snapshot that follows has to contain it.
+            # Called before anything else is written to the log: a snapshot that follows has to contain the changes.
             for name in changes:
                 count = self._unlogged.pop(name) - 1
                 if count:

@@ -1,7 +1,7 @@
 """Requests for statistics of topics and consumer groups: 202, 208, 300, 303, 308, 315, 317, 321, 343.
 
-Offsets are queue offsets, times are in ms. Statistics are computed on request from queues, committed offsets and
-records, yielding to other tasks every few queues. Source: AdminBrokerProcessor.
+Offsets are queue offsets, times are in ms. Statistics are computed for each request from queues, committed offsets and
+records; other tasks run after every QUEUES_PER_SLICE queues. Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConsumeStatistics:
     """Answers requests about progress and rates."""
 
     def __init__(self, core: BrokerCore, *, in_flight_count: Callable[[str, str, int], int]) -> None:
-        """`in_flight_count`: see `PopService`."""
+        """`in_flight_count`: see `PopService.in_flight_count`."""
         tables = core.tables
         self._store = core.store
         self._topics = tables.topics
@@ -77,7 +77,7 @@ class ConsumeStatistics:
     # ---- topics
 
     async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """202: the bounds of each queue, the store time of its last message, and the put rate."""
+        """202: the bounds of each queue, the store time of its last message, and the put rate of the last minute."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -96,7 +96,7 @@ class ConsumeStatistics:
         return _body(command, {"offsetTable": table, "topicPutTps": per_s})
 
     async def _put_count(self, config: TopicConfig, period_s: int) -> int:
-        """Number of messages put to a topic in the last `period_s` seconds."""
+        """Number of messages in a topic's queues that were stored in the last `period_s` seconds."""
         since_ms = self._wall_clock_ms() - period_s * 1000
         count = 0
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
@@ -109,10 +109,10 @@ class ConsumeStatistics:
         return count
 
     async def stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """315: messages put to a topic in the last minute, hour and day, or read by a group (`topic@group`) in a
-        minute.
+        """315: TOPIC_PUT_NUMS, messages stored in a topic in the last minute, hour and day; GROUP_GET_NUMS (key
+        topic@group), messages that a group received in the last minute.
 
-        RocketMQ's other statistics are not available.
+        RocketMQ's other statistics are answered SYSTEM_ERROR, as if they did not exist.
         """
         request = parse_header(StatsRequest, command.ext_fields)
         key = request.stats_key
@@ -133,13 +133,13 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """300: the groups that consume a topic or have offsets of it."""
+        """300: the groups with members that subscribe to a topic, or with committed offsets in it."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
         return _body(command, GroupList(group_list=list(names)))
 
     async def topics_of_group(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """343: the topics of which a group has offsets."""
+        """343: the topics in which a group has committed offsets."""
         group = parse_header(GroupRequest, command.ext_fields).group
         address = f"{self._options.host}:{self._options.port}"
         return _body(command, {"brokerAddr": address, "topicList": self._offsets.topics_of(group)})
@@ -147,7 +147,10 @@ class ConsumeStatistics:
     # ---- groups
 
     async def consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """208: a group's progress in each queue of its topics."""
+        """208: a group's progress in each queue of the requested topics, or of all topics in which it has offsets.
+
+        Unless the request has a list of topics, leaves out those to which an online group is not subscribed.
+        """
         request = parse_header(ConsumeStatsRequest, command.ext_fields)
         group = request.consumer_group
         listed = [topic for topic in (request.topic_list or "").split(";") if topic]
@@ -188,7 +191,7 @@ class ConsumeStatistics:
         return table
 
     async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """317: the same for every group, and their total lag."""
+        """317: the progress of every group in its topics, or only in ordered topics, and the total lag in messages."""
         is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
         listed: list[dict[str, list[Any]]] = []
         behind = in_flight = queue_count = 0
@@ -218,7 +221,10 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def time_span(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """303: store times of the first, last and last consumed message of each queue, and the group's delay."""
+        """303: for each queue, the store times of the first, last, and last consumed message, and the group's delay.
+
+        The delay is the age of the next message to consume, 0 if there is none.
+        """
         request = parse_header(GroupRequest, command.ext_fields)
         topic = request.topic or ""
         config = self._topics.get_readable(topic)
@@ -250,9 +256,10 @@ class ConsumeStatistics:
         return _body(command, {"consumeTimeSpanSet": spans})
 
     async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """308: the lowest committed offset of any group in each queue, MAX_VALUE where the compared group is behind it.
+        """308: the lowest committed offset of any group in each queue; MAX_VALUE if that of `compareGroup` is lower.
 
-        `filterGroups` are ignored. RocketMQ also deletes their offsets; here a query changes nothing.
+        Leaves out the groups in `filterGroups`, and offsets before the start of the queue. RocketMQ also deletes the
+        offsets of these groups; here a query changes nothing.
         """
         request = parse_header(CorrectionRequest, command.ext_fields)
         topic, left_out = request.topic, set(request.filter_groups.split(","))
@@ -272,7 +279,7 @@ class ConsumeStatistics:
     # ---- queues
 
     async def queue_entries(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """321: entries of a consume queue, as stored."""
+        """321: entries of a consume queue as stored, at most ENTRY_COUNT_MAX, and the subscription of a group."""
         request = parse_header(QueryQueueRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         if queue is None:

@@ -1,4 +1,4 @@
-"""The parts of a broker that every family of requests may use."""
+"""The parts of a broker that its request handlers and background services share."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Delivers delayed messages from SCHEDULE_TOPIC_XXXX to their own topics when they are due, each level in order.
 
 Runs on a master. Each level has a task that sleeps until the first message of its queue is due, or until one arrives.
-It reads and puts all due messages in batches, and counts them as delivered once the status of the put is known. Failed
-puts are retried with back-off. After a crash a message may be delivered twice, but none is lost (delay_offsets.py).
-RocketMQ polls each level every 100 ms, and skips a message whose put failed
+It reads and puts all due messages in batches, and counts them as delivered once their puts are answered. Failed puts
+are retried with back-off; invalid messages are dropped. After a crash a message may be delivered twice, but none is
+lost (delay_offsets.py). RocketMQ polls each level every 100 ms, and skips a message whose put failed
 (ScheduleMessageService.DeliverDelayedMessageTimerTask).
 
 Time: a message is due at the wall-clock time in its queue entry, which is its store time plus its level's delay. For
-messages that arrive while the process runs, this is converted to trio's clock, so that steps of the wall clock have no
-effect. For older messages, the wall clock at the start counts; one that would then have to wait longer than its level's
-delay is due at once, as in RocketMQ (correctDeliverTimestamp).
+messages that arrive while `serve` runs, this is converted to trio's clock, so that steps of the wall clock have no
+effect. For older messages the wall clock at the start of `serve` counts; one that would then have to wait longer than
+its level's delay is due at once, as in RocketMQ (correctDeliverTimestamp).
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
 """Back-off between attempts to read or put a message."""
 CLOCK_STEP_S_MIN = 0.05
+"""Initial resolution of a `StoreClock`."""
 CLOCK_STEP_COUNT_MAX = 4096
+"""Maximum number of differences that a `StoreClock` keeps."""
 
 
 class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and the number of waiting messages by level (non-empty levels only)."""
+    """Numbers of messages: delivered and dropped since the start, and waiting by level (only levels with any)."""
 
     delivered_count: int
     dropped_count: int
@@ -58,16 +60,16 @@ class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Delivery(PutRequest, kw_only=True, gc=False):
-    """The put of one delayed message. `queue_offset`: in its level's queue."""
+    """The put of one delayed message. `queue_offset`: that of the delayed message in its level's queue."""
 
     queue_offset: int
 
 
 class StoreClock:
-    """How far the clock of store times was ahead of trio's when the messages of one queue arrived.
+    """The difference in seconds between store times and trio's clock, at the arrival of each message of one queue.
 
-    The difference is constant between steps of the wall clock. After a step back, the store's clock stands still until
-    the wall clock has caught up, and the difference changes with every arrival.
+    It is constant between steps of the wall clock. After a step back, store times stand still until the wall clock has
+    caught up, and the difference changes with every arrival.
     """
 
     def __init__(self, ahead_s: float) -> None:
@@ -76,17 +78,20 @@ class StoreClock:
         self._step_s = CLOCK_STEP_S_MIN
 
     def note(self, first_offset: int, ahead_s: float) -> None:
-        """Records the difference for messages from `first_offset` (entries) on."""
+        """Records the difference for messages from queue offset `first_offset` on, if it changed by the resolution.
+
+        To keep at most CLOCK_STEP_COUNT_MAX differences, drops every other one and doubles the resolution.
+        """
         if abs(ahead_s - self._ahead_s[-1]) < self._step_s or first_offset < self._first_offsets[-1]:
             return
-        if len(self._ahead_s) >= CLOCK_STEP_COUNT_MAX:  # lower the resolution to stay within the bound
+        if len(self._ahead_s) >= CLOCK_STEP_COUNT_MAX:
             del self._first_offsets[1::2], self._ahead_s[1::2]
             self._step_s *= 2
         self._first_offsets.append(first_offset)
         self._ahead_s.append(ahead_s)
 
     def forget_before(self, offset: int) -> None:
-        """Drops what is only needed for messages before `offset`."""
+        """Drops differences that only messages before queue offset `offset` need."""
         passed = bisect_right(self._first_offsets, offset) - 1
         if passed > 0:
             del self._first_offsets[:passed], self._ahead_s[:passed]
@@ -94,12 +99,12 @@ class StoreClock:
                 self._step_s = CLOCK_STEP_S_MIN
 
     def ahead_s(self, offset: int) -> float:
-        """The difference when the message at `offset` arrived."""
+        """The difference when the message at queue offset `offset` arrived."""
         return self._ahead_s[max(0, bisect_right(self._first_offsets, offset) - 1)]
 
 
 class _Level:
-    """One level while it is served. `known_from`: queue offset of the first message that arrived in this process."""
+    """One level while `serve` runs. `known_from`: queue offset of the first message that arrived since it started."""
 
     def __init__(self, level: int, delay_ms: int | None, known_from: int, ahead_s: float) -> None:
         self.level = level
@@ -121,7 +126,7 @@ class _Level:
 
 
 class DelayService:
-    """Runs the delivery. `serve` while the broker is a master; `on_arrivals` subscribes to the store."""
+    """Delivers delayed messages. `serve` while the broker is a master; `on_arrivals` is a subscriber of the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -138,7 +143,7 @@ class DelayService:
         self._dropped_count = 0
 
     def statistics(self) -> DelayStatistics:
-        """A snapshot."""
+        """A snapshot of the statistics."""
         waiting = {}
         for queue_id in self._store.queues.topics().get(SCHEDULE_TOPIC, ()):
             queue = self._store.queues.get(SCHEDULE_TOPIC, queue_id)
@@ -166,12 +171,16 @@ class DelayService:
     # ---- the table
 
     def replicated_offsets(self) -> DelayOffsets | None:
-        """Returns the newest state of the table whose delivered messages every slave has; None if there is none."""
+        """Returns the newest state of the table whose delivered messages are replicated; None if there is none.
+
+        That is up to `Acknowledgements.replicated_offset`: flushed here, and acknowledged by every slave that is
+        counted.
+        """
         self._mark()
         return self._offsets.settled(self._put.acknowledgements.replicated_offset)
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """45, sent by slaves: delivery progress of each level, as far as every slave has the delivered messages."""
+        """45, sent by slaves: answers with `replicated_offsets`."""
         settled = self.replicated_offsets()
         if settled is None:
             return command.reply(
@@ -180,7 +189,10 @@ class DelayService:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(settled))
 
     async def save(self) -> None:
-        """Writes the table if something was delivered since the last time."""
+        """Writes the newest state of the table whose delivered messages are flushed, if it changed; first flushes them.
+
+        Does nothing on a slave. In a failover group `GroupLog` writes the file.
+        """
         if self._standing.is_slave:
             return
         log = self._store.log
@@ -192,7 +204,7 @@ class DelayService:
         await self._offsets.save(log.flushed_offset.value)
 
     def _mark(self) -> bool:
-        """Marks the current state; returns whether the log has to be flushed before it can be saved."""
+        """Marks the current state of the table; returns whether a flush of the log is needed before it can be saved."""
         log = self._store.log
         is_new = self._offsets.mark(log.max_offset.value, self._put.acknowledgements.replicated_offset)
         return is_new and log.flushed_offset.value < log.max_offset.value
@@ -213,7 +225,7 @@ class DelayService:
                 level.arrived.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Delivers, and saves the table every `flush_delay_offset_interval_s`, until cancelled."""
+        """Delivers messages, and saves the table every `flush_delay_offset_interval_s`, until cancelled."""
         queues = self._store.queues
         numbers = set(range(1, len(self._delays_ms) + 1))
         # Messages may still wait in levels that messageDelayLevel no longer has.
@@ -273,7 +285,10 @@ class DelayService:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _head(self, level: _Level, queue: ConsumeQueue | None) -> tuple[int, Sequence[QueueEntry]]:
-        """Queue offset of the level's next message, and the entries from there on; none if nothing waits."""
+        """Queue offset of the level's next message, and the entries from there on; none if nothing waits.
+
+        Corrects the progress if it is outside the queue.
+        """
         offset = self._offsets.get(level.level)
         first, end = bounds(queue)
         # A new master knows its progress before all of the queue is dispatched.
@@ -294,7 +309,7 @@ class DelayService:
         return right, () if queue is None else queue.read(right, BATCH_COUNT_MAX)
 
     async def _deliver(self, level: _Level, queue: ConsumeQueue, offset: int, due_count: int) -> bool:
-        """Delivers up to `due_count` messages from `offset` on; returns False if they can't be read yet."""
+        """Delivers or drops up to `due_count` messages from `offset` on; returns False if they can't be read yet."""
         read = await self._reader.read(queue, offset, due_count)
         if read.status is ReadStatus.OFFSET_FOUND_NULL:
             self._log_failure("delay.read_failed", level, offset, read.status.value)
@@ -321,7 +336,10 @@ class DelayService:
         return deliveries
 
     async def _put_all(self, level: _Level, deliveries: list[_Delivery]) -> None:
-        """Puts until each is stored, or can never be. They wait for no flush and no slave, so storing answers them."""
+        """Puts `deliveries`, and repeats failed puts with back-off, until each message is stored or dropped as invalid.
+
+        The puts don't wait for a flush or for slaves, so they are answered when they are stored.
+        """
         pause_s = PAUSE_S_MIN
         while deliveries:
             await self._put.settle(deliveries)
@@ -353,7 +371,7 @@ def _due(level: _Level, offset: int, entries: Sequence[QueueEntry]) -> tuple[int
     now = trio.current_time()
     for number, (_, size, due_ms) in enumerate(entries):
         if size <= 0 or size == BLANK_SIZE:
-            continue  # no message, or a wrong entry: `_deliver` deals with it
+            continue  # no message, or a wrong entry, which `_deliver` handles
         due_at = level.due_at(offset + number, due_ms)
         if due_at > now:
             return number, due_at

@@ -1,4 +1,4 @@
-"""Delivery progress of each delay level, kept in config/delayOffset.json and copied by slaves (45).
+"""Delivery progress of delay levels and timer messages, kept in config/delayOffset.json and copied by slaves (45).
 
 The file, and what slaves are sent, must not run ahead of the delivered copies: if the offset survived a power loss or
 the loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the
@@ -20,6 +20,7 @@ from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, DelayOffsets, LogPosition
 
 MARK_COUNT_MAX = 64
+"""Maximum number of states of the table that are kept for saving and for slaves."""
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +31,10 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class DelayOffsetTable:
-    """Level (from 1) -> queue offset (entries) of the next message to deliver. `load` before use."""
+    """The table: level (from 1) -> queue offset of the next message to deliver. `load` before use.
+
+    Negative keys are the progress of timer messages (timers.py).
+    """
 
     def __init__(self, file: ConfigFile, *, wall_clock_ms: Callable[[], int]) -> None:
         self._file = file
@@ -49,7 +53,10 @@ class DelayOffsetTable:
         all of them again"""
 
     async def load(self, log_end: int) -> None:
-        """Reads the file. `log_end`: end of the log in bytes. Raises CorruptLog if file and `.bak` are damaged."""
+        """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged.
+
+        `log_end`: end of the log (bytes), with which this state is marked.
+        """
         loaded = await self._file.load(partial(java_json.read_as, DelayOffsets))
         if loaded is not None:
             self._adopt(loaded, log_end)
@@ -82,9 +89,11 @@ class DelayOffsetTable:
         self._adopt(DelayOffsets(data_version=self._data_version, offset_table=dict(table)), log_end)
 
     def mark(self, log_end: int, safe_offset: int) -> bool:
-        """Marks the current table: the copies that it counts lie before `log_end`. Returns whether it is unsaved.
+        """Marks the current state of the table, if it changed: the messages that it counts as delivered lie before
+        `log_end`. Returns whether it differs from the saved state.
 
-        Drops marks older than the last one at or before `safe_offset` (bytes).
+        Drops the marks before the newest one at or below `safe_offset`, an offset that is flushed and replicated. All
+        offsets are physical, in bytes.
         """
         marks = self._marks
         if marks[-1].table != self._table:
@@ -92,20 +101,21 @@ class DelayOffsetTable:
         while len(marks) > 1 and marks[1].log_end <= safe_offset:
             del marks[0]
         if len(marks) > MARK_COUNT_MAX:
-            del marks[2]  # not the oldest one that is not settled: beside a slave far behind, none ever would be
+            del marks[2]  # marks[1] stays: if it were replaced each time, a slave far behind would never reach it
         return self._saved != self._table
 
     def settled(self, log_offset: int) -> DelayOffsets | None:
-        """The newest marked table whose copies lie before `log_offset` (bytes); None if there is none."""
+        """The newest marked state whose delivered messages lie before physical offset `log_offset`, or None."""
         for mark in reversed(self._marks):
             if mark.log_end <= log_offset:
                 return DelayOffsets(data_version=self._data_version, offset_table=mark.table)
         return None
 
     async def save(self, flushed_offset: int) -> None:
-        """Writes the table settled by the flush up to `flushed_offset`, if it changed; later if the disk is full.
+        """Writes the newest marked state before physical offset `flushed_offset` if it differs from the saved one.
 
-        Call `mark` first. In a failover group `GroupLog` writes the file.
+        Call `mark` first. If the disk is full, the file is written later. Does nothing in a failover group, where
+        `GroupLog` writes the file. Raises DiskFailed.
         """
         if self.journal is not None:
             return
@@ -117,7 +127,7 @@ class DelayOffsetTable:
         await self._file.save_when_possible(lambda: settled)
 
     async def replace(self, offsets: DelayOffsets) -> bool:
-        """Copies a master's table and writes it, if it differs; returns whether it did."""
+        """Copies a master's table and writes the file, if the table differs; returns whether it does. DiskFailed."""
         if offsets.offset_table == self._table:
             return False
         self._adopt(offsets, 0)

@@ -1,11 +1,13 @@
-"""Messages that are stored in a system topic first and reach their own topic later: delayed and half messages.
+"""Messages that are first stored in a system topic, and later in their own: delayed, timer and half messages.
 
     DELAY=n        SCHEDULE_TOPIC_XXXX, queue n - 1           until it is due (delay.py)
     TIMER_…        rmq_sys_wheel_timer, queue 0               until it is due (timers.py)
     TRAN_MSG=true  RMQ_SYS_TRANS_HALF_TOPIC, queue 0          until its producer commits
 
-There its properties REAL_TOPIC and REAL_QID name its own topic and queue, and its transaction bits are cleared, so that
-it is dispatched. The message stored later keeps these properties: DELAY, TRAN_MSG and REAL_* remain.
+In the system topic, the properties REAL_TOPIC and REAL_QID name the message's own topic and queue. The transaction bits
+of a half message are cleared, so that it is dispatched. The copy in the message's own topic keeps DELAY, TRAN_MSG and
+REAL_*.
+
 Sources: HookUtils.handleScheduleMessage and transformTimerMessage, ScheduleMessageService.messageTimeUp,
 TransactionalMessageBridge.
 """
@@ -38,7 +40,7 @@ from ha.protocol.record_encoding import PROPERTY_CRC_SIZE
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 NOTED_SIZE_MAX = PROPERTIES_SIZE_MAX - PROPERTY_CRC_SIZE - 1
-"""Maximum bytes of a property string with `with_notes`; the store may append a separator and a CRC."""
+"""Maximum bytes of the result of `with_notes`: leaves room for a separator and a CRC, which the store may append."""
 TIMER_PROPERTIES = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 
 _INT = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
@@ -54,7 +56,7 @@ def parse_int(text: str) -> int:
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The requested level; 0 or less: no delay. ValueError if DELAY is not a number."""
+    """The requested delay level; 0 or less: no delay, as without DELAY. ValueError if DELAY is not an int32."""
     text = properties.get(DELAY)
     return parse_int(text) if text is not None else 0
 
@@ -67,7 +69,9 @@ def is_half(properties: dict[str, str]) -> bool:
 def store_delayed(message: Message, properties: dict[str, str], level: int, level_count: int) -> None:
     """Redirects `message` to the queue of its delay `level`, from 1; levels beyond the last become the last.
 
-    `properties`: its own, decoded. A level takes precedence over a timer (HookUtils.checkIfTimerMessage).
+    Changes `message` and `properties`, which are its own, decoded. Removes timer properties, as a level takes
+    precedence over a timer (HookUtils.checkIfTimerMessage). Raises LocalProtocolError if the new properties can't be
+    encoded.
     """
     if level > level_count:
         level = level_count
@@ -78,16 +82,17 @@ def store_delayed(message: Message, properties: dict[str, str], level: int, leve
 
 
 def is_timer(properties: dict[str, str]) -> bool:
-    """Whether `properties` ask for a delivery time, and are not those of a timer message that was delivered."""
+    """Whether `properties` request a delivery time, and are not those of a timer message that has been delivered."""
     return TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
 
 
 def store_timer(message: Message, properties: dict[str, str], now_ms: int, delay_ms_max: int) -> bool:
-    """Redirects a timer message to where it waits until it is due; False if it can't be stored at all.
+    """Redirects a timer message to the timer topic, or leaves it unchanged if its delivery time has passed.
 
-    A message whose time has come is left as it is. It can't be stored if the delay is no number or longer than
-    `delay_ms_max`, or if its time has come and it recalls another one. The due time is exact: RocketMQ rounds it down
-    to seconds, so that it delivers up to a second early.
+    Returns False if it must be refused: its delay is not a number or is longer than `delay_ms_max`, or its time has
+    passed although it recalls another message. Changes `message` and `properties`, which are its own, decoded. The due
+    time is exact to the millisecond; RocketMQ rounds it down to seconds, and delivers up to a second early. Raises
+    LocalProtocolError if the new properties can't be encoded.
     """
     if TIMER_DELAY_SEC in properties:
         text, scale, since_ms = properties[TIMER_DELAY_SEC], 1000, now_ms
@@ -108,7 +113,7 @@ def store_timer(message: Message, properties: dict[str, str], now_ms: int, delay
 
 
 def store_half(message: Message, properties: dict[str, str]) -> None:
-    """Redirects `message` to the half topic until its producer ends the transaction."""
+    """Redirects `message` to the half topic until its producer ends the transaction. Otherwise as `store_delayed`."""
     message.sys_flag &= ~SysFlag.TRANSACTION_MASK
     if UNIQ_KEY in properties:
         properties[TRANSACTION_ID] = properties[UNIQ_KEY]
@@ -124,29 +129,29 @@ def _store_elsewhere(message: Message, properties: dict[str, str], topic: str, q
 
 
 def real_message(record: MessageRecord) -> Message:
-    """The message of `record` for its own topic and queue.
+    """Returns the message of `record`, in a system topic, for its own topic and queue.
 
-    ValueError if its properties don't name them.
+    ValueError if its properties don't name them, or REAL_QID is not an int32.
     """
     properties = decode_properties(record.properties)
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID)
     if topic is None or queue_id is None:
         raise ValueError(f"the message has no {REAL_TOPIC if topic is None else REAL_QUEUE_ID}")
     raw = record.properties
-    if CRC32 in properties:  # of the record that it was; the store makes a new one
+    if CRC32 in properties:  # of the record in the system topic; the store computes a new one
         del properties[CRC32]
         raw = encode_properties(properties)
     return message_of(record, topic, parse_int(queue_id), raw)
 
 
 def with_notes(properties: bytes, notes: Mapping[str, str]) -> bytes:
-    """Appends properties that only inform, unless the string would then be too long for a record."""
+    """Returns a property string with `notes`, which only inform, or without them if it would exceed NOTED_SIZE_MAX."""
     noted = properties + encode_properties(notes)
     return noted if len(noted) <= NOTED_SIZE_MAX else properties
 
 
 def message_of(record: MessageRecord, topic: str, queue_id: int, properties: bytes) -> Message:
-    """The message of `record`, to be stored in a queue with these properties."""
+    """Returns the message of `record` for another topic, queue and property string."""
     return Message(
         topic,
         queue_id,

@@ -1,7 +1,7 @@
-"""Counts puts that are not answered PUT_OK by status and cause, and logs them for operators.
+"""Counts puts that are not answered PUT_OK, by status and cause, and logs them for operators.
 
-The remark of each answer tells the producer. The log has at most one line per minute, status and cause, with the number
-of puts and the remark of the last one.
+Producers get the remark of each answer. The log has at most one line per minute for each status and cause, with the
+number of puts since the previous line and the remark of the last one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Message filters of consumers: tags, or an SQL92 condition on properties; and 46 CHECK_CLIENT_CONFIG.
 
-The FILTER_COUNT_MAX conditions used last are kept compiled, and so are the errors of invalid ones. A condition is
-compiled when a pull first needs it, not at the heartbeat; clients ask beforehand (46) whether the broker accepts
-theirs. A pull with an invalid condition is refused; RocketMQ ignores the filter if the pull contains the condition
-itself. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
+The FILTER_COUNT_MAX most recently used conditions are kept compiled, and so are the errors of invalid ones. A condition
+is compiled when a pull first needs it, not at the heartbeat; clients ask in advance (46) whether the broker accepts
+theirs. A pull with an invalid condition is refused. RocketMQ delivers every message instead if the pull itself contains
+the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from ha.store.consume_queue import ConsumeQueue
 
 SQL92 = "SQL92"
 FILTER_COUNT_MAX = 256
+"""Maximum number of conditions that are kept, for all brokers of the process."""
 
 _UNLIMITED = 1 << 62
-"""Limit of a scan: those of the consumer apply to selected messages, not to scanned ones."""
+"""Passed as the limits of a read that scans messages: the consumer's limits are for the messages that it selects."""
 
 
 class Selection(msgspec.Struct, frozen=True, gc=False):
-    """Selects by tag hashes (None: all), or by the predicate `is_wanted` on properties."""
+    """Which messages a consumer wants: those whose properties `is_wanted` selects or, if it is None, those with a tag
+    hash in `tags_codes` (None: all).
+    """
 
     tags_codes: frozenset[int] | None = None
     is_wanted: Predicate | None = None
@@ -50,7 +53,11 @@ class Filters:
         self._is_enabled = options.enable_property_filter
 
     def select(self, expression: str | None, expression_type: str | None, *, is_registered: bool) -> Selection:
-        """The selection of an expression in a pull, or registered by a heartbeat. Raises RefusedError."""
+        """Returns the selection of an expression.
+
+        `is_registered`: it is from a heartbeat, not from the pull itself, which changes the code of an error. Raises
+        RefusedError for an invalid expression, or a type that this broker does not support.
+        """
         try:
             if is_tag_type(expression_type):
                 return Selection(parse_tag_expression(expression))
@@ -79,7 +86,7 @@ class Filters:
             )
 
     async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """46, sent before subscribing: whether this broker accepts a subscription."""
+        """46, sent before subscribing: SUCCESS if this broker accepts the subscription. Raises RefusedError if not."""
         asked = read_request(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
             self._check_enabled(SQL92)
@@ -117,10 +124,10 @@ async def read_wanted(
     message_count_max: int,
     message_bytes_max: int,
 ) -> QueueRead:
-    """As `QueueReader.read`, with a predicate on properties.
+    """As `QueueReader.read`, with a predicate on properties instead of tag hashes.
 
-    This has to read each message, not just its queue entry. It scans as many messages as a read by tags scans entries,
-    in parts of about the size of one answer, and yields to other tasks in between.
+    Reads each message, not only its queue entry. Scans as many messages as a read by tags scans entries, in parts of
+    about the size of one answer; other tasks run in between.
     """
     scan_end = queue_offset + min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
     at = queue_offset
@@ -162,5 +169,5 @@ async def read_wanted(
 def _is_wanted(record: memoryview, is_wanted: Predicate) -> bool:
     try:
         return is_wanted(decode_properties(record_properties(record)))
-    except RemoteProtocolError:  # malformed record: not for a filter to decide
+    except RemoteProtocolError:  # malformed record: filtered as if it had no properties
         return is_wanted({})

@@ -3,16 +3,17 @@
 RocketMQ keeps topics, groups and offsets in files and copies them every 10 s, so that a failover moves consumers back,
 or past the end of a truncated log (apache/rocketmq#4771). Here the confirmed part of the log defines them:
 
-    master    tables add each change to the journal; a writer task puts what has accumulated as one record, like a
-              message. A request is answered once its record is acknowledged, although reads may see changes earlier
-    everyone  applies the records, as they are dispatched, to a replica of the tables. Files are written from the
-              replica, with the position of its last record. A slave serves the replica
-    start     loads the files, if the log contains the record that they state, or the newest complete snapshot; then
-              applies the records that follow
+    master      tables add each change to the journal; a writer task puts the accumulated changes as one record, like
+                a message. A request is answered once its record is acknowledged; reads may see the change earlier
+    all members apply the records, as they are dispatched, to a replica of the tables. Files are written from the
+                replica, with the position of its last record. A slave serves the replica
+    at start    the files are loaded if the log contains the record that they state, otherwise the newest complete
+                snapshot; then the records that follow are applied
 
-A snapshot is written at the start of each epoch, at the start of each segment, and when much was written since the last
-one, so that the retained log always has one and a start reads little. It is written in parts, with changes in between.
-One task writes, so that records are in the log in the order in which they were made.
+A snapshot is written at the start of each epoch, at the start of each segment, and when the changes since the last one
+exceed both SNAPSHOT_AFTER_BYTES_MIN and SNAPSHOT_AFTER_FACTOR times its size. So the retained log always has one, and a
+start reads little. It is written in parts, with changes in between. One task writes, so that records are in the log in
+the order in which they were made.
 """
 
 from __future__ import annotations
@@ -48,26 +49,27 @@ from ha.store.dispatch import Arrival
 logger = logging.getLogger(__name__)
 
 LINGER_S = 0.1
-"""Delay from the first change to its record, while no request waits for it."""
+"""Maximum time from the first change to its record, while no request waits for it."""
 GAP_S = 0.005
-"""Minimum time between records."""
+"""Pause after each write."""
 PAUSE_S = 0.5
 """Time before the next attempt after a record could not be stored."""
 UNREADABLE_S = 1.0
+"""Time before the next attempt to read a record that can't be read, unless the damage of the log changes earlier."""
 RECORD_BYTES_MAX = 128 * 1024
-"""Maximum body of a record, unless a single topic or group is larger."""
+"""Maximum bytes of a record's body, unless a single entry is larger. Lower if maxMessageSize or segments are small."""
 SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
 """A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
 
 UNCONFIRMED = Logged(PutStatus.FLUSH_SLAVE_TIMEOUT, "stored, without waiting for the other members")
 """Outcome of changes whose record was stored without waiting for its acknowledgement; a later request that relies on
-them has to wait for it
+them waits for it
 """
 
 
 class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start."""
+    """Counters of what this broker wrote since its start, and the position of the replica."""
 
     record_count: int
     snapshot_count: int
@@ -77,14 +79,17 @@ class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RecordPut(PutRequest, kw_only=True, gc=False):
-    """The put of one record. `size`: of its body, in bytes."""
+    """The put of one record. `size`: bytes of its body."""
 
     record: TablesRecord
     size: int
 
 
 class GroupLog:
-    """`load` before use, `serve` while the broker runs; the methods under "roles" when its role changes."""
+    """Keeps the tables of a failover group in its log.
+
+    `load` before use, `serve` while the broker runs; `Broker` calls the methods under "roles" when its role changes.
+    """
 
     def __init__(self, core: BrokerCore) -> None:
         store, options = core.store, core.options
@@ -96,7 +101,7 @@ class GroupLog:
         self._reader = BatchReader(store)
         self._replica = Replica(TablesState())
         self._promised = LogPosition()
-        """The last record in the tables, while this broker was master, that was or may have been acknowledged"""
+        """The last record that the tables had while this broker was master, and that is or may be acknowledged"""
         self.is_copy = False
         """Whether the tables were copied from a master since the start"""
         self._reading = trio.Lock()
@@ -107,7 +112,7 @@ class GroupLog:
         """Set while this broker writes records of its epoch"""
         self._snapshot_began = self._part_bytes = self._snapshot_bytes = 0
         self._snapshot_segment = -1
-        """Start of the newest segment that has a snapshot"""
+        """Start (bytes) of the last segment if it has a snapshot; with any other value, that segment gets one"""
         self._bytes_since = 0
         self._record_count = 0
         self._snapshot_count = 0
@@ -130,7 +135,7 @@ class GroupLog:
 
     @property
     def position(self) -> LogPosition:
-        """The last record applied to all tables."""
+        """The last record of the log that the replica contains."""
         return self._replica.reported_position
 
     @property
@@ -153,18 +158,21 @@ class GroupLog:
     # ---- start
 
     async def load(self) -> None:
-        """Applies the records of the log to the tables, which have been read from their files."""
+        """Applies the records of the log to the tables, which have been read from their files.
+
+        Raises OSError, and DiskFailed.
+        """
         loaded = self._tables.as_loaded()
         self._replica = await read_back(self._store, loaded)
         await self._read_on()
         for section in loaded.foreign:
-            # The store was used outside its group since then; that state counts until the next snapshot.
+            # The store was used outside its group after the log's records: that state counts until the next snapshot.
             setattr(self._replica.state, section, getattr(loaded.state, section))
             self._replica.mark_incomplete()
         self._tables.adopt(self._replica.state)
         if loaded.foreign:
             self._replica.changed.update(SECTIONS)
-            await self.save()  # at the next start its own records are the newer ones
+            await self.save()  # with a position: at the next start, later records of the log take precedence
 
     async def save(self) -> None:
         """Writes the files of tables that changed since they were last written."""
@@ -176,10 +184,11 @@ class GroupLog:
     # ---- roles
 
     async def begin_epoch(self, epoch: int) -> None:
-        """Opens the journal for records of `epoch`, before any put of it is admitted.
+        """Opens the journal for records of `epoch`, before any put of that epoch is admitted.
 
-        Nothing is appended meanwhile. Undispatched records are applied too: they may have been acknowledged, and
-        dispatch waits for the other members.
+        Nothing may be appended meanwhile. Waits for records that can't be read yet. Undispatched records are applied,
+        too: they may have been acknowledged, and dispatch waits for the other members. If the standing changes
+        meanwhile, the journal stays closed. Raises DamagedBytes if an undispatched record can't be read.
         """
         standing = self._tables.standing
         revision = standing.revision
@@ -201,7 +210,7 @@ class GroupLog:
         logger.info("group_log.epoch_began epoch=%d position=%r ahead=%d", epoch, self._replica.position, len(ahead))
 
     async def write_epoch(self, epoch: int) -> None:
-        """Starts writing, now that puts are admitted: first a snapshot, then the journal."""
+        """Starts writing, once puts are admitted: first a snapshot, then changes. Nothing if the journal is closed."""
         if self.journal.is_open and self.journal.epoch == epoch:
             self._begun.set()
             self._want_snapshot()
@@ -212,7 +221,10 @@ class GroupLog:
             self.end_epoch()
 
     def end_epoch(self) -> None:
-        """Stops writing. Changes that are not acknowledged leave the tables, and requests that wait for them fail."""
+        """Stops writing; requests that wait for an acknowledgement fail with NO_MASTER.
+
+        If the replica is whole, the tables return to it: they lose changes that are not confirmed.
+        """
         if self.journal.is_open:
             self.journal.close()
             self._parts = None
@@ -222,7 +234,7 @@ class GroupLog:
                 self._tables.adopt(self._replica.state)
 
     async def step_down(self) -> None:
-        """Removes from the tables what services of the former role changed while they ended."""
+        """Returns the tables to the replica, if it is whole, after services of the former role have ended."""
         if self._replica.is_whole:
             self._tables.adopt(self._replica.state)
         await trio.lowlevel.checkpoint()
@@ -230,7 +242,7 @@ class GroupLog:
     # ---- reading
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Wakes the reader. Called by the store once per dispatched batch; never blocks."""
+        """Wakes the reader, and requests a snapshot in a new segment. Called by the store for each dispatched batch."""
         if self._begun.is_set() and self._log.segments[-1].start != self._snapshot_segment:
             self._want_snapshot()
         if not self._arrived.is_set() and any(arrival.topic == TABLES_TOPIC for arrival in arrivals):
@@ -259,7 +271,7 @@ class GroupLog:
                 self._arrived.set()
 
     async def _read_on(self) -> bool:
-        """Applies records of the queue to the replica; returns False if one can't be read yet."""
+        """Applies new records to the replica and clears deleted topics; returns False if a record can't be read yet."""
         async with self._reading:
             is_done = await self._read_queue()
         await self._tables.clear_deleted_topics()
@@ -293,7 +305,7 @@ class GroupLog:
         return True
 
     async def _reload(self) -> None:
-        """Rebuilds the tables after the log was truncated or replaced and no longer contains their last record."""
+        """Rebuilds the replica after the log was truncated or replaced, so that it lacks the replica's last record."""
         logger.warning("group_log.reloaded position=%r", self._replica.position)
         left = LoadedTables(state=self._replica.state, positions={}, foreign=set())
         self._replica = await read_back(self._store, left)
@@ -322,7 +334,7 @@ class GroupLog:
             if is_another:
                 logger.warning("group_log.snapshot_differed position=%r", position)
             if journal.is_open:
-                continue  # written here, or read before: the tables have it already
+                continue  # written by this master or applied by `begin_epoch`: the tables have it
             if is_another:
                 self._tables.adopt(replica.state)
             else:
@@ -351,9 +363,9 @@ class GroupLog:
             await trio.sleep(GAP_S)
 
     async def _write_part(self) -> bool:
-        """Writes the next part of a snapshot that is due.
+        """Writes the next part of a snapshot, if one is due. Returns False if it can't be stored.
 
-        Returns False if it can't be stored; the snapshot restarts then.
+        The snapshot then starts again from its first part.
         """
         if self._parts is None:
             if not self._is_snapshot_wanted:
@@ -382,14 +394,14 @@ class GroupLog:
         self._snapshot_count += 1
         self._snapshot_bytes, self._bytes_since = self._part_bytes, 0
         last = self._log.segments[-1]
-        # One that crosses the end of a segment is repeated, unless segments are too small for it.
+        # A snapshot that crosses the end of a segment is repeated, unless half a segment is too small for it.
         is_small = self._snapshot_bytes < self._log.segment_size // 2
         self._snapshot_segment = self._snapshot_began if is_small else last.start
         if self._snapshot_segment >= last.start:
             self._snapshot_segment = last.start
 
     async def _write_changes(self, *, waits: bool) -> bool:
-        """Writes the journal; returns False if it can't be stored. `waits`: for the acknowledgement."""
+        """Writes the changes in the journal; returns False if some can't be stored. `waits`: for acknowledgement."""
         journal = self.journal
         epoch = journal.epoch
         puts = [self._put_of(record, waits=waits) for record in journal.take(self._record_bytes_max)]
@@ -428,8 +440,9 @@ class GroupLog:
         return _RecordPut(messages=(message,), waits=waits, record=record, size=len(body))
 
     def copied(self) -> None:
-        """Records that a slave copied its master's tables. They come from the master's files, or are newer than the
-        first snapshot in this log.
+        """Called when a slave has copied its master's tables: the replica takes them over.
+
+        As they do not come from this log, the replica counts as incomplete until the next snapshot.
         """
         self.is_copy = True
         self._replica.state = self._tables.state()
@@ -437,7 +450,7 @@ class GroupLog:
         self._replica.changed.update(SECTIONS)
 
     async def close(self) -> None:
-        """Writes the journal at shutdown, without waiting for acknowledgement."""
+        """Writes the journal at shutdown, without waiting for acknowledgement, and closes it."""
         if self._begun.is_set():
             self._begun = trio.Event()
             await self._write_changes(waits=False)

@@ -1,9 +1,10 @@
-"""Where to start reading the tables when a broker starts or its log was truncated: from the files, or a snapshot.
+"""Finds where to start reading the tables after a start, or after the log was truncated: at the files, or a snapshot.
 
-A file states the last record that it contains. It is valid if the log has this record: same epoch, same physical
-offset, so everything before it is the same too. If the log ends before it, or continued differently after a truncation,
-the file may be ahead of the log, and reading starts at the newest complete snapshot. A file without a position was
-written outside the group, by a halog without failover or by RocketMQ; it is newer than the log's records of its table.
+A file states the last record that it contains. The file is valid if the log has this record, with the same epoch and
+physical offset: then everything before it is the same, too. If the log ends before that record, or continued
+differently after a truncation, the file may be ahead of the log, and reading starts at the newest complete snapshot. A
+file without a position was written outside the group, by a halog without failover or by RocketMQ; it is newer than the
+log's records of its table.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ha.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
+"""Bytes of the log per read, more for a longer record."""
 ENTRY_COUNT = 4096
 """Queue entries per read."""
 
@@ -35,8 +37,8 @@ ENTRY_COUNT = 4096
 class LoadedTables(msgspec.Struct, kw_only=True):
     """The content of the files.
 
-    positions: last record that each table contains; tables without a file are missing.
-    foreign: tables whose files were written outside the group.
+    positions: the last record that each table contains; without tables whose file is missing or states none.
+    foreign: tables whose files were written outside the group: they state no position, and are not a `.bak`.
     """
 
     state: TablesState
@@ -45,7 +47,12 @@ class LoadedTables(msgspec.Struct, kw_only=True):
 
 
 async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
-    """Returns the tables to which the records after their position have to be applied."""
+    """Returns the tables to which the log's records after their position have to be applied.
+
+    That is the content of the files if all of them are valid and not older than the newest complete snapshot, otherwise
+    empty tables before this snapshot. Without a snapshot it is the content of the files, in which offsets beyond the
+    ends of queues are lowered if a file is ahead of the log. Raises OSError.
+    """
     queue = store.queues.get(TABLES_TOPIC, 0)
     positions = list(loaded.positions.values())
     are_sound = True
@@ -74,7 +81,7 @@ async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
 
 
 async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
-    """Whether the log contains the record at `position`. True for a position before the first record."""
+    """Whether the log contains the record at `position`; True for one before the first record. Raises OSError."""
     if position.queue_offset < 0:
         return True
     queue = store.queues.get(TABLES_TOPIC, 0)
@@ -88,7 +95,7 @@ async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
 
 
 def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
-    """Whether the record at `position` is still in place, judging by the queue alone."""
+    """Whether the queue still has the record at `position`. True if retention deleted it, or its place is not known."""
     if position.queue_offset < queue.min_offset or position.physical_offset < 0:
         return True
     entries = queue.read(position.queue_offset, 1)
@@ -96,10 +103,10 @@ def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
 
 
 async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[tuple[int, TablesRecord]]:
-    """Yields the records of the tables, and their physical offsets, from `begin`, the start of a record, to the end of
-    the log.
+    """Yields the tables' records between physical offset `begin` and the end of the log, each with its physical offset.
 
-    Nothing may be appended meanwhile. Skips other records. Raises DamagedBytes.
+    `begin` must be the start of a record. Nothing may be appended meanwhile. Skips all other records, and records of
+    the tables that can't be interpreted, with a log line. Raises DamagedBytes.
     """
     position, end, size = begin, log.max_offset.value, _CHUNK_BYTES
     while position < end:
@@ -136,7 +143,7 @@ def _cut_offsets(store: MessageStore, state: TablesState) -> None:
 
 
 def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yields the queues of a topic that end before the committed offset, and their ends."""
+    """Yields (queue id, end) for each queue of a topic that ends before the offset in `by_queue`. Queue offsets."""
     for queue_id, offset in list(by_queue.items()):
         end = store.log.next_queue_offset(topic, queue_id)
         if offset > end:
@@ -144,7 +151,7 @@ def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> It
 
 
 async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[int, int] | None:
-    """Queue offsets of the first and last part of the newest complete snapshot."""
+    """Queue offsets of the first and the last part of the newest complete snapshot; None if there is none."""
     last = epoch = missing = -1
     end = queue.max_offset
     while end > queue.min_offset:

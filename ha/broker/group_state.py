@@ -1,4 +1,4 @@
-"""Topics, consumer groups, offsets and users as records of a failover group's log: applying records, and making them.
+"""Applies and makes the records of a failover group's log: topics, groups, offsets, progress of delay levels, users.
 
 No I/O. `TablesState` is the result of all records up to one of them; `Replica` follows the log and switches to a
 complete snapshot; `pack` makes records of bounded size. The format: ha/protocol/group_records.py.
@@ -18,7 +18,7 @@ from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, e
 BEFORE_ALL = LogPosition()
 """The position before the first record."""
 QUEUE_COUNT = 512
-"""Maximum number of offsets of one group and topic per record."""
+"""Offsets of one group and topic that `pack` adds to a record at a time."""
 RECORD_OVERHEAD = 1024
 """Maximum bytes of a record's body apart from the entries of its maps."""
 
@@ -27,7 +27,7 @@ SECTIONS = (TOPICS, GROUPS, OFFSETS, DELAYS, USERS)
 
 
 class TablesView(msgspec.Struct, frozen=True):
-    """The current tables; the maps are not copied."""
+    """The current tables, or the changes in a journal, where None is a deletion. The maps are not copied."""
 
     topics: Mapping[str, TopicConfig | None]
     deleted_topics: Mapping[str, int]
@@ -54,7 +54,7 @@ class TablesState(msgspec.Struct):
     users_version: DataVersion = DataVersion()
 
     def apply(self, record: TablesRecord) -> None:
-        """Applies `record`."""
+        """Applies the next record."""
         for topic, topic_config in record.topics.items():
             if topic_config is None:
                 self.topics.pop(topic, None)
@@ -106,8 +106,8 @@ def changed_sections(record: TablesRecord) -> Iterator[str]:
 class Replica:
     """The tables according to the log, updated record by record.
 
-    `is_whole`: they come from the log alone. Before the first complete snapshot they are the earlier state plus the
-    records since.
+    `is_whole`: they come from the log alone. Before the first complete snapshot they are the state passed to
+    `__init__` plus the records since.
     """
 
     def __init__(self, state: TablesState, position: LogPosition = BEFORE_ALL, *, is_whole: bool = False) -> None:
@@ -140,7 +140,7 @@ class Replica:
         if built is None:
             return False
         if record.epoch != self._epoch or (part is not None and part.part != self._next_part):
-            self._built = None  # the snapshot was never finished
+            self._built = None  # that snapshot was not finished
             return False
         built.apply(record)
         if part is None:
@@ -157,7 +157,7 @@ class Replica:
         return is_another
 
     def mark_incomplete(self) -> None:
-        """Notes that a record can't be read: the tables are incomplete until the next snapshot."""
+        """Marks the tables as incomplete until the next snapshot, for example because a record can't be read."""
         self.is_whole = False
         self._built = None
 
@@ -165,10 +165,11 @@ class Replica:
 def pack(
     view: TablesView, epoch: int, size_max: int, *, removed: Mapping[str, None] | None = None
 ) -> Iterator[TablesRecord]:
-    """Yields records with everything in `view`, of at most `size_max` bytes unless a single entry is larger.
+    """Yields records with everything in `view`, of about `size_max` bytes unless a single entry is larger.
 
-    Values are read just before their record is yielded, so `view` may change between two records. The last record has
-    the data versions. There is always at least one record, possibly empty.
+    `removed`: "topic@group" keys whose offsets are removed; they come first. Values are read just before their record
+    is yielded, so `view` may change between two records. The last record has the data versions. There is always at
+    least one record, possibly empty.
     """
     record = TablesRecord(epoch=epoch)
     size = RECORD_OVERHEAD
@@ -216,7 +217,7 @@ def pack(
 
 def snapshot_parts(view: TablesView, epoch: int, size_max: int) -> Iterator[TablesRecord]:
     """Yields the parts of a snapshot of `view`; each must be encoded before the next is requested."""
-    assert view.topics_version is not None  # only the last part has them
+    assert view.topics_version is not None  # marks the last part
     for number, record in enumerate(pack(view, epoch, size_max)):
         record.snapshot = SnapshotPart(number, record.topics_version is not None)
         yield record

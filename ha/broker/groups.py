@@ -46,8 +46,11 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         self.file_position = loaded.log_position if loaded is not None else None
 
     async def find_or_create(self, group: str) -> GroupConfig | None:
-        """The group, created with defaults if allowed; None if it is not allowed, or the name, or that of its retry
-        topic, is invalid."""
+        """Returns the group, created with defaults if it does not exist and auto-creation is on.
+
+        None if it can't be created: auto-creation is off, `group_count_max` is reached, its name or that of its retry
+        topic is invalid, or the group's log could not store it. On a slave a new group exists only in memory.
+        """
         found = self._table.get(group)
         if found is not None or not self._options.auto_create_group:
             return found
@@ -69,7 +72,10 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         return found
 
     async def update(self, groups: Iterable[GroupConfig]) -> str:
-        """Creates or changes groups; attributes with request modes stay. Returns why it is not possible, or ""."""
+        """Creates or changes groups, all or none. Returns why it is not possible, or "".
+
+        Keeps the request modes of a group (attributes with REQUEST_MODE_PREFIX), unless `groups` states them.
+        """
         updated = [_with_modes(group, self._table.get(group.group_name)) for group in groups]
         changed = {group.group_name: group for group in updated if self._table.get(group.group_name) != group}
         if not changed:

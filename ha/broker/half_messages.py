@@ -1,10 +1,12 @@
 """The check of one half message: whether it is due, the copy that is stored for it, and the request (39).
 
 A half message is checked once it is older than transactionTimeOut, at most transactionCheckMax times. Before each check
-it is stored again, and the check is about the copy. CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout of one message;
-while it lasts the message is stored again without a check, so that later ones can be checked. In RocketMQ this counts
-as a check, and a long immunity uses up all of them. Sources: TransactionalMessageServiceImpl.check,
-TransactionalMessageBridge, DefaultTransactionalMessageCheckListener, AbstractTransactionalMessageCheckListener.
+it is stored again, and the check is about the copy. The property CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout of
+one message. Until that time is over, the message is stored again without a check, so that later ones can be checked. In
+RocketMQ this counts as a check, and a long immunity uses up all of them.
+
+Sources: TransactionalMessageServiceImpl.check, TransactionalMessageBridge, DefaultTransactionalMessageCheckListener,
+AbstractTransactionalMessageCheckListener.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ class Verdict(Enum):
 def judge(
     properties: dict[str, str], age_ms: int, *, timeout_ms: float, check_times_max: int, reserved_ms: float
 ) -> Verdict:
-    """What to do with a half message with `properties`, born `age_ms` ago by its producer's clock."""
+    """Returns what to do with an open half message that was born `age_ms` ago, by its producer's clock.
+
+    check_times_max: after this many checks it is given up. reserved_ms: at a greater age, too, as retention may delete
+    it. A negative age, of a producer whose clock is ahead, counts as old enough for a check.
+    """
     if _number(properties, TRANSACTION_CHECK_TIMES) >= check_times_max or age_ms > reserved_ms:
         return Verdict.GIVE_UP
     if CHECK_IMMUNITY_TIME_S in properties:
@@ -61,7 +67,10 @@ def _number(properties: dict[str, str], name: str, default: int = 0) -> int:
 
 
 def next_copy(record: MessageRecord, properties: dict[str, str], *, is_asked: bool) -> Message:
-    """The copy of a half message that is stored again. LocalProtocolError if it can't be encoded."""
+    """Returns the copy of a half message that is stored again. LocalProtocolError if it can't be encoded.
+
+    It counts the check if `is_asked`; otherwise it states the queue offset of the first copy.
+    """
     properties = {name: value for name, value in properties.items() if name != CRC32}
     if is_asked:
         properties[TRANSACTION_CHECK_TIMES] = str(_number(properties, TRANSACTION_CHECK_TIMES) + 1)
@@ -71,7 +80,7 @@ def next_copy(record: MessageRecord, properties: dict[str, str], *, is_asked: bo
 
 
 def given_up(record: MessageRecord, properties: dict[str, str]) -> Message:
-    """The copy of a half message that is given up."""
+    """Returns the copy of a half message that is stored in GIVEN_UP_TOPIC."""
     raw = record.properties
     if CRC32 in properties:
         try:
@@ -90,9 +99,12 @@ def _moved(record: MessageRecord, topic: str, properties: bytes) -> Message:
 def question(
     record: MessageRecord, copy: Message, *, queue_offset: int, physical_offset: int, broker_name: str, host: bytes
 ) -> RemotingCommand:
-    """The check (39) of half message `record`, now stored as `copy` at these offsets. ValueError as real_message."""
+    """Returns the check (39) of half message `record`, whose `copy` is stored at these offsets.
+
+    `host`: this broker's address, as `encode_host` returns it. ValueError as `real_message`.
+    """
     belongs = real_message(record)
-    # As in RocketMQ, which does not store WAIT in the copy. A message with the longest properties has no room for it.
+    # As in RocketMQ, the check has WAIT=false, which the stored copy lacks; left out if the properties get too long.
     properties = join(copy.properties, b"WAIT\x01false\x02")
     if len(properties) > PROPERTIES_SIZE_MAX:
         properties = copy.properties

@@ -1,4 +1,4 @@
-"""State of the half messages in RMQ_SYS_TRANS_HALF_TOPIC: which are ended, and the queue offset before which all are.
+"""State of the half messages in RMQ_SYS_TRANS_HALF_TOPIC: which are ended, and before which queue offset all are.
 
 An op message in RMQ_SYS_TRANS_OP_HALF_TOPIC, tag d, lists ended half messages by queue offset: 5.x writes several, each
 followed by a comma, 4.9 a single bare one. A half message that stays open after a check is stored again at the end of
@@ -15,18 +15,19 @@ import msgspec
 
 OP_TAG = "d"
 WINDOW_COUNT_MAX = 4 * 1024 * 1024
-"""Half messages from the first open one on whose state is kept, in a byte each."""
+"""Maximum number of half messages, from the first open one on, whose state is kept; each takes a byte."""
 MOVED_COUNT_MAX = 65_536
-"""Half messages stored again whose new offset is kept."""
+"""Maximum number of half messages that were stored again and whose new offset is kept."""
 READ_COUNT_MAX = 4096
-"""Ranges of the op queue that are kept apart while open half messages may need them."""
+"""Maximum number of ranges of the op queue, each with the last half message that it ends, before they are merged."""
 MARK_COUNT_MAX = 64
+"""Maximum number of uncommitted states in `ProgressMarks`."""
 
 _OFFSET_DIGITS_MAX = 19
 
 
 def encode_op(offsets: Iterable[int]) -> bytes:
-    """The body of an op message for half messages at `offsets`, in the form of 5.x."""
+    """The body of an op message for half messages at `offsets` (queue offsets), in the form of 5.x."""
     return "".join(f"{offset}," for offset in offsets).encode()
 
 
@@ -42,7 +43,7 @@ def decode_op(body: bytes) -> list[int]:
 
 
 class HalfWindow:
-    """State of the half messages from `start` (a queue offset) on. All before it are ended or have a later copy."""
+    """State of the half messages from queue offset `start` on. All before it are ended or have a later copy."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -50,9 +51,9 @@ class HalfWindow:
         self._moved: dict[int, int] = {}
 
     def end(self, offset: int) -> list[int]:
-        """Ends the half message at `offset` and its later copies; returns all its offsets, in order.
+        """Ends the half message at `offset` and its later copies; returns the offsets of all of these, in order.
 
-        Returns nothing if it is beyond the window.
+        Returns [] if one of them is WINDOW_COUNT_MAX or more beyond `start`; those before it are ended.
         """
         had = []
         at: int | None = offset
@@ -65,9 +66,10 @@ class HalfWindow:
         return had
 
     def move(self, offset: int, to: int) -> list[int]:
-        """Records that `to` is a copy of the half message at `offset`.
+        """Records that the half message at `offset` was stored again at `to`; returns [].
 
-        Ends the copy if the half message at `offset` was ended meanwhile: see `end`.
+        If it was ended meanwhile, ends the copy and returns what `end` returns. Beyond MOVED_COUNT_MAX, forgets the
+        oldest copy: ending its original no longer ends it.
         """
         was_ended = self.is_ended(offset)
         self._mark(offset)
@@ -86,31 +88,31 @@ class HalfWindow:
             self._ended[at] = 1
 
     def is_ended(self, offset: int) -> bool:
-        """Whether the half message at `offset` is ended or was copied."""
+        """Whether the half message at `offset` is ended or was stored again."""
         at = offset - self.start
         return at < 0 or (at < len(self._ended) and self._ended[at] == 1)
 
     def next_open(self, offset: int) -> int:
-        """The first offset from `offset` on that is not known to be ended."""
+        """The first offset from `offset` on whose half message is not known to be ended or stored again."""
         at = max(0, offset - self.start)
         found = self._ended.find(0, at)
         return self.start + (found if found >= 0 else max(at, len(self._ended)))
 
     def next_ended(self, offset: int, limit: int) -> int:
-        """The first offset from `offset` on that is known to be ended, at most `limit`."""
+        """The first offset in [`offset`, `limit`) whose half message is ended or stored again; otherwise `limit`."""
         found = self._ended.find(1, max(0, offset - self.start), max(0, limit - self.start))
         return self.start + found if found >= 0 else limit
 
     def open_count(self, end: int) -> int:
-        """Number of half messages before `end` that are not known to be ended."""
+        """Number of half messages before queue offset `end` that are not known to be ended or stored again."""
         return max(0, end - self.start - self._ended.count(1, 0, max(0, end - self.start)))
 
     def advance(self) -> None:
-        """Moves the start to the first half message that is not ended."""
+        """Moves `start` forward to the first half message that is open."""
         self.advance_to(self.next_open(self.start))
 
     def advance_to(self, offset: int) -> None:
-        """Moves the start forward to `offset`."""
+        """Moves `start` forward to `offset`, which must not be lower."""
         del self._ended[: offset - self.start]
         self.start = offset
 
@@ -121,10 +123,10 @@ class OpReads:
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset
         self._reads: deque[tuple[int, int]] = deque()
-        """(first op of a range that was read, last half message that it ends)"""
+        """(first op of a range that was read, highest offset of a half message that the range ends)"""
 
     def note(self, next_offset: int, last_half: int) -> None:
-        """Records that the ops before `next_offset` were read, and end half messages up to `last_half`."""
+        """Records that the ops before `next_offset` were read; `last_half`: the highest one that they end, or -1."""
         self._reads.append((self.next_offset, last_half))
         self.next_offset = next_offset
         if len(self._reads) > READ_COUNT_MAX:  # merge pairs of ranges
@@ -136,7 +138,7 @@ class OpReads:
             )
 
     def needed_from(self, half_start: int) -> int:
-        """The first op that may end half messages from `half_start` on."""
+        """The offset of the first op that may end half messages from `half_start` on. Forgets the ops before it."""
         reads = self._reads
         while reads and reads[0][1] < half_start:
             reads.popleft()
@@ -152,9 +154,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProgressMarks:
-    """Progress that can't be committed safely yet: it depends on records that a crash could remove from the end of the
-    log.
-    """
+    """Progress that can't be committed yet, as it depends on records that a crash could remove from the log's end."""
 
     def __init__(self) -> None:
         self._marks: list[Progress] = []
@@ -164,7 +164,7 @@ class ProgressMarks:
         return bool(self._marks)
 
     def note(self, progress: Progress) -> None:
-        """Adds `progress` if it changed."""
+        """Adds `progress` if its queue offsets differ from the last ones added."""
         offsets = progress.half_offset, progress.op_offset
         if offsets != self._last:
             self._last = offsets
@@ -173,7 +173,7 @@ class ProgressMarks:
                 del self._marks[1]
 
     def take(self, log_offset: int) -> Progress | None:
-        """Removes and returns the newest progress that only depends on the log before `log_offset` (bytes)."""
+        """Removes all progress whose `log_end` is at most `log_offset` (bytes); returns the newest of it, or None."""
         found = None
         while self._marks and self._marks[0].log_end <= log_offset:
             found = self._marks.pop(0)

@@ -18,6 +18,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 from ha.remoting import RemotingConnection, RequestHandler
 
 NAME_LENGTH_MAX = 255
+"""Maximum characters of a client id, and of the name of a producer group."""
 
 
 class HeartbeatProcessor:
@@ -40,7 +41,11 @@ class HeartbeatProcessor:
         }
 
     async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """34: registers the client's groups. Ignores an unknown group that can't be created, as 5.x does."""
+        """34: registers the client's groups; creates consumer groups and, on a master, their retry topics.
+
+        Ignores a consumer group that can't be created, as 5.x does. Raises RemoteProtocolError for a heartbeat beyond
+        the limits.
+        """
         options = self._options
         if len(command.body) > options.heartbeat_size_max:
             raise RemoteProtocolError(f"heartbeat of {len(command.body)} bytes; at most {options.heartbeat_size_max}")
@@ -83,7 +88,7 @@ class HeartbeatProcessor:
                 raise RemoteProtocolError(f"heartbeat with {count} {name}; at most {count_max}")
 
     async def unregister(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """35: removes the client from these groups."""
+        """35: removes the connection from the producer group and the consumer group that the request names."""
         request = parse_header(UnregisterClientRequest, command.ext_fields)
         if request.producer_group:
             self._clients.leave_producers(connection, request.producer_group)
@@ -92,7 +97,7 @@ class HeartbeatProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def consumer_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """38: the client ids of a group's members."""
+        """38: the client ids of a consumer group's members. SYSTEM_ERROR if it has none, as in RocketMQ."""
         group = parse_header(GetConsumerListRequest, command.ext_fields).consumer_group
         client_ids = self._clients.consumer_ids(group)
         if not client_ids:

@@ -3,9 +3,10 @@
 `Holds` keeps their limits and deadlines, for pulls here and for pops in pop/pop_holds.py. A hold ends when it is woken,
 at its deadline, or when its connection closes (then without an answer). Deadlines are exact, in one heap with a timer.
 
-A held pull is woken by an arrival in its queue beyond its offset with a selected tag hash. With a condition on
-properties every arrival wakes it; if no message is selected, it is held again. Arrivals come in batches from the
-store's dispatch. RocketMQ polls every 5 s instead and answers up to 5 s late (PullRequestHoldService).
+A held pull is woken by the arrival of a message in its queue, at its offset or later, with a selected tag hash. With a
+condition on properties every such arrival wakes it, and if no message is selected it is held again. Arrivals come in
+batches from the store's dispatch. RocketMQ checks deadlines only every 5 s, so that a pull that finds nothing is
+answered up to 5 s late (PullRequestHoldService).
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ from ha.remoting import RemotingConnection
 from ha.store.dispatch import Arrival
 
 STALE_COUNT_MIN = 64
+"""The heap of deadlines is rebuilt, without ended holds, beyond twice the number of holds plus this."""
 
 
 class Hold(msgspec.Struct, eq=False, kw_only=True):
-    """One held request. `deadline` by trio's clock. To save memory, `command` has no fields and body."""
+    """One held request. To save memory, `command` has no ext fields and no body.
+
+    deadline: by trio's clock.
+    is_waiting: False once it is woken, expired or dropped.
+    """
 
     connection: RemotingConnection
     command: RemotingCommand
@@ -42,7 +48,10 @@ HoldT = TypeVar("HoldT", bound=Hold)
 
 
 class Holds(ABC, Generic[HoldT]):
-    """The held requests, at most `hold_count_max`. `resume` reads again, and answers or holds again."""
+    """The held requests, at most `hold_count_max`, and `hold_count_per_connection_max` of each connection.
+
+    `resume` is called with each hold that was woken or expired; it reads again, and answers or holds the request again.
+    """
 
     def __init__(
         self,
@@ -67,17 +76,17 @@ class Holds(ABC, Generic[HoldT]):
 
     @abstractmethod
     def _enter(self, hold: HoldT) -> None:
-        """Makes a hold findable for arrivals."""
+        """Adds a hold to those that arrivals can wake."""
 
     @abstractmethod
     def _leave(self, hold: HoldT) -> None:
         """Reverses `_enter`."""
 
     def _on_skipped(self, hold: HoldT) -> None:
-        """Called when a hold was woken, but its connection is closed."""
+        """Called instead of `resume` for a hold that was woken or expired, if its connection is closed by then."""
 
     def add(self, hold: HoldT) -> bool:
-        """Holds a request; returns False if there are too many holds in total or of its connection, or it is closed."""
+        """Holds a request; returns False if a limit is reached, or the connection is closed."""
         connection = hold.connection
         if connection.is_closed or self._hold_count >= self._hold_count_max:
             return False
@@ -94,7 +103,7 @@ class Holds(ABC, Generic[HoldT]):
         return True
 
     def resume_by(self, hold: HoldT, deadline: float) -> None:
-        """Brings the deadline of a hold forward, if it is later."""
+        """Moves the deadline of a hold to `deadline` (trio clock), if that is earlier."""
         if deadline < hold.deadline:
             hold.deadline = deadline
             self._schedule(hold)
@@ -109,7 +118,7 @@ class Holds(ABC, Generic[HoldT]):
             self._wake.set()
 
     def wake(self, holds: Iterable[HoldT]) -> None:
-        """Resumes these holds soon. Never blocks."""
+        """Ends these holds, which must be waiting; `serve` resumes them soon. Never blocks."""
         for hold in list(holds):
             self._end(hold)
             self._woken.append(hold)
@@ -117,7 +126,7 @@ class Holds(ABC, Generic[HoldT]):
             self._wake.set()
 
     def drop(self, connection: RemotingConnection) -> None:
-        """Drops the holds of a closed connection."""
+        """Drops the holds of a closed connection, without an answer."""
         for hold in self._by_connection.get(connection, ()):
             hold.is_waiting = False
             self._leave(hold)
@@ -167,7 +176,7 @@ class Holds(ABC, Generic[HoldT]):
 
 
 class PullHold(Hold):
-    """One held pull. `queue_offset` in entries. To save memory, `request` has no subscription."""
+    """One held pull. To save memory, `request` has no subscription and expression type; `selection` replaces them."""
 
     request: PullMessageRequest
     topic: str
@@ -198,7 +207,7 @@ class PullHolds(Holds[PullHold]):
                 )
 
     def wake_all(self, topic: str | None = None) -> None:
-        """Wakes every pull (of a topic) after a change other than an arrival."""
+        """Wakes the pulls of `topic`, or all if it is None, after a change other than an arrival."""
         for key, holds in list(self._by_queue.items()):
             if topic in (None, key[0]):
                 self.wake(holds)

@@ -1,7 +1,7 @@
 """The `ha` command. docs/cli.md lists the exit codes, which are the same for every command.
 
-Each command is a module that is imported only when that command runs; `ha --help` imports none of them. Spark, pyarrow
-and NumPy are imported only by the commands that need them.
+The module of a command in COMMANDS is imported only when that command runs or shows its help; `ha --help` imports none
+of them. Spark, pyarrow and NumPy are imported only by the commands that need them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
 
 
 def version() -> str:
-    """Returns halog's version, the number of modules that run compiled, and why others don't."""
+    """Returns halog's version, the number of modules that run compiled, and the names of those that don't.
+
+    Modules that can't be imported are listed with the package that they need.
+    """
     from ha.protocol.compiled import compiled_twin  # not needed by other commands
 
     root = Path(__file__).parents[1]
@@ -131,14 +134,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its exit code."""
     open_missing_outputs()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal need not have all characters
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack some characters
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: that of the process) and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    logging.getLogger("ha").addHandler(logging.NullHandler())  # an error says what the SDK's log lines would say
+    logging.getLogger("ha").addHandler(logging.NullHandler())  # drops the SDK's warnings: the error says the same
     try:
         code = application(words)(words, exit_on_error=False, print_error=False)
         with unread_output_dropped():
@@ -152,7 +155,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: BaseException) -> int:
-    """Prints the error, with a traceback only for a bug in halog, and returns its exit code."""
+    """Prints the error, with a traceback only for a bug in halog, and returns its exit code.
+
+    Prints nothing for Ctrl-C and a broken pipe. Raises a SystemExit again.
+    """
     match error:
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
@@ -198,7 +204,7 @@ def _explain(error: BaseException) -> int:
 
 
 def _print(text: str) -> None:
-    """Prints a message, which can contain text of a peer."""
+    """Prints a message on standard error. Control characters, which a peer's text can contain, are escaped."""
     from ha.cli.showing import notices
 
     notices().print(f"ha: {text}")

@@ -31,7 +31,7 @@ TIMEOUT_S = 3.0
 
 
 class Slave(msgspec.Struct, frozen=True):
-    """A slave's connection as its master sees it. Offsets are physical, in bytes."""
+    """A slave's connection as its master sees it. `ack_offset` is physical, in bytes; -1 before the first report."""
 
     identity: str = ""
     state: str = ""
@@ -44,7 +44,7 @@ class Slave(msgspec.Struct, frozen=True):
 
 
 class MasterSide(msgspec.Struct, frozen=True):
-    """The slaves of a node."""
+    """The slaves of a node. `explanation`: why not all of them are in sync, or why there are none."""
 
     slaves: list[Slave] = []
     waiting_request_count: Int64 = 0
@@ -63,7 +63,7 @@ class SlaveSide(msgspec.Struct, frozen=True):
 
 
 class Commitlog(msgspec.Struct, frozen=True):
-    """Physical offsets, in bytes; None: unknown."""
+    """Physical offsets, in bytes; None: unknown. `min_offset` is -1 while the log is empty."""
 
     min_offset: Int64 = -1
     max_offset: Int64 = 0
@@ -108,7 +108,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Timers(msgspec.Struct, frozen=True):
-    """Pending timer messages. `next_due_ms`: in ms since the epoch."""
+    """Pending timer messages. `next_due_ms`: ms since the epoch. `due_counts`: messages by the time until due."""
 
     pending_count: Int64 = 0
     next_due_ms: Int64 | None = None
@@ -116,7 +116,7 @@ class Timers(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event of the node's log."""
+    """One of the node's recent log lines."""
 
     level: str = ""
     text: str = ""
@@ -179,7 +179,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     not_ready_reason: str = ""
     """Why it is not ready, or why that is unknown"""
     degraded_reason: str | None = None
-    """Why sends fail, or reach fewer nodes than configured; or "". None if the node's version does not report it"""
+    """Why sends fail, or reach fewer nodes than configured; or "". None if unknown: the node's version does not report
+    it, or only its remoting port was read"""
     addresses: dict[str, str | None] = {}
     commitlog: Commitlog = Commitlog()
     damage: Damage = Damage()
@@ -206,7 +207,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     @property
     def link(self) -> SlaveSide | None:
-        """A slave's link to its master; None for a master, whose unused link a member reports, too."""
+        """A slave's link to its master; None for a master. A failover group's master reports a link that is unused."""
         return None if self.member is not None and self.role != "SLAVE" else self.ha_client
 
 
@@ -226,7 +227,7 @@ class Page:
     raw: bytes
     node: NodeStatus
     clock_ahead_s: float | None
-    """Clock difference in whole seconds, positive if the node is ahead; None if unknown"""
+    """How far the node's clock is ahead of this machine's, in seconds; negative if it is behind, None if unknown"""
 
 
 @Parameter(name="*")
@@ -250,7 +251,7 @@ class AdminFlags:
     timeout: Annotated[float, Parameter(help="Timeout of each request, in seconds.")] = TIMEOUT_S
 
     def checked(self) -> tuple[str, ...]:
-        """Returns the admin ports. UsageError."""
+        """Returns the admin ports, by default those of this machine. UsageError for an invalid address or timeout."""
         for address in self.admin:
             try:
                 split_address(address)
@@ -302,7 +303,10 @@ def ask_admins(
     *,
     method: str = "GET",
 ) -> dict[str, Answer | str]:
-    """Returns each address's response, or why there is none, within about `timeout_s`."""
+    """Returns each address's response, or why there is none, within about `timeout_s`.
+
+    A response with an HTTP error is an Answer, except for 401, which becomes a text.
+    """
     found: dict[str, Answer | str] = {}
 
     def ask(address: str) -> None:
@@ -358,9 +362,10 @@ def open_directly(request: urllib.request.Request | str, timeout_s: float, tls: 
 
 
 def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float | None:
-    """Returns the distance of a node's clock from ours, from the header Date; None if that is missing or invalid.
+    """Returns how far a node's clock is ahead of ours, from the header Date; None if that is missing or invalid.
 
-    0 if the header's resolution of one second and the duration of the request can explain the difference.
+    Negative if it is behind; 0 if the header's resolution of one second and the duration of the request can explain the
+    difference.
     """
     if date is None:
         return None
@@ -372,7 +377,10 @@ def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float
 
 
 def difference(low: float, high: float, asked: float, answered: float) -> float:
-    """Returns the distance of the interval [low, high] of another clock from [asked, answered] of ours; 0: overlap."""
+    """Returns how far the interval [low, high] of another clock is after [asked, answered] of ours.
+
+    Negative if it is before it; 0 if they overlap.
+    """
     if low > answered:
         return low - answered
     return min(0.0, high - asked)

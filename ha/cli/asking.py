@@ -1,4 +1,4 @@
-"""Shared by `ha topic`, `ha group` and `ha offsets`: running a request with an Admin client, and the --yes flag."""
+"""Runs a request with an Admin client, and defines the flags --yes and --json of several commands."""
 
 from __future__ import annotations
 

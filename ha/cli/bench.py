@@ -57,7 +57,7 @@ class Latencies:
         return ((bucket - doublings * _STEPS + 1) << doublings) / 1e6
 
     def percentile_s(self, percent: float) -> float:
-        """Returns a percentile, accurate to about 3 %."""
+        """Returns a percentile (0 to 100) in seconds, at most about 3 % too high; 0.0 if nothing was counted."""
         left = self.count * percent / 100
         for bucket in sorted(self._counts):
             left -= self._counts[bucket]
@@ -66,7 +66,7 @@ class Latencies:
         return self._max_s
 
     def summary(self) -> dict[str, float]:
-        """Returns milliseconds by name; empty if nothing was counted."""
+        """Returns min, mean, p50, p90, p99, p99.9 and max in ms, by these names; empty if nothing was counted."""
         if not self.count:
             return {}
         found = {"min": self._min_s, "mean": self._sum_s / self.count}
@@ -89,8 +89,9 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     in_flight: int
     is_complete: bool
-    """False after Ctrl-C"""
+    """False after Ctrl-C or SIGTERM"""
     sent: int
+    """Messages that were stored; `errors` counts the failed sends"""
     statuses: dict[str, int]
     errors: dict[str, int]
     duration_s: float
@@ -243,7 +244,7 @@ class _Bench:
             self._last_remark = result.remark or self._last_remark
 
     async def _wait_due(self, number: int) -> None:
-        """Waits until message `number` is due."""
+        """Waits until message `number` is due, or the run stops."""
         assert self._rate is not None
         due = self._began + number / self._rate
         with anyio.move_on_after(due - time.perf_counter()):

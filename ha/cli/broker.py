@@ -34,17 +34,20 @@ SETTLE_S = 35.0
 """Clients look up routes every 30 s by default (pollNameServerInterval), and until then send to a drained broker."""
 _LOOK_INTERVAL_S = 5.0
 _TRANSACTIONS_GROUP = "CID_RMQ_SYS_TRANS"
-"""Group whose lag in the half topic is the half messages from the first open one on"""
+"""Consumer group of the transaction service. Its lag in the half topic counts the half messages from the first open one
+on."""
 _WITHOUT_USERS = ("this broker has no users", "is not configured")
-"""Parts of the remarks of halog and RocketMQ 5 without authentication (AuthenticationMetadataManagerImpl)"""
+"""Parts of the remarks with which brokers without users answer: halog's, and RocketMQ 5's with authentication disabled
+(AuthenticationMetadataManagerImpl)"""
 
 
 class Left(msgspec.Struct, frozen=True):
     """What a broker still holds."""
 
     groups: dict[str, int] = {}
-    """Consumer group -> number of messages that it has not consumed and acknowledged; of a POP group, at least"""
+    """Consumer group -> number of messages that it has not consumed and acknowledged; for a POP group a lower bound"""
     delayed_count: int = 0
+    """Messages with a delay level that are not delivered yet"""
     timer_count: int = 0
     """Timer messages that are not due yet"""
     half_count: int = 0
@@ -121,7 +124,11 @@ def drain(
 async def drain_broker(
     admin: Admin, client: Client, name: str, wait_s: float, settle_s: float, report: Callable[[Left], None]
 ) -> Drained:
-    """Drains a broker, and calls `report` with each change of what is left. UsageError, and the errors of Admin."""
+    """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` have passed.
+
+    After `wait_s` it returns with `is_drained` false. Calls `report` when what is left has changed, unless nothing is.
+    UsageError, and the errors of Admin.
+    """
     brokers = await _brokers(admin, name)
     address = brokers[name].addresses[MASTER_ID]
     await _check_others(admin, name, brokers)
@@ -203,7 +210,8 @@ async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
 async def _left_of(admin: Admin, group: str, name: str, topic: str | None = None) -> int:
     """Returns how many messages on a broker a group has not consumed and acknowledged; 0 if it has no offsets there.
 
-    The offset of a POP group passes messages when it takes them, so messages in flight are not part of its lag.
+    For a POP group a lower bound: its offset passes messages when members take them, so its lag does not contain those
+    in flight.
     """
     progress = await admin.consumer_progress(group, topic, broker_names=[name])
     return sum(max(queue.lag, queue.in_flight) for queue in progress.queues)
@@ -218,7 +226,7 @@ class _TimerMetrics(msgspec.Struct, rename="camel"):
 
 
 async def _timer_count(client: Client, address: str) -> int:
-    """Returns the number of pending timer messages (61); 0 if the broker has no timers."""
+    """Returns the number of pending timer messages (request 61); 0 if the broker has no timers."""
     try:
         answer = await client.connections.request(address, RemotingCommand(RequestCode.GET_TIMER_METRICS))
     except BrokerError as error:
@@ -268,8 +276,10 @@ def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIE
 
 
 async def join_broker(admin: Admin, name: str) -> Joined:
-    """Creates the missing users, groups and topics, in this order: clients come once there are topics. UsageError, and
-    the errors of Admin."""
+    """Creates the missing users, groups and topics, and returns what it created. UsageError, and the errors of Admin.
+
+    Topics come last, because clients use the broker once it has topics.
+    """
     brokers = await _brokers(admin, name)
     own_groups, own_topics = await admin.groups(broker_names=[name]), await admin.topic_configs(name)
     others = [each for each in brokers if each != name]
@@ -294,7 +304,10 @@ async def join_broker(admin: Admin, name: str) -> Joined:
 
 
 async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]:
-    """Creates the users that a broker misses, with their policies, and returns their names. UsageError."""
+    """Creates the users that a broker misses, with their policies, and returns their names.
+
+    Returns none if the other brokers have no users. UsageError if the account may not read users or their passwords.
+    """
     try:
         known = await admin.users(broker_names=others)
     except BrokerError as error:

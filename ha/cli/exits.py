@@ -18,7 +18,7 @@ EXIT_INTERRUPTED = 130
 
 
 class UsageError(Exception):
-    """The command line is invalid; the message says what is accepted."""
+    """The command can't be carried out as given; the message says why, or what is accepted."""
 
 
 @contextmanager

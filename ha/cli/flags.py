@@ -82,7 +82,7 @@ class TlsFlags:
     ] = False
 
     def client_tls(self) -> ClientTls | None:
-        """Returns the TLS options, or None for plaintext. UsageError if a file can't be used."""
+        """Returns the TLS options, or None for plaintext. UsageError for an unusable file or a missing flag."""
         if (self.tls_key is not None or self.tls_any_host) and not (self.tls or self.tls_ca or self.tls_cert):
             raise UsageError("--tls-key and --tls-any-host require --tls, --tls-ca or --tls-cert")
         if not (self.tls or self.tls_ca or self.tls_cert):

@@ -1,7 +1,8 @@
 """Calculates rates and lags of a cluster's logs and slaves from samples of the nodes' status.
 
 A slave's lag in seconds is the age of the first byte that it has not acknowledged, that is, the time since its master's
-log had that length. If no sample is old enough, it is estimated as the lag in bytes divided by the write rate.
+log ended at the acknowledged offset. If no sample is old enough, it is estimated as the lag in bytes divided by the
+write rate.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Time to catch up at the current rates; None: never, or unknown"""
     last_ack_age_s: float | None
     counts: bool
-    """Whether sends wait for it"""
+    """Whether it is in sync; sends to a SYNC_MASTER wait only for such slaves"""
     why_not: str
 
 
 class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node."""
+    """A node with its log and slaves. Offsets are physical, in bytes; None: unknown."""
 
     name: str
     role: str
@@ -74,7 +75,7 @@ class _Sample(NamedTuple):
 
 
 class Flow:
-    """Keeps the samples of each node."""
+    """Keeps the last SAMPLES_MAX samples of each node."""
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[_Sample]] = {}
@@ -131,7 +132,7 @@ _RATE_S = 10.0
 
 
 def _rate(points: Sequence[tuple[float, int]]) -> float | None:
-    """Returns bytes per second over the last _RATE_S; None with one point."""
+    """Returns bytes per second over the last _RATE_S, or since the last point but one; None with one point."""
     last_at, last = points[-1]
     recent = [point for point in points if last_at - point[0] <= _RATE_S]
     if len(recent) < 2:
@@ -176,7 +177,7 @@ def _lag_s(samples: Sequence[_Sample], slave: Slave, written: float | None) -> f
         # Interpolate between this sample and the next.
         after = next((sample for sample in samples if sample.at_s > before.at_s), None)
         if after is None:
-            return 0.0  # the log grew between the reads of its end and of its slaves, which remoting ports report apart
+            return 0.0  # remoting ports report the log's end and its slaves separately: the log grew in between
         share = (slave.ack_offset - before.max_offset) / max(1, after.max_offset - before.max_offset)
         return now_s - (before.at_s + share * (after.at_s - before.at_s))
     return slave.lag_bytes / written if written else None

@@ -152,7 +152,7 @@ class Created(msgspec.Struct, frozen=True):
 
 
 async def _create(admin: Admin, group: str, broker: str, changes: dict[str, int]) -> Created:
-    """Creates a group on a broker, or changes what is given."""
+    """Creates a group on a broker, or changes the given settings of an existing one."""
     known = (await admin.groups(broker_names=[broker])).get(group, GroupConfig(group_name=group))
     config = msgspec.structs.replace(known, **changes)
     await admin.create_group(config, broker_names=[broker])

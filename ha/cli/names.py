@@ -1,4 +1,4 @@
-"""The brokers' own topics and groups, which commands show only with --all, and names that don't exist."""
+"""Recognizes the brokers' own topics and groups, which commands show only with --all, and reports unknown names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _GROUPS = frozenset(
         "__MONITOR_CONSUMER",
     }
 )
-"""Groups that every broker of RocketMQ creates (MixAll)"""
+"""RocketMQ's predefined groups (MixAll.PREDEFINE_GROUP_SET), without those that have _GROUP_PREFIX"""
 
 
 class NamedBroker(Protocol):
@@ -56,7 +56,7 @@ class NamedBroker(Protocol):
 
 
 def user_topics(topics: Iterable[str], brokers: Iterable[NamedBroker]) -> list[str]:
-    """Returns the topics that are not the brokers' own; each broker and cluster has some of its name."""
+    """Returns the topics that are not the brokers' own; some of those are named after their broker or cluster."""
     names = {name for broker in brokers for name in (broker.name, broker.cluster, broker.cluster + REPLY_SUFFIX)}
     return [topic for topic in topics if topic not in names and not is_system_topic(topic)]
 
@@ -67,7 +67,7 @@ def user_groups(groups: Iterable[str]) -> list[str]:
 
 
 async def check_brokers(admin: Admin, names: Iterable[str]) -> None:
-    """Raises UsageError if no broker has one of the names."""
+    """Raises UsageError for the first name that no broker has."""
     known = sorted({broker.name for broker in await admin.brokers()})
     for name in names:
         if name not in known:
@@ -79,10 +79,10 @@ async def check_brokers(admin: Admin, names: Iterable[str]) -> None:
 async def change_brokers(
     admin: Admin, names: Sequence[str], change: Callable[[str], Awaitable[ChangedT]]
 ) -> list[ChangedT]:
-    """Calls `change` with each of these names of brokers, by default of all with a master, and returns its results.
+    """Calls `change` with each broker name in `names`, by default of all brokers with a master; returns its results.
 
-    UsageError if there is no broker of a name. Without names, ConnectionFailed, once the others are changed, if a
-    broker has no master.
+    UsageError for an unknown name. Without names, ConnectionFailed if a broker has no master or there is none; the
+    others have been changed then.
     """
     await check_brokers(admin, names)
     if names:
@@ -94,7 +94,7 @@ async def change_brokers(
 
 
 async def find_group(admin: Admin, group: str) -> GroupConfig:
-    """Returns the settings of a group. UsageError if it has none."""
+    """Returns the settings of a group. UsageError if no broker has it."""
     groups = await admin.groups()
     if group not in groups:
         raise UsageError(f"no consumer group {safe(group)}; ha group list shows the groups, ha group create adds one")

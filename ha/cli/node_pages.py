@@ -14,7 +14,7 @@ from ha.cli.flags import LOCAL, ClusterFlags, TlsFlags
 from ha.cli.nodes import BrokerFacts, Facts, gather, uptime_s
 
 ROCKETMQ_ROLE = "MASTER"
-"""Role of a master that does not tell its configuration"""
+"""Role of a master whose configuration can't be read"""
 _REPORTED = (
     *("role", "broker_name", "broker_id", "is_ready", "not_ready_reason"),
     *("cluster_name", "version", "uptime_s", "addresses"),
@@ -28,7 +28,7 @@ class NodePages(NamedTuple):
     errors: dict[str, str]
     """Why nodes and name servers that should respond don't"""
     tried: dict[str, str]
-    """The same, also for the admin ports of this machine that were tried although there may be no node"""
+    """The same, also for name servers and admin ports that were tried although they need not respond"""
 
 
 def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:
@@ -49,7 +49,10 @@ def answers_of(answers: dict[str, Page | str]) -> NodePages:
 
 
 def pages_of(facts: Facts, *, is_default: bool) -> NodePages:
-    """Returns the pages in the order of names. A name server may be away if it `is_default`, and a node was found."""
+    """Returns the pages of registered brokers by cluster, name and ID, then those of other nodes.
+
+    `is_default`: the name server is the default one, which need not run. Then its failure is only in `tried`.
+    """
     pages: dict[str, Page] = {}
     errors: dict[str, str] = {}
     for broker in facts.brokers:

@@ -1,8 +1,8 @@
 """Finds the nodes of a cluster through its name servers, and collects what they report.
 
-A broker's own state comes from its remoting port, which RocketMQ's brokers have, too. halog's brokers report there
-where their admin port is, which reports more. Read-only. Each request has a timeout; an unresponsive broker costs one
-of them.
+A broker's own state comes from its remoting port, which RocketMQ's brokers have, too. halog's brokers also report there
+the address of their admin port, whose status page has more. Read-only. Each request has a timeout; a broker that does
+not respond to the first one is asked nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outcome(Enum):
     SILENT = "silent"
     """Timeout: a firewall drops packets, or no machine has the address"""
     UNREACHABLE = "unreachable"
-    """No route, or unknown host name"""
+    """No route, unknown host name, or invalid address"""
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     """Address that name servers announce to clients"""
     reach: Reach
     error: str = ""
-    """Why it did not respond although its port is open"""
+    """Why it did not report its runtime information although its port is open"""
     figures: Mapping[str, str] | None = None
     config: Mapping[str, str] | None = None
     replication: HARuntimeInfo | None = None
@@ -136,7 +136,7 @@ class Facts(msgspec.Struct, kw_only=True):
 
 
 async def reach(address: str, timeout_s: float) -> Reach:
-    """Connects and disconnects."""
+    """Connects to `address` (host:port) and disconnects. Failures are outcomes, not exceptions."""
     try:
         host, port = split_address(address)
         with anyio.fail_after(timeout_s):
@@ -232,7 +232,7 @@ def is_local(host: str) -> bool:
 
 
 def _drop_repeated(facts: Facts) -> None:
-    """Drops pages of nodes that responded at another address, too."""
+    """Drops pages of nodes that responded at another address, too, unless the user named the admin ports."""
     seen: set[tuple[str, int, str | None]] = set()
     for address, page in list(facts.admins.items()):
         if isinstance(page, Page) and not facts.named_admins:
@@ -332,7 +332,10 @@ def uptime_s(figures: Mapping[str, str]) -> int | None:
 
 
 def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
-    """Returns how far a broker's clock is ahead of ours, from its start time and uptime; 0: not measurable."""
+    """Returns how far a broker's clock is ahead of ours in seconds, from its start time and uptime; None if unknown.
+
+    Negative if it is behind; 0 if the resolution of one second and the duration of the request can explain it.
+    """
     up_s, began_ms = uptime_s(figures), whole_number(figures.get("bootTimestamp"))
     if up_s is None or began_ms is None:
         return None
@@ -365,7 +368,7 @@ def _match_pages(facts: Facts) -> None:
 
 
 def check_ha_ports(facts: Facts, timeout_s: float) -> None:
-    """Connects to the HA ports of the masters."""
+    """Connects to the HA ports of the masters, and sets their `ha_address` and `ha_reach`."""
 
     async def check() -> None:
         async with anyio.create_task_group() as tasks:

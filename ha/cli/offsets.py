@@ -176,7 +176,7 @@ def reset(
 
 
 async def _check_exists(admin: Admin, group: str) -> None:
-    """UsageError if a group has neither offsets nor settings; a pull consumer's has only offsets."""
+    """Raises UsageError if a group has neither offsets nor settings. A pull consumer's group has only offsets."""
     if not (await progress_of(admin, group, None, all_=True)).queues:
         await find_group(admin, group)
 

@@ -21,7 +21,7 @@ def open_missing_outputs() -> None:
 
 @contextmanager
 def unread_output_dropped() -> Iterator[None]:
-    """Discards all output from now on if its reader is gone."""
+    """Ends the block, and discards all further standard output, if a write finds that the reader is gone."""
     try:
         yield
     except BrokenPipeError:

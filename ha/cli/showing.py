@@ -56,7 +56,7 @@ def print_json(value: Any) -> None:
 
 
 class _PlainConsole(Console):
-    """Shows texts as they are, also in tables: without markup, and line by line as by `safe`."""
+    """Prints texts literally, also in tables: without markup, and with each line escaped by `safe`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Called by rich for each text."""
@@ -130,7 +130,7 @@ def events_shown(name: str) -> Iterator[ShowProgress]:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """Sets the event on SIGTERM or the first Ctrl-C, for a clean end; a second one raises KeyboardInterrupt."""
+    """Yields an event that SIGTERM or Ctrl-C sets, for a clean end; a second signal raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def ask(_number: int, _frame: object) -> None:
@@ -147,7 +147,7 @@ def stoppable() -> Iterator[threading.Event]:
 
 
 def amount(count: float) -> str:
-    """Formats a count in a few characters: 950, 1.5k, 20M."""
+    """Formats a count in a few characters: 950, 1.5k, 20.0M, 200M."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(count) < 1000 or unit == "T":
             return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
@@ -156,7 +156,7 @@ def amount(count: float) -> str:
 
 
 def size(byte_count: int | None) -> str:
-    """Formats a number of bytes."""
+    """Formats a number of bytes: 950 bytes, 1.5 KiB; "unknown" for None."""
     if byte_count is None:
         return "unknown"
     left = float(byte_count)
@@ -168,7 +168,7 @@ def size(byte_count: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration in its two largest units."""
+    """Formats a duration: 3 d 4 h, 4 h 5 min, 5 min, 6 s."""
     minutes, _ = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -230,14 +230,14 @@ def slaves_table(flows: list[NodeFlow]) -> Table:
 
 
 def seconds(value: float | None) -> str:
-    """Formats a duration, with tenths of a second below a minute."""
+    """Formats a duration, with tenths of a second below a minute; "?" for None."""
     if value is None:
         return "?"
     return f"{value:.1f} s" if value < 60 else duration(value)
 
 
 def megabytes(rate: float | None) -> str:
-    """Formats a rate in MB per second."""
+    """Formats a rate, given in bytes per second, in MB per second; "–" for None."""
     return "–" if rate is None else f"{rate / 1e6:,.1f}"
 
 

@@ -27,11 +27,11 @@ from ha.cli.showing import notices, print_json, safe
 from ha.cli.unreachable import explain_no_node
 
 WAIT_S_MAX = 25.0
-"""Limit of a node's admin port for one response."""
+"""Limit of a node's admin port for the `wait_s` of a switchover, in seconds"""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Result of a switchover, as reported by a member."""
+    """Result of a switchover, as reported by a member. See `ha.failover.switchover.SwitchOutcome`."""
 
     is_done: bool
     master_id: int | None = None

@@ -7,7 +7,10 @@ from datetime import datetime
 
 
 def time_ms(text: str) -> int:
-    """Parses ISO 8601 (local time if without UTC offset) or ms since 1970, and returns ms since 1970. ValueError."""
+    """Parses ISO 8601 (local time if without UTC offset) or ms since 1970 (9 to 18 digits), and returns ms since 1970.
+
+    ValueError, or OverflowError for a time out of range.
+    """
     if text.isdecimal() and text.isascii() and 9 <= len(text) < 19:
         return int(text)
     return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)

@@ -110,7 +110,7 @@ class _Poller:
         """Receives one byte per poll"""
         self.answers = NodePages({}, {}, {})
         self.failure: Exception | None = None
-        """Why polling ended, for example because a file of the token was removed"""
+        """Why polling ended, for example because the token's file was removed"""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:

@@ -139,7 +139,7 @@ def create(
 
 
 class Created(msgspec.Struct, frozen=True):
-    """A topic on one broker. `queues`: those that are written to."""
+    """A topic on one broker. `queues`: number of write queues. `permission`: rw, r, w or none."""
 
     broker: str
     queues: int
@@ -147,7 +147,7 @@ class Created(msgspec.Struct, frozen=True):
 
 
 async def _create(admin: Admin, topic: str, broker: str, queues: int | None, permission: str | None) -> Created:
-    """Creates a topic on a broker, or changes what is given."""
+    """Creates a topic on a broker, or changes the given settings of an existing one."""
     new = TopicConfig(topic_name=topic, read_queue_nums=QUEUE_COUNT, write_queue_nums=QUEUE_COUNT)
     config = (await admin.topic_configs(broker)).get(topic, new)
     if queues is not None:

@@ -1,4 +1,4 @@
-"""Says in one line what could not be reached and what to do."""
+"""Explains in one line what could not be reached, and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explain_unreachable(error: ClientError) -> str:
 
 
 def explain_no_node(errors: Mapping[str, str]) -> str:
-    """Returns the same for admin ports: `errors` are address -> why there is no response."""
+    """Returns that no node can be reached, why, and what to do. `errors`: address -> why there is no response."""
     tried = "; ".join(f"{address}: {reason.removeprefix(NOT_REACHABLE)}" for address, reason in errors.items())
     text = f"no node can be reached ({tried})"
     if all("refused" in reason for reason in errors.values()):

@@ -1,4 +1,4 @@
-"""Says in one line what is wrong with a command line."""
+"""Explains in one line what is wrong with a command line."""
 
 from __future__ import annotations
 

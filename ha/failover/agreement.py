@@ -11,9 +11,9 @@ Contract for every implementation:
 
 * Linearizable. `view` shows the effect of every call that returned before it started. Each change is atomic, and has a
   `revision` higher than that of every change before it.
-* A lease, and the keys attached to it, lives for at least the granted time, counted from when its grant or last renewal
-  was executed, and so also if counted from before that was sent. It may live longer (etcd: by some seconds, and by
-  another whole period if its leader changes).
+* A lease, and the keys attached to it, lives for at least the granted time, counted from the execution of its grant or
+  last renewal, which is after the request was sent. It may live longer (etcd: by some seconds, and by another whole
+  period if its leader changes).
 * Every call ends within its `timeout_s`, with AgreementUnavailable if it got no answer. A call that changes something
   may then have been executed, or may still be, unless `outcome_unknown` is false. Each method says in which state of
   the group it may be executed late; in any other state it has no effect. To find out, read the view, then repeat the
@@ -189,7 +189,9 @@ class LeaseLost(AgreementError):
 
 
 class BrokerIdTaken(AgreementError):
-    """The member's key is attached to another live lease: another process has this broker id. Nothing was changed."""
+    """The member's key is attached to another live lease: that of another process with this broker id, or of an earlier
+    run of this member. Nothing was changed.
+    """
 
     def __init__(self, what: str, broker_id: int, holder: MemberRecord, lease_id: int) -> None:
         super().__init__(

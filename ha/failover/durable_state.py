@@ -12,6 +12,9 @@ A member that can't prove it becomes complete once it has caught up with a maste
 the elected member is the group's (`Role.wait_caught_up`). The file then says so for the present boot, so that another
 power loss makes it incomplete again.
 
+A log without this file is from an earlier release; it is complete if its last stop was clean. A damaged file proves
+nothing.
+
 A store with neither this file nor a log is *new*: incomplete, and if it is in the sync-state set, its disk has been
 replaced. In a group that never had a master it becomes complete, as that group has acknowledged nothing.
 
@@ -21,7 +24,8 @@ record is kept, so that an operator can restore it (docs/failover.md).
 
     {"bootId": "…", "flushesFirst": false, "isComplete": true, "isNew": false, "group": {…}}
 
-It is written before this process acknowledges anything. No I/O but through `StateFile`, which the node provides.
+The file is written before this process acknowledges anything. All I/O goes through `StateFile`, which the node
+provides.
 """
 
 from __future__ import annotations

@@ -6,17 +6,19 @@ A master is elected by one transaction of the service. These rules decide who tr
   acknowledged by n of the set (`ack_count`) and not by all, |set| - n + 1 of them have to stand, so that one of them
   has every byte, and no candidate may have less of the log than any of them.
 - Only complete members count as having every byte (durable_state.py). A member that may have lost the end of its log in
-  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as any that stands). The
-  same holds for a log without a term: its first records may have been lost, or it may have been deleted.
+  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as the longest of the
+  members of the set that stand). The same holds for a log without a term: its first records may have been lost, or it
+  may have been deleted.
 - If there are too few complete members, the whole set has to stand. Then the longest log wins, even that of a member
-  outside the set: it holds everything that the set's longest log does. Such a member may just restart, so the election
-  waits for two lease times.
+  outside the set: it holds everything that the set's longest log does. The member with it may be restarting, so the
+  election waits for two lease times.
 - A candidate's log must not change. A member first stops following, then publishes how much of the log it has and for
   which election (`MemberRecord.stands_for`): an offset that may still grow proves nothing.
-- Candidates are ranked by higher epoch of the log, higher offset, being the member that the last master handed over to,
-  lower priority number, lower id; members that drain come last. Each waits for a delay according to its rank. That only
-  avoids contention: if two try, the transaction takes one. The confirmed offset isn't used: of two logs of one epoch
-  the longer one contains the other, and with `ack_count` the member that holds the last acknowledged byte may have been
+- Candidates are ranked by higher epoch of the log, higher offset, being the member that the record names (the last
+  master, or the one that it handed over to), lower priority number, lower id. Members that drain come last; with
+  `ack_count` only after those with an equal log. Each waits for a delay according to its rank. That only avoids
+  contention: if two try, the transaction takes one. The confirmed offset isn't used: of two logs of one epoch the
+  longer one contains the other, and with `ack_count` the member that holds the last acknowledged byte may have been
   sent a lower confirmed offset.
 - Nobody is elected while a live member knows a newer record of the group (`outdated_record`): the service was restored
   from an older state, whose set may contain members that were dropped since.
@@ -40,7 +42,7 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     """This member may try to become master."""
 
     delay_s: float
-    """How long to wait, in s, counted from when it saw that there is no master."""
+    """Seconds to wait since it saw that there is no master, or since `Membership.settled_at` if that is later."""
     group: GroupRecord
     """Replaces the present record."""
     is_unclean: bool = False
@@ -54,11 +56,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
     reason: str
     needs_operator: bool = False
-    """The group can't resolve it."""
+    """The group can't resolve it without an operator."""
 
 
 def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | Refusal:
-    """Return whether `own_id`, whose standing record is in `view`, may become master. There must be no master."""
+    """Return how `own_id` may become master, or why it may not now. `view` must have no master."""
     assert view.master is None, view.master
     group = view.group
     if group is None:
@@ -224,7 +226,7 @@ NEW_GROUP = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
 def candidates_needed(group: GroupRecord) -> int:
     """Return how many of the set have to stand so that one of them has every acknowledged byte.
 
-    With ack_count 1 no other member is sure to have them, as the master warned when it started.
+    With ack_count 1 (ASYNC_MASTER) no other member is sure to have them, of which the master warned when it started.
     """
     if not acknowledges_by_count(group):
         return 1

@@ -8,8 +8,8 @@ Leases: etcd counts whole seconds, so the requested time is rounded up, and has 
 election timeout, rounded up (2 s by default). The answer contains the granted time. The leader notices an expired lease
 within half a second, and removes it by a transaction; a new leader renews all leases. So a key is removed between 0 and
 about 1 s after its time, or a whole period later if etcd's leader changes. Releases of 3.4 and 3.5 without the fix of
-etcd's issue 15247 may also expire a lease too early, or renew one that has expired, after their leader was frozen: a
-lease reliably shows that its owner is dead, but does not guarantee that there is only one owner.
+etcd's issue 15247 may also expire a lease too early, or renew one that has expired, after their leader was frozen. So
+leases serve to replace a dead owner, but don't guarantee that there is only one owner.
 """
 
 from __future__ import annotations
@@ -268,7 +268,8 @@ class EtcdAgreement:
     ) -> int:
         """Change the key `group`, whose revision is `group_revision`; return the new revision.
 
-        `is_ours`: whether a view shows this change. Outdated if the group has changed otherwise; AgreementUnavailable.
+        `is_ours`: whether a view shows this change. Outdated if the group has changed otherwise; LeaseLost;
+        AgreementUnavailable.
         """
         compare = [*compare, is_unchanged(GROUP, group_revision)]
         revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)

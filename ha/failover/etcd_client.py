@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import httpcore
 
 logger = logging.getLogger(__name__)
-# It logs every request.
+# At INFO, httpx logs every request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 ANSWER_SIZE_MAX = 4 << 20
@@ -199,7 +199,7 @@ class EtcdClient:
         await trio.sleep(mean_s * self._chance.uniform(0.5, 1.5))
 
     def failed(self, endpoint: int, reason: str) -> None:
-        """Count a failed attempt, and try the next endpoint first, unless that was changed already."""
+        """Count and log a failed attempt. If `endpoint` is the one tried first, the next endpoint takes its place."""
         self._failed_attempt_count += 1
         name = self._endpoints[endpoint]
         self._last_error = f"{name}: {reason}"
@@ -214,7 +214,7 @@ class EtcdClient:
         return self._first
 
     def forget_token(self) -> None:
-        """Get a new token before the next request."""
+        """Drop the token, so that the next request gets a new one."""
         self._token = ""
 
     async def follow(self, endpoint: int, path: str, request: Json, take: Callable[[bytes], bool]) -> str:
@@ -346,7 +346,7 @@ async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = 
 
 
 def wants_token(message: str) -> bool:
-    """Whether etcd refused a request because the token has expired, or users have changed since it was issued."""
+    """Whether etcd refused a request because its token is missing or has expired, or users have changed since."""
     return any(part in message for part in _TOKEN_WANTED)
 
 

@@ -27,7 +27,7 @@ from .etcd_values import KeyValue, RangeAnswer, WatchAnswer, by_key, decode, ran
 logger = logging.getLogger(__name__)
 
 QUEUE_COUNT_MAX = 256
-"""Views queued for the reader; when the queue is full, only the newest is kept, as one after a gap."""
+"""Views queued for the reader. When the queue is full, only the newest is kept, with `Seen.is_restart`."""
 
 
 class EtcdWatch:
@@ -168,7 +168,8 @@ class EtcdWatch:
     async def _check(self, scope: trio.CancelScope) -> None:
         """Cancel `scope` if the stream is dead, or if etcd was restored from a backup.
 
-        A restore ends all streams, so each new one is checked once. After that, a stream with frequent events is fine.
+        A restore ends all streams, so each new one is checked once. After that, a stream is checked whenever it was
+        silent for `watch_check_s`.
         """
         options = self._client.options
         with trio.move_on_after(options.watch_check_s):

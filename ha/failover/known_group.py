@@ -24,7 +24,7 @@ class KnownGroup:
         self._options = options
         self.latest: AsyncValue[GroupView | None] = AsyncValue(None)
         self.last_error = ""
-        """Why the last call to the service failed; "" if it succeeded."""
+        """Why the last `refresh` failed; "" if it succeeded."""
         self.rolled_back_at = -math.inf
         """When the service last showed an older state than before, by the trio clock"""
 

@@ -4,9 +4,9 @@ A member has one lease. Its own record is attached to it, and so is the master's
 dies loses both at once. The lease is renewed every third of its time. If it is lost, a new one replaces it and brings
 back the record, but not the mastership.
 
-The lease of the record's key shows whose the broker id is. A member whose key is attached to another lease plays no
-role. That lease belongs to its own earlier process, and will expire, or to another process, in which case this process
-ends:
+The lease of the record's key shows which process has the broker id. A member whose key is attached to another lease
+plays no role. That lease belongs to its own earlier process, and will expire, or to another process, in which case this
+process ends:
 
     not owned ──the record is written──▶ owned ──the key is on another lease──▶ not owned
         └──the other lease has not ended after FOREIGN_LEASE_PERIODS──▶ ConfigError
@@ -92,7 +92,7 @@ class LeaseKeeper:
         self._tried = trio.Event()
         self.held: AsyncValue[HeldLease | None] = AsyncValue(None)
         self.last_error = ""
-        """Why the last call failed; "" if it succeeded."""
+        """Why the last grant, renewal or publication in `run` failed; "" if it succeeded."""
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
@@ -219,7 +219,7 @@ class LeaseKeeper:
             self._revoking = None
 
     def _foreign_lease_pause_s(self, taken: BrokerIdTaken) -> float:
-        """Return the pause before the next try to write the key. ConfigError if the other lease is being renewed."""
+        """Return the pause before the next try to write the key. ConfigError after FOREIGN_LEASE_PERIODS."""
         held = self.held.value
         lease_s = self._options.lease_ttl_s if held is None else held.lease.ttl_s
         now = trio.current_time()

@@ -1,7 +1,7 @@
 """One term of a member as master: the lease's deadline, changes of the sync-state set, the handover.
 
-Every change of the group's record is made here, one at a time, and names the revision of the master's key: a term that
-is over can change nothing.
+Every change of the group's record during a term is made here, one at a time, and names the revision of the master's
+key: a term that is over can change nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NO_LONGER_MASTER = "this member is no longer master"
 
 
 class MasterTerm:
-    """One term as master. It begins with a view in which this member has the master's key, and ends with the lease,
-    with a view in which the key or the record is another one, or when this member hands over.
+    """One term as master. It begins with a view in which this member has the master's key. It ends with the lease, with
+    a view in which the key is another one or the record is missing or outdated, or when this member hands over.
     """
 
     def __init__(self, membership: Membership, lease: MasterLease, view: GroupView) -> None:
@@ -177,9 +177,9 @@ class MasterTerm:
     async def hand_over(self, request: SwitchRequest, *, leaves: bool = False) -> str:
         """Hand over to another member. Return why not, or "" if this term has ended.
 
-        If it fails before the next master has the whole log, nothing has changed. After that the term is over, whatever
-        comes of the transaction: if its answer is lost, it may be executed later. With `leaves` this member is removed
-        from the set.
+        If it fails before the next master has the whole log, nothing has changed. After that the term is over, even if
+        the transaction fails; if its answer is lost, it may be executed later. `leaves`: also remove this member from
+        the set, unless messages are acknowledged by a number of its members.
         """
         await self._started.wait()
         async with self._change_lock:

@@ -117,11 +117,12 @@ class Membership:
     def settled_at(self, view: GroupView, held: HeldLease, *, lease_count: int) -> float:
         """Return when all live members have had the time to publish what they know of the group, by the trio clock.
 
-        `held`: the lease on which this member would become master.
+        `held`: the lease on which this member would become master. Minus infinity if there is nothing to wait for.
 
-        A service that was restored from an older state may have lost their leases. A member that followed a master on
-        its present lease knows all there is to know. Any other has just started, or has lost its lease in the restore,
-        and waits for `lease_count` lease times: by then the others have noticed, and published their records again.
+        A service that was restored from an older state may have lost the leases of live members. A member that followed
+        a master on its present lease knows all there is to know. Any other has just started, or has lost its lease in
+        the restore, and waits for `lease_count` lease times: by then the others have noticed, and published their
+        records again.
         """
         has_followed = self._followed_lease_id == held.lease.id and self._followed_at > self.known.rolled_back_at
         if has_followed or view.group is None or not view.group.epoch:

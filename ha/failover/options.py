@@ -33,11 +33,11 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     call_timeout_s: float = 1.0
     """Timeout of one call of the agreement; that of a renewal is at most a third of the lease."""
     rank_delay_s: float = 0.2
-    """Delay of each candidate for each better one."""
+    """Delay of a candidate for each better one, and once if another member that may be elected does not stand yet."""
     appointed_delay_s: float = 1.0
-    """Delay of the others for the member to which the last master handed over."""
+    """Delay of the others while the member that the record names is live and does not stand yet."""
     unclean_delay_s: float = 10.0
-    """Time without a candidate from the sync-state set before an unclean election."""
+    """Delay of an unclean candidate, in which a member with all acknowledged messages can be elected."""
     switch_timeout_s: float = 2.0
     """Maximum time that puts are on hold until the next master has the whole log."""
     retry_s: float = 0.2

@@ -31,9 +31,10 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Role(Protocol):
-    """A node that can be master or slave. One task calls; a call that is cancelled is followed by `become_slave`.
+    """A node that can be master or slave. The only errors are the store's, which propagate and end the process.
 
-    The only errors are the store's, which propagate and end the process.
+    One task calls `become_master` and `become_slave`. If such a call is cancelled, `become_slave` follows, unless the
+    member ends.
     """
 
     @property
@@ -63,14 +64,15 @@ class Role(Protocol):
     async def wait_wanted_set(self) -> frozenset[int]:
         """As master: wait until replication wants another sync-state set than the confirmed one, and return it.
 
-        Both sets count from before this returns until `confirm_set`, and the wanted set does not change meanwhile.
+        From before this returns until `confirm_set`, messages need the acknowledgement of both sets, and the wanted set
+        does not change.
         """
 
     def set_live_members(self, members: Mapping[int, int]) -> None:
-        """As master: the members that have a lease, as far as is known: broker id -> run id, 0 if unknown."""
+        """As master: replace the members that are known to have a lease: broker id -> run id, 0 if unknown."""
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
-        """Take over, as master, this set from the group's record."""
+        """As master: the group's record has this set now, so from now on only this set counts."""
 
     def hold_puts(self) -> None:
         """As master: accept no messages until `release_puts` or the end of the term."""

@@ -25,6 +25,7 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Time from the request until there was another master, or until it was known why not."""
     why_not: str = ""
+    """Why the requested member is not master; "" if it is."""
     is_known: bool = True
     """Whether this result is final: a request that is not answered in time stays until the master's term ends."""
 

@@ -153,7 +153,7 @@ class NodeActions:
         return Outcome(True, f"Sent back {sent_count:,} messages to {group}.")
 
     async def _send_back_one(self, group: str, record: MessageRecord) -> str:
-        """Sends a dead letter to its group again, with all its deliveries ahead of it. Returns why it failed, or ""."""
+        """Sends a dead letter to its group again, with the full number of retries. Returns why it failed, or ""."""
         properties = decode_properties(record.properties)
         for name in _NOT_SENT_BACK:
             properties.pop(name, None)

@@ -29,7 +29,7 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     fast: Port | None
     """RocketMQ's second port, for all requests except pulls; None if it is not available."""
     grpc: Port | None
-    """Port for RocketMQ 5's gRPC clients; None if it is disabled or, by default, not available."""
+    """Port for RocketMQ 5's gRPC clients; None if it is disabled, or if the default port is not available."""
     name_server: Port | None
     """Port of the node's own name server; None without one."""
 

@@ -175,4 +175,4 @@ async def open_grpc(node: Node, port: Port) -> AsyncIterator[GrpcServer]:
 
 
 STOP_GRACE_S = 1.0
-"""Longest time that sends in flight are waited for at the end."""
+"""Maximum time to wait for sends in flight at the end, in seconds."""

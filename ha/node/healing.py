@@ -1,8 +1,8 @@
 """Repairs damaged bytes of a node's log with those of other brokers of the same name, read from their HA ports.
 
-A slave asks its master. A master asks its slaves, which serve HA ports as well: name servers report their remoting
-addresses, and the HA port is the next one (RocketMQ's rule and halog's default). healFrom names further HA ports, for
-slaves that don't follow that rule.
+A node asks the HA ports in healFrom first, then, on a slave, its master, then the other brokers of its name; slaves
+serve HA ports, too. Name servers report the remoting addresses of those brokers, and the HA port is the next one
+(RocketMQ's rule and halog's default); healFrom is for slaves that don't follow that rule.
 """
 
 from __future__ import annotations

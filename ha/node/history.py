@@ -25,7 +25,7 @@ RATE_SAMPLE_COUNT = 5
 GROUP_COUNT_MAX = 256
 TOPIC_COUNT_MAX = 1024
 QUEUE_COUNT_MAX = 16_384
-"""Queues that one sample looks at, of groups and again of topics."""
+"""Maximum number of queues that one sample reads for groups; the same for topics."""
 
 
 class _Series:

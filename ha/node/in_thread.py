@@ -188,7 +188,7 @@ class _NodeThread:
         self, answer: asyncio.Future[Any], scope: trio.CancelScope, function: Callable[[], Awaitable[Any]]
     ) -> None:
         result: object = None
-        error: Exception | None = RuntimeError(STOPPED)  # unless there is something else to say
+        error: Exception | None = RuntimeError(STOPPED)  # if the call is cancelled, as the node stops
         try:
             with scope:
                 result, error = await function(), None

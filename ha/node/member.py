@@ -229,13 +229,13 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
 
 
 async def _register_by_id(node: Node, member: Member) -> None:
-    """Registers at name servers once the member owns its broker ID."""
+    """Registers again at name servers when the member gains or loses its broker ID. See `Node.not_registered`."""
     async for _ in member.keeper.broker_id.eventual_values():
         node.registration.topics_changed()
 
 
 async def wait_role(member: Member) -> None:
-    """Waits until the member is master, or has a master to follow."""
+    """Waits until the member serves as master, or has a master to follow."""
     await member.progress.changed.wait_value(lambda now: now[1] is not None)
 
 

@@ -1,7 +1,7 @@
 """Finds single messages for the dashboard: by queue offset, key, time, ID and physical offset.
 
 Messages are read as for clients: bytes from disk are verified, cold ones are read in a worker thread, damaged and
-unconfirmed ones are not returned. A search reads at most READ_BYTES_MAX, or one message if that is larger.
+unconfirmed ones are not returned. A search ends after the message with which it has read READ_BYTES_MAX.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from .options import remoting_options
 from .platform import Port
 
 OWN_CONNECTIONS_MAX = 4
-"""Own connections that wait to be accepted."""
+"""Maximum number of the node's own connections that wait to be accepted."""
 
 
 class OwnNameServer:

@@ -1,8 +1,8 @@
 """The other brokers of a node's cluster: where their dashboards are, and which replication connections are theirs.
 
 A name server lists the brokers of the cluster (request 106), and halog's brokers report their addresses among their
-runtime statistics (28); RocketMQ's don't. They are asked at most once per REFRESH_S, and only while somebody looks at
-the dashboard.
+runtime statistics (28); RocketMQ's don't. The name server and the brokers are asked at most once per REFRESH_S, and
+only while somebody looks at the dashboard.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ class Node:
         self.member: Member | None = None
         """Set once the node has joined its failover group."""
         self.master_addresses: MasterAddresses | None = None
+        """As name servers, or the failover group's record, report them; None if unknown, and on a master"""
         self._slaves_scope = trio.CancelScope()
         self._slaves_ended = trio.Event()
         self.run_id = 1 + int.from_bytes(platform.random_bytes(7), "big")
@@ -96,7 +97,8 @@ class Node:
         """Stores messages in order with one append. On a slave, each result is SERVICE_NOT_AVAILABLE.
 
         As for a client's send, the topic is created if autoCreateTopicEnable allows it, and a missing born timestamp
-        or UNIQ_KEY is added. The caller chooses the queue IDs. A cancelled put may still be stored.
+        or UNIQ_KEY is added. A message whose topic can't be created gets MESSAGE_ILLEGAL; the others are stored. The
+        caller chooses the queue IDs. A cancelled put may still be stored.
         """
         if self.broker.standing.is_slave:
             return await self.broker.put_service.put(messages)

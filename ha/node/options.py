@@ -41,8 +41,8 @@ SLAVES_SHARE = 16
 """One port's clients may use a quarter of the process's open files, and slaves a sixteenth."""
 
 MEMBER_RECONNECT_S = 0.1
-"""Pause before a member reconnects. Shorter than a slave's: the group often names a new master before it is ready, and
-every put waits for its slaves.
+"""Pause before a member reconnects. Shorter than a slave's: the group often names a new master before that one accepts
+connections, and all puts of the new master wait for its slaves.
 """
 
 

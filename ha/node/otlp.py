@@ -3,7 +3,8 @@
 Metrics are those of /metrics, with the same names. One in otelTraceEvery groups of sends that are answered together
 gets a span, created when they are answered, so that the hot path carries no context. Without a collector, this module
 is not imported. The SDK's readers and processors are not used, because each has its own thread; requests are sent one
-at a time in a Trio worker thread. A stopping node waits at most EXPORT_S_MAX for a collector that does not respond.
+at a time in a Trio worker thread. A stopping node waits at most twice EXPORT_S_MAX for a collector that does not
+respond.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a master during the block, by default an ASYNC_MASTER on the default ports that takes little space on the
     disk (preallocateCommitLog=false), and yields its `Node`.
 
-    Raises TypeError for anything but a Config, and AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError,
-    before the block mostly as they are, later in exception groups; `except*` catches both. Leaving or cancelling the
-    block answers or fails the requests in flight and flushes the log.
+    Raises TypeError for anything but a Config, and AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError.
+    Errors during the block, and some before it, are raised in exception groups; `except*` catches both forms. Leaving
+    or cancelling the block answers or fails the requests in flight and flushes the log.
 
     Under asyncio the node runs in a thread with its own Trio loop, and the block gets a `NodeInThread`, which has
     `put`, `put_many`, `read`, `messages` and the addresses. If the node fails, the block is cancelled and the error

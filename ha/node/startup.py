@@ -55,9 +55,9 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
     """Runs a broker node during the block. `platform` is its environment, by default the operating system.
 
     Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError (for example an address that can't be
-    resolved), before the block mostly as they are, later in exception groups; `except*` catches both. Leaving or
-    cancelling the block stops the node in order: it accepts no new requests, answers or fails those in flight, flushes
-    the log and writes the checkpoint.
+    resolved). Errors during the block, and some before it, are raised in exception groups; `except*` catches both
+    forms. Leaving or cancelling the block stops the node in order: it accepts no new requests, answers or fails those
+    in flight, flushes the log and writes the checkpoint.
     """
     platform = Platform() if platform is None else platform
     with RecentEvents().kept() as events, ExitStack() as bound:

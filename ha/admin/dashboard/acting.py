@@ -3,8 +3,8 @@
     GET  /dashboard/act/NAME?…    the form, filled in from the query
     POST /dashboard/act/NAME      the confirmation; with `confirmed`, carries it out
 
-Every POST needs a session and a form token of that session (sessions.py). A token can be used once, so submitting a
-page again does nothing. Each action leaves a log line, with its session and without the content of messages.
+Every POST needs a session and a form token of that session (sessions.py). A confirmation uses up its token, so
+submitting it again does nothing. Each action leaves a log line, with its session and without the content of messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Page = Callable[..., Response]
 
 
 class Acting:
-    """Handles ACT_PATH. `page` renders a page for a request; `checked` wraps a handler of the dashboard."""
+    """Handles ACT_PATH. `page` renders a page for a request."""
 
     def __init__(self, operations: Mapping[str, Operation], guard: AdminGuard, page: Page) -> None:
         self._operations = operations
@@ -36,7 +36,7 @@ class Acting:
         self._page = page
 
     def routes(self, checked: Callable[[Any], Any]) -> list[Route]:
-        """Returns the routes."""
+        """Returns the routes, whose handlers are wrapped by `checked`."""
         path = ACT_PATH + "/{name}"
         return [Route(path, checked(self._form)), Route(path, checked(self._submit), methods=["POST"])]
 

@@ -35,7 +35,7 @@ def rate(per_s: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats a duration: 0.25 → 0.3 s, 75 → 1 min 15 s, 90,000 → 1 d 1 h."""
+    """Formats a duration: 0.26 → 0.3 s, 75 → 1 min 15 s, 90,000 → 1 d 1 h."""
     if seconds is None:
         return NONE
     if seconds < 10:
@@ -78,7 +78,7 @@ def iso_ms(ms: int) -> str:
 
 
 def parse_time_ms(text: str) -> int | None:
-    """A time that was typed in, in UTC unless it says otherwise: ISO 8601, or ms since the epoch; None if neither."""
+    """Parses ISO 8601 (UTC if without an offset) or ms since the epoch (9 digits or more); None for other text."""
     text = text.strip()
     if text.isascii() and text.isdecimal() and len(text) > 8:
         return min(int(text[:18]), _TIME_MS_MAX)

@@ -16,7 +16,7 @@ from .source import LagPoint
 SPAN_S = 3600
 HEIGHT = 1000
 GAP_MS = 60_000
-"""Time between two samples, in ms, from which the line has a gap."""
+"""Time between two samples, in ms, above which the line has a gap."""
 ROW_COUNT = 12
 
 

@@ -1,7 +1,7 @@
 """The live part of the overview: one response for all viewers, computed at most once per ANSWER_S.
 
-Samples are taken only while somebody watches, one per response. The charts show the last SAMPLE_COUNT_MAX samples.
-Rates and estimated times cover the last RATE_S.
+Samples are taken only while somebody looks at the dashboard, one per response. The charts show the last
+SAMPLE_COUNT_MAX samples. Rates and estimated times cover the last RATE_S.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from .formats import count, parse_time_ms, time_ms
 from .source import DashboardActions, DashboardSource, Missing, NewMessage, Outcome
 
 BODY_SIZE_MAX = 64 * 1024
-"""Bytes of a message that the dashboard sends."""
+"""Maximum bytes of the body of a message that the dashboard sends."""
 SENT_BACK_MAX = 500
-"""Dead letters that one action sends back."""
+"""Maximum number of dead letters that one action sends back."""
 QUEUE_COUNT_MAX = 1024
-"""Queues of a topic that the dashboard creates; the command line can create more."""
+"""Maximum number of queues that the dashboard gives a topic; the command line can create more."""
 NAME_LENGTH_MAX = 300
 SWITCH_WAIT_S = 10.0
 
@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(Protocol):
-    """An action."""
+    """An action. `verb`: text of the button that confirms it."""
 
     name: str
     title: str
@@ -67,10 +67,10 @@ class Operation(Protocol):
     fields: Sequence[Field]
 
     async def plan(self, values: Values) -> Plan | Refusal:
-        """Returns what would happen."""
+        """Returns what would happen, or why the action can't be planned. Changes nothing."""
 
     async def run(self, values: Values) -> Outcome:
-        """Does it."""
+        """Carries out the action. `values`: those of a confirmed plan."""
 
 
 class SendMessage:

@@ -53,7 +53,7 @@ GROUP_TOPICS_MAX = 50
 GROUP_QUEUES_MAX = 64
 PROPERTIES_MAX = 200
 TOPICS_PROPOSED_MAX = 500
-"""Topics that the search for messages proposes."""
+"""Maximum number of topics that the search for messages proposes."""
 TEXT_LENGTH_MAX = 300
 """Maximum characters of an input field"""
 

@@ -53,8 +53,11 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic in a list. `message_count`: messages in its queues. `per_s`: messages stored per second in the last
-    minute, None if unknown. `last_ms`: store time of the newest message, None if there is none or it can't be read."""
+    """A topic in a list. `kind`: messages, retries, dead letters or system.
+
+    `message_count`: messages in its queues. `per_s`: messages stored per second in the last minute, None if unknown.
+    `last_ms`: store time of the newest message, None if there is none or it can't be read.
+    """
 
     name: str
     kind: str
@@ -168,7 +171,7 @@ class Groups(msgspec.Struct, frozen=True):
 
 
 class GroupQueue(msgspec.Struct, frozen=True):
-    """A group's progress in a queue. `committed_offset` and `pulled_offset` are None before the first."""
+    """A group's progress in a queue. Offsets are None before the first commit or pull."""
 
     queue: Queue
     committed_offset: int | None
@@ -271,19 +274,23 @@ class DashboardSource(Protocol):
         """Returns a topic and up to `count` queues; with `at_ms`, also their offsets at that time."""
 
     async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
-        """Returns up to `count` messages of a queue, from `queue_offset` or its minimum offset."""
+        """Returns up to `count` messages of a queue, from `queue_offset` or, if that is higher, its minimum offset."""
 
     async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
         """Returns the queue offset of the first message stored at or after a time."""
 
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
-        """Returns the newest messages of a topic with a key or unique ID, newest first."""
+        """Returns up to `count` of the newest messages of a topic with a key or unique ID, newest first."""
 
     async def topic_names(self, count: int) -> Sequence[str]:
         """Returns the names of the first `count` topics that are not the system's, sorted."""
 
     async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
-        """Returns the newest messages of any topic that is not the system's with a key or unique ID, newest first."""
+        """Returns up to `count` messages with a key or unique ID of the topics that are not the system's, newest first.
+
+        Searches the topics in the order of their names. If it ends early, with enough messages or for lack of time,
+        `note` says so.
+        """
 
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
         """Returns the message at a physical offset."""
@@ -292,7 +299,7 @@ class DashboardSource(Protocol):
         """Returns the physical offset of a message by the ID that its broker assigned."""
 
     async def groups(self, search: str, *, begin: int, count: int) -> Groups:
-        """Returns up to `count` groups whose name contains `search`, sorted, from index `begin`."""
+        """Returns up to `count` groups whose name contains `search` (ignoring case), sorted, from index `begin`."""
 
     async def group(self, name: str, *, topic_count_max: int, queue_count_max: int) -> GroupDetail | Missing:
         """Returns a consumer group with its first topics and queues."""

@@ -151,8 +151,8 @@ def _run(directory: Path, wakeup: int, timeout_s: float, background: Background 
 def _interruptible() -> Iterator[int]:
     """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe that gets a byte for each START_MISSING.
 
-    SIGTERM is ignored once the cluster stops, so that a second `ha cluster down` waits, too. A second Ctrl-C ends it at
-    once.
+    After the first of these signals SIGTERM is ignored, so that a second `ha cluster down` also waits for the stop. A
+    second Ctrl-C kills the nodes.
     """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)

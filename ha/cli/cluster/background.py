@@ -12,7 +12,7 @@ from ha.cli.exits import EXIT_DONE, EXIT_REFUSED
 
 
 class Background:
-    """The process that goes to the background. Until then, its output is that of the one in the foreground."""
+    """The process that `detach` moves to the background. Until then, it writes to the output of its parent."""
 
     def __init__(self, ready: int, log_file: Path) -> None:
         self._ready = ready
@@ -32,10 +32,11 @@ class Background:
 
 
 def fork_to_background(log_file: Path) -> Background | int:
-    """Forks. Returns a Background to the new process, and to this one, when it has detached or ended, the exit code.
+    """Forks. Returns a Background in the child; in the parent, waits until the child detaches or ends.
 
-    Ctrl-C or SIGTERM stops the new process with SIGTERM, and raises KeyboardInterrupt when it has ended. Must be called
-    before threads start.
+    The parent gets an exit code: EXIT_DONE once the child has detached, otherwise the child's, or EXIT_REFUSED if a
+    signal ended it. Ctrl-C or SIGTERM to the parent stops the child with SIGTERM, and raises KeyboardInterrupt when it
+    has ended. Must be called before threads start.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -45,7 +46,7 @@ def fork_to_background(log_file: Path) -> Background | int:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
-    # Until this process waits: Python drops exceptions that are raised in the hooks of other modules after a fork.
+    # Blocked until this process waits: Python drops exceptions that a signal raises in the fork hooks of other modules.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     process = os.fork()
     if process == 0:

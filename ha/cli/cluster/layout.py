@@ -62,13 +62,16 @@ class LocalNode(msgspec.Struct, frozen=True):
 
     @property
     def stage(self) -> int:
-        """Nodes start in this order, and stop in reverse: a master has a slave until its last send is acknowledged."""
+        """Nodes stop in descending order of it, so that a master has its slaves until its last send is acknowledged.
+
+        They start in ascending order, but brokers start together.
+        """
         if not self.is_broker:
             return 0 if self.name == ETCD else 1
         return 2 if self.module == "ha.slave" else 3
 
     def address(self, key: str = "listenPort") -> str:
-        """Returns the address of one of its ports."""
+        """Returns host:port of the port that the configuration key `key` sets."""
         return f"{_HOST}:{self.keys.get(key, '')}"
 
 
@@ -94,10 +97,11 @@ def name_server_of(nodes: Sequence[LocalNode]) -> str:
 def add_nodes(
     directory: Path, groups: int | None, replicas: int | None, *, failover: bool, first_port: int | None = None
 ) -> list[LocalNode]:
-    """Writes the configurations that are missing for this many groups, and returns all nodes. UsageError, NodeError.
+    """Writes the configurations that are missing for this many groups and replicas, and returns all nodes.
 
-    None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). Nodes are never removed.
-    New nodes get ports from `first_port` on; None: random ones that are free.
+    None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). `failover` has no effect on
+    an existing cluster. New nodes get ports from `first_port` on; None: random ones that are free. Nodes are never
+    removed: UsageError for lower numbers, and if the directory has other files. NodeError if a port is in use.
     """
     known = read_nodes(directory)
     if known:
@@ -149,8 +153,8 @@ def _ports_for(
 ) -> AbstractContextManager[list[int]]:
     """Reserves one port for each service and three for each broker, none of `others`. UsageError, NodeError.
 
-    From `first` on, the services have the first ports, and a broker the first three after a multiple of ten further:
-    10911 to 10913, 10921 to 10923 and so on for 10900.
+    With `first`, the services get the ports from there on, and each broker three ports that begin 11, 21, 31 and so on
+    above it: for 10900, those are 10911 to 10913, 10921 to 10923.
     """
     if first is None:
         return reserved_ports(service_count + 3 * broker_count, others)
@@ -186,7 +190,7 @@ def _ports_of(nodes: Sequence[LocalNode], directory: Path) -> set[int]:
 
 
 def etcd_url(directory: Path) -> str:
-    """Returns the URL for etcd's clients. UsageError."""
+    """Returns the URL for etcd's clients. UsageError if its configuration has none."""
     for line in (directory / f"{ETCD}.yml").read_text().splitlines():
         key, _, url = line.partition(": ")
         if key == "listen-client-urls":

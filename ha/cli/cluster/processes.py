@@ -56,7 +56,10 @@ class NodeProcess:
         directory: Path | None = None,
         has_ready: bool = True,
     ) -> None:
-        """`command` starts with the path of its program, and runs in `directory`. `has_ready`: prints a READY line."""
+        """`command` starts with the path of its program, and runs in `directory`.
+
+        `has_ready`: whether it prints a READY line; otherwise its stdout is appended to `log_file`, too.
+        """
         self.name = name
         self.command = command
         self.log_file = log_file
@@ -94,7 +97,7 @@ class NodeProcess:
             )
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits for the READY line. NodeError."""
+        """Waits for the READY line. NodeError after `timeout_s`, or if the process ends without one."""
         line = self._read_line(time.monotonic() + timeout_s)
         if line is None:
             raise NodeError(f"{self.name} was not READY within {timeout_s:g} s", self.log_tail())
@@ -125,7 +128,7 @@ class NodeProcess:
         self._popen.send_signal(number)
 
     def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Waits for the end of the process after SIGTERM. NodeError unless it exits with 0."""
+        """Waits for the end of the process after SIGTERM. NodeError unless it exits with 0 within `timeout_s`."""
         try:
             code = self._popen.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -134,7 +137,7 @@ class NodeProcess:
             raise NodeError(f"{self.name} stopped with exit code {code} instead of 0", self.log_tail(), code)
 
     def kill(self) -> None:
-        """Sends SIGKILL if the process still runs."""
+        """Kills the process if it still runs, waits for its end, and closes its output."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -148,7 +151,7 @@ class NodeProcess:
         return "\n".join(f"    {self.name}: {line}" for line in self._log_lines()[-12:])
 
     def last_error(self) -> str:
-        """Returns the last line of the log, which says why a node ended."""
+        """Returns what follows the first ": " in the log's last line, which says why a node ended; "" without a log."""
         lines = self._log_lines()
         return lines[-1].partition(": ")[2] if lines else ""
 
@@ -164,8 +167,8 @@ class NodeProcess:
 def reserved_ports(count: int, others: Collection[int] = ()) -> Iterator[list[int]]:
     """Yields free ports on 127.0.0.1, none of `others`, that no concurrent call returns during the block. NodeError.
 
-    A node opens its ports seconds after they are chosen, and again at each start. To reserve them until then, this
-    function keeps the UDP ports with the same numbers bound.
+    A node opens its ports seconds after they are chosen, and again at each start, so this function can't keep them
+    bound. It binds the UDP ports with the same numbers instead.
 
     The ports are outside the range that the system uses for outgoing connections.
     """

@@ -1,6 +1,6 @@
 """Runs the nodes of a cluster on this machine until a signal, in one process that holds the directory's lock.
 
-The lock says whether the cluster runs, and the kernel which process holds it. The kernel releases it when the process
+The lock shows whether the cluster runs. The kernel reports which process holds it, and releases it when that process
 ends, so a crash leaves nothing to clean up.
 """
 
@@ -37,8 +37,9 @@ _LOCK = "@hhqqi"
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock during the block, in which this process must not open its file again. UsageError if
-    another process holds it.
+    """Holds the directory's lock during the block. UsageError if another process holds it.
+
+    This process must not open the lock's file again meanwhile, because closing it would release the lock.
     """
     with (directory / LOCK_FILE).open("a") as file:
         try:
@@ -61,14 +62,14 @@ def runner_of(directory: Path) -> int | None:
 
 
 def _holder_of(file: IO[str]) -> int:
-    """Returns the ID of the process that holds a lock of this file; 0 if none does, except this one."""
+    """Returns the ID of the other process that holds a lock of this file; 0 if none does."""
     asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, holder = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return 0 if kind == fcntl.F_UNLCK else int(holder)
 
 
 def stop_runner(descriptor: int, timeout_s: float) -> bool:
-    """Stops the cluster of this pidfd, closes it, and returns whether the cluster ended in time."""
+    """Stops the cluster that the process of this pidfd runs, closes the pidfd, and returns whether it ended in time."""
     try:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
@@ -79,7 +80,10 @@ def stop_runner(descriptor: int, timeout_s: float) -> bool:
 
 @contextmanager
 def _stopping(directory: Path, timeout_s: float) -> Iterator[None]:
-    """Waits until no other process stops nodes of `directory`, since a second signal ends a node at once. NodeError."""
+    """Excludes other processes from stopping nodes of `directory`, since a second signal ends a node at once.
+
+    NodeError if another process is still stopping nodes after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -118,7 +122,7 @@ def stop_nodes(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) ->
 def _process_of(directory: Path, node: LocalNode) -> int | None:
     """Returns a pidfd of the process that runs a node of the cluster in `directory`, for the caller to close; or None.
 
-    Found by its directory and command, which Linux tells, since a node does not write its process ID.
+    Found by its working directory and command in /proc, because a node does not write its process ID to a file.
     """
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and _runs(process, directory, node):
@@ -139,7 +143,7 @@ def _runs(process: Path, directory: Path, node: LocalNode) -> bool:
 
 
 def etcd_program() -> str:
-    """Returns the path of etcd. UsageError."""
+    """Returns the path of etcd. UsageError if it is not on the PATH."""
     program = shutil.which(ETCD)
     if program is None:
         raise UsageError("etcd is not on the PATH, and failover needs it; on Debian: apt-get install etcd-server")
@@ -158,7 +162,7 @@ class LocalCluster:
     def start(self, timeout_s: float) -> list[LocalNode]:
         """Starts the nodes that don't run, and waits until they serve. Returns all nodes. NodeError, UsageError.
 
-        Brokers start together, after what they need.
+        Brokers start together, after etcd and the name server. An error leaves the nodes that were started running.
         """
         deadline = time.monotonic() + timeout_s
         nodes = read_nodes(self._directory)
@@ -218,7 +222,10 @@ class LocalCluster:
                 start_missing()
 
     def close(self) -> None:
-        """Stops the nodes in order, each stage within STOP_TIMEOUT_S, and kills those that don't stop."""
+        """Stops the nodes in order, each stage within STOP_TIMEOUT_S, and kills those that don't stop.
+
+        Kills all, and raises NodeError, if another process is still stopping nodes after STOP_TIMEOUT_S.
+        """
         try:
             with _stopping(self._directory, STOP_TIMEOUT_S):
                 self._stop()
@@ -331,7 +338,7 @@ def _admin_certificate(directory: Path, node: LocalNode) -> Path | None:
 
 
 def _trusting(certificate: Path | None) -> ssl.SSLContext | None:
-    """Returns a context that trusts this certificate, whatever names it has. NodeError."""
+    """Returns a context that trusts this certificate without checking its names. NodeError if it can't be loaded."""
     if certificate is None:
         return None
     try:

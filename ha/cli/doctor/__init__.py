@@ -1,7 +1,8 @@
 """`ha doctor`: checks a cluster and reports each finding with a solution.
 
 It connects to name servers, each broker's ports and halog's admin ports, and asks brokers for their state (requests 28,
-26, 906, 907, and with several groups 21, which RocketMQ supports, too). It changes nothing.
+26, 906, 907, and with several groups 21, which RocketMQ supports, too). It changes nothing; --write-test writes a
+temporary file.
 """
 
 from __future__ import annotations

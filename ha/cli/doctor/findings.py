@@ -19,7 +19,7 @@ class Weight(Enum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding."""
+    """A finding: where the problem is, what it is, and its solution (`cure`)."""
 
     check: str
     """Stable name, for scripts"""

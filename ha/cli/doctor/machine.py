@@ -113,9 +113,9 @@ def examine_format(path: Path) -> Iterator[Finding]:
 
 
 def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
-    """Writes up to 64 MiB for up to 3 s to a temporary file in `path` with an fsync per MiB.
+    """Writes up to 64 MiB for up to 3 s to a temporary file in `path`, with an fdatasync per MiB.
 
-    Returns figures and findings. UsageError if the file can't be written.
+    Returns figures, whose names have the units, and findings. UsageError if the file can't be written.
     """
     chunk = os.urandom(_CHUNK_BYTES)
     written = 0

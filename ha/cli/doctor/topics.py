@@ -17,7 +17,7 @@ from ha.protocol.codes import Permission
 
 
 def ask_topics(facts: Facts, cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> None:
-    """Sets `topics` and `is_drained` of masters that share a cluster with others, if they may be asked."""
+    """Sets `topics` and `is_drained` of masters that share a cluster with others, except where a request fails."""
     masters = [broker for broker in facts.brokers if broker.is_master and broker.figures is not None]
     clusters = [broker.cluster for broker in masters]
     several = [broker for broker in masters if clusters.count(broker.cluster) > 1]
@@ -38,11 +38,11 @@ async def _ask(admin: Admin, master: BrokerFacts, masters: list[BrokerFacts], ti
             configs = await admin.topic_configs(master.name)
             writable = [topic for topic, config in configs.items() if config.perm & Permission.WRITE]
             is_drained = False
-            if writable:  # a drained broker takes messages of none
+            if writable:  # a drained broker takes messages of no topic
                 route = await admin.route(writable[0])
                 is_drained = all(queue.broker_name != master.name for queue in route.write_queues)
     except (HalogError, OSError, TimeoutError):
-        return  # access control requires the account of an admin
+        return  # for example, access control requires the account of an admin
     master.topics = frozenset(user_topics(configs, masters))
     master.is_drained = is_drained
 

@@ -26,7 +26,10 @@ class BadBlock(NamedTuple):
 
 
 def bad_blocks(reader: LogReader, begin: int, end: int) -> Iterator[BadBlock]:
-    """Yield the blocks that begin in [begin, end) (physical offsets) and do not match their checksum."""
+    """Yield the blocks that begin in [begin, end) (physical offsets) and do not match their checksum.
+
+    Blocks without a checksum, or with an unusable one, are skipped.
+    """
     for segment in reader.segments():
         if segment.start < end and segment.end > begin:
             yield from _bad_blocks_of(reader, segment, begin, end)
@@ -55,7 +58,7 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
 
 
 def _entry(head: ChecksumHead, raw: bytes, number: int) -> tuple[int, int] | None:
-    """Return CRC and length of a block; None if its group is damaged."""
+    """Return CRC and length of a block (length 0: it has no checksum); None if its group is damaged."""
     group, at = divmod(number, GROUP_ENTRIES)
     position = GROUP_SIZE * (1 + group)
     entries = unpack_group(group, raw[position : position + GROUP_SIZE])

@@ -114,7 +114,7 @@ def diff(
 
 
 def _record_of(examination: Examination) -> int | None:
-    """Return the offset of the first record that the stores do not share."""
+    """Return the offset of the first record that the stores do not share; None if no record differs."""
     found = [
         finding.physical_offset
         for examples in examination.findings.examples.values()
@@ -153,7 +153,7 @@ def _place(reader: LogReader, offset: int, row: dict[str, Any] | None) -> Place:
 
 
 def _first_byte(readers: list[LogReader], begin: int, end: int) -> int | None:
-    """Return the physical offset of the first byte of [begin, end) that differs."""
+    """Return the physical offset of the first byte of [begin, end) that differs; None if all are equal."""
     for low in range(begin, end, _CHUNK_BYTES):
         high = min(end, low + _CHUNK_BYTES)
         one, two = (b"".join(reader.bytes_at(low, high)) for reader in readers)

@@ -65,13 +65,13 @@ class Dumped(msgspec.Struct):
     """Offset to resume from: the end of the last record printed, or of the span"""
     is_complete: bool = False
     damaged_count: int = 0
-    """Records printed that are not sound"""
+    """Records printed whose CRC is wrong (`crc_ok` is false)"""
     gaps: list[str] = []
     """Descriptions of bytes that are not records"""
 
 
 def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
-    """Print the chosen records of the store at `path`, until `stop` is set. StoreUnreadable."""
+    """Print the chosen records of the store at `path`, until `stop` is set. StoreUnreadable, UsageError."""
     done = Dumped()
     with opened(path) as (reader,):
         span = _span(reader, choice)
@@ -98,7 +98,7 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
 
 
 def _span(reader: LogReader, choice: Choice) -> Span:
-    """Return the span of the log to read, narrowed by store time with the help of the queues."""
+    """Return the span of the log to read; it begins near --since if the store has consume queues."""
     begin, end = reader.min_offset, reader.end_offset()
     span = span_of(begin, end, choice.from_, choice.to)
     since_ms = choice.where.store_begin_ms

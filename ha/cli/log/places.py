@@ -18,7 +18,10 @@ _SIZE_BYTES = 4
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Bytes [begin, end) of `file`, a path below the store directory; "" where no file holds them."""
+    """Bytes [begin, end) of `file`, a path below the store directory.
+
+    Where no file holds them, `file` is "", and begin and end are positions in the whole log or queue.
+    """
 
     file: str
     begin: int

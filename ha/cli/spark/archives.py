@@ -184,7 +184,7 @@ def erase(
 
 
 def _interval_s(text: str) -> float:
-    """Return a time in seconds, also of a number without a unit."""
+    """Parse an interval such as 500ms, 5s, 2m or 1h, or a number of seconds; return seconds. UsageError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
     if found is None or not float(found[1]):
         raise UsageError(f"--every {text!r} is no interval: use for example 5s, 500ms or 2m")

@@ -1,4 +1,4 @@
-"""What a failed Spark job is reported as: halog's own error on an executor, and its exit code."""
+"""Explains a failed Spark job by halog's own error on an executor, and determines the exit code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def explain(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of the error on the executor; 69 if Spark could not start it, else 70 if it is not halog's
-    own."""
+    """Return the exit code of halog's own error on an executor. Without one: 69 if Spark could not start a Python
+    process, otherwise 70."""
     from ha.spark.restarts import has_not_started
 
     found = _own_error(error)

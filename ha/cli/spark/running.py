@@ -46,7 +46,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def spark_session(name: str, where: Where) -> Iterator[SparkSession]:
-    """Open the Spark session of a job. UsageError for an invalid --conf."""
+    """Open the Spark session of a job. UsageError for an invalid --conf, or without the extra `spark`."""
     settings = _settings(where.conf)
     with needs_extra("ha spark", "spark"):
         from ha.spark.session import open_session
@@ -55,7 +55,7 @@ def spark_session(name: str, where: Where) -> Iterator[SparkSession]:
 
 
 def restarting(job: Callable[[], Made], stop: Event | None = None) -> Made:
-    """Return the result of `job`, which is restarted if Spark can't start its Python processes."""
+    """Return the result of `job`, restarted up to 4 times if Spark can't start its Python processes (with_restarts)."""
     from ha.spark.restarts import with_restarts
 
     def report(delay_s: int, _: BaseException) -> None:

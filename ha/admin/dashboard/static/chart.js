@@ -21,7 +21,7 @@ export const formats = {
 };
 
 export class Chart {
-  // `series`: by name, a list of {at, value}, at in ms; null for value where nothing is known. `write`: formats a value.
+  // `write` formats a value. A series is a list of {at, value}: `at` in ms since the epoch, `value` null where it is unknown.
   constructor(figure, write) {
     this.write = write;
     this.title = figure.querySelector("figcaption").textContent;

@@ -1,6 +1,6 @@
-// Keeps the overview up to date while somebody looks at it: asks the node every few seconds, and rests while it is hidden.
-// All overviews ask at the same moments, those that pollMs divides: one answer serves them all, and ten questions at once
-// cost the node less than ten here and there.
+// Keeps the overview up to date while the page is visible: polls the node every pollMs, and not while the page is hidden.
+// All overviews poll at the same moments, the multiples of pollMs: the node computes one response for all of them, and
+// ten requests at once cost it less than ten spread over time.
 
 import { Chart, formats } from "./chart.js";
 import { morph } from "./morph.js";
@@ -15,7 +15,7 @@ const stale = document.getElementById("stale");
 const pollMs = Number(live.dataset.pollMs);
 
 let samples = [];
-let names = {}; // of slaves, by what samples call them
+let names = {}; // display names of slaves, by their identity in samples
 let failures = 0;
 let lastAnswer = new Date();
 let timer = 0;
@@ -57,7 +57,7 @@ async function look() {
   } catch (error) {
     console.warn(error);
     failures += 1;
-    // A single miss may be a connection that ended just then.
+    // A single failure may be a connection that was closed just then.
     if (failures > 1 && stale.hidden) {
       stale.textContent = `This node has not responded since ${lastAnswer.toISOString().slice(11, 19)} UTC. The data below is from that time.`;
       stale.hidden = false;
@@ -70,7 +70,7 @@ async function look() {
   }
 }
 
-// The next common moment that is half a pollMs away at least: never at once again.
+// Time until the next common moment that is at least half a pollMs away.
 function untilTogetherMs() {
   return 1.5 * pollMs - ((Date.now() + pollMs / 2) % pollMs);
 }
@@ -127,6 +127,6 @@ try {
   samples = (await ask(live.dataset.history)) ?? [];
   draw();
 } catch (error) {
-  console.warn(error); // the next look tells more
+  console.warn(error); // the next poll reports the error
 }
 look();

@@ -1,5 +1,5 @@
-// Makes one tree of elements like another and touches only what differs: focus, selection and scroll positions stay.
-// Elements with an id are found again by it, others by their place. What has data-keep is left as it is.
+// Makes one tree of elements equal to another and changes only what differs: focus, selection and scroll positions stay.
+// Elements with an id are matched by it, others by their position. Elements with data-keep are not changed.
 
 export function morph(kept, wanted) {
   if (kept.hasAttribute("data-keep")) return;

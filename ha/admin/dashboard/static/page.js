@@ -1,4 +1,4 @@
-// Every page: the switch between light and dark, and refreshing in place, once or every 5 s while the page is visible.
+// For every page: switches between light and dark, and refreshes in place, once or every 5 s while the page is visible.
 
 import { morph } from "./morph.js";
 
@@ -92,7 +92,7 @@ function store(place, key, value) {
   try {
     place.setItem(key, value);
   } catch {
-    // The browser stores nothing for this page; the choice holds until it is left.
+    // The browser allows no storage for this page: the choice lasts until the page is left.
   }
 }
 
