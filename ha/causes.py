@@ -14,7 +14,7 @@ class Cause(Enum):
 
     # replicas: SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT, IN_SYNC_REPLICAS_NOT_ENOUGH
     SLAVES_BEHIND = "slaves_behind"
-    """The nearest slave is further behind than haMaxGapNotInSync."""
+    """A slave is haMaxGapNotInSync bytes or more behind."""
     CATCHING_UP = "catching_up"
     """A slave has just started with the master's last file; earlier puts are still waiting."""
     SLAVE_WAITS_FOR_REPAIR = "slave_waits_for_repair"

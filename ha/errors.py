@@ -21,7 +21,7 @@
     ├── ArchiveError           problem with an archive
     │   ├── ArchiveConflict    another archiver is active or was first; nothing was changed
     │   └── ArchiveDamaged     files and manifest don't match, or it is of another log (exit 65)
-    ├── SinkFailed             Spark's sink could not store or commit a batch; a retry continues from there
+    ├── SinkFailed             Spark's sink could not store or commit a batch; a retry skips the stored rows
     ├── RestoreFailed          a message could not be restored; a retry continues from there
     ├── AgreementError         coordination of a failover group (subclasses in ha/failover/agreement.py)
     │   ├── AgreementUnavailable   no response in time: a change may have been made
@@ -63,9 +63,10 @@ def _restored(kind: type[HalogError], args: tuple[Any, ...], fields: dict[str, A
 
 
 class ConfigError(HalogError):
-    """A configuration key or value is invalid. `key` is RocketMQ's spelling; `accepted` says what is accepted.
+    """A configuration key or value is invalid. `accepted` says what is accepted.
 
-    `others` has further errors found at the same time; the message has one line for each.
+    `key` is the key as RocketMQ spells it, or the command-line option or environment variable that is wrong. `others`
+    has further errors found at the same time; the message has one line for each.
     """
 
     def __init__(self, key: str, reason: str, accepted: str, *, others: tuple[ConfigError, ...] = ()) -> None:
@@ -93,8 +94,8 @@ class CorruptLog(StoreError):
 class DamagedBytes(StoreError):
     """Bytes [`begin`, `end`) of the log (physical offsets) are damaged and must not be used.
 
-    Bytes before and after them can be read. A repair is possible at any time. `is_hopeless`: no peer had them in time,
-    so consumers skip them.
+    Bytes before and after them can be read. Repair attempts continue; `is_hopeless`: several have failed, so consumers
+    skip these bytes.
     """
 
     def __init__(self, begin: int, end: int, reason: str, *, is_hopeless: bool = False) -> None:
@@ -114,9 +115,10 @@ class StoreLocked(StoreError):
 
 
 class DiskFull(StoreError):
-    """`file` could not be allocated at `size_bytes`. Nothing was written; puts succeed again when there is space.
+    """There is no space for `file` (`size_bytes`; 0 if unknown). What is stored stays readable and unchanged.
 
-    `reason` has the system's error if it is a different one, such as no free file descriptors.
+    The operation succeeds again when there is space. `reason` has the system's error if it is a different one, such as
+    no free file descriptors.
     """
 
     def __init__(self, file: Path, size_bytes: int, reason: str = "") -> None:
@@ -128,7 +130,7 @@ class DiskFull(StoreError):
 
 
 class DiskFailed(StoreError):
-    """A write or sync of `file` failed. Unflushed data may be lost, so the node must stop."""
+    """`operation` ("write", "sync", …) failed on `file`. Unflushed data may be lost, so the node must stop."""
 
     def __init__(self, file: Path, operation: str, reason: str) -> None:
         super().__init__(f"{operation} of {file} failed: {reason}")
@@ -195,7 +197,8 @@ class HandshakeFailed(ProtocolError):
 
 
 class CertificateUnusable(HalogError):
-    """The PEM file at `path` can't be used. The previous files stay in use."""
+    """The PEM file at `path` can't be used ("": a required one is not configured). A reload keeps the previous
+    files."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
@@ -204,7 +207,7 @@ class CertificateUnusable(HalogError):
 
 
 class OffsetGone(HalogError):
-    """Physical offset `asked` lies outside [`min_offset`, `max_offset`] of the log (all in bytes)."""
+    """Nothing can be read at physical offset `asked`: the log holds [`min_offset`, `max_offset`) (all in bytes)."""
 
     def __init__(self, asked: int, min_offset: int, max_offset: int) -> None:
         super().__init__(f"physical offset {asked} is not in the log, which holds [{min_offset}, {max_offset})")
@@ -280,7 +283,7 @@ class RouteNotFound(BrokerError):
 
 
 class ReceiptExpired(ClientError):
-    """A SimpleConsumer received the message `message_id`, but can no longer acknowledge it or change its time."""
+    """A SimpleConsumer no longer holds message `message_id`: its invisible time is over, or it was settled."""
 
     def __init__(self, message_id: str, reason: str) -> None:
         super().__init__(f"message {message_id} can no longer be acknowledged or changed: {reason}")
@@ -319,7 +322,8 @@ class NameServersUnreachable(ConnectionFailed):
 
 
 class NoMaster(ConnectionFailed):
-    """No master with writable queues of `topic` is registered. `is_temporary`: a broker set is without its master."""
+    """No master with writable queues of `topic` is registered. `is_temporary`: one of its broker sets lacks its
+    master."""
 
     def __init__(self, topic: str, *, is_temporary: bool) -> None:
         super().__init__(topic, "no master that may be written to is registered for this topic")

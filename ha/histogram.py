@@ -14,7 +14,11 @@ timeouts of a put."""
 
 
 class Histogram:
-    """Durations in seconds of any one clock. `counts[n]` counts those up to `BOUNDS_S[n]`, the last one all above."""
+    """Durations in seconds of any one clock, and their sum.
+
+    `counts[n]` counts those above `BOUNDS_S[n - 1]` and up to `BOUNDS_S[n]` (not cumulative), the last one those above
+    all bounds.
+    """
 
     __slots__ = ("counts", "sum_s")
 

@@ -1,8 +1,9 @@
 """Formats log records as JSON, one object per line, for log collectors.
 
 This project logs `component.event key=value …` with the values as arguments, so the format string tells which argument
-belongs to which field. An object has `time` (UTC), `level`, `logger`, `event`, the fields with their original values,
-`message` (the line of the text format) and, if there is one, `exception`. Records of other projects have no fields.
+belongs to which field. An object has `time` (UTC), `level`, `logger`, `event`, the fields (numbers, booleans and None
+as such, other values as text), `message` (the message of the text format) and, if there is one, `exception`. A record
+whose first word is not a name (`_NAME`), as of another project, has neither `event` nor fields.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _EVENT = re.compile(rf"((?:{_CONVERSION.pattern}|[^\s%])+)")
 _NAME = re.compile(r"[a-z][\w.]*")
 
 Place = tuple[str, int, int]
-"""A part of a format string, the first of its arguments, and how many it has."""
+"""A part of a format string, the index of its first argument, and the number of its arguments."""
 
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object in ASCII, without a line break."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
+        """Formats a record."""
         message = record.getMessage()
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, object] = {
@@ -43,7 +44,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Returns the event and its fields."""
+    """Returns the event and its fields; {} if the record has no event."""
     arguments = record.args or ()
     if not isinstance(record.msg, str) or not isinstance(arguments, tuple):
         return {}
@@ -75,7 +76,7 @@ def _count(text: str) -> int:
 
 
 def _value(place: Place, arguments: tuple[object, ...]) -> object:
-    """Returns the argument itself if it is the whole value, else text."""
+    """Returns a number, boolean or None itself if it is the whole value, otherwise the formatted text."""
     text, first, count = place
     alone = _CONVERSION.fullmatch(text)
     if alone is None or count != 1:

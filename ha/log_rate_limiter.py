@@ -13,7 +13,8 @@ LINE_COUNT_MAX = 30
 class LogRateLimiter:
     """Admits one line per key and interval, and at most `line_count_max` lines per interval overall.
 
-    Times are seconds of any one clock.
+    Remembers the KEY_COUNT_MAX keys that occurred last, and forgets the suppressed counts of others. Times are seconds
+    of any one clock.
     """
 
     def __init__(self, interval_s: float = INTERVAL_S, *, line_count_max: int = LINE_COUNT_MAX) -> None:

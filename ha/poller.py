@@ -27,7 +27,7 @@ before other tasks run. Bounded in time, not only in bytes: while a virtual mach
 call that moves many of them takes ten times as long."""
 
 EVENTS_MAX = 256
-"""Most ready sockets that one system call returns."""
+"""Maximum number of ready sockets that one system call returns."""
 
 
 class _Wait:
@@ -60,7 +60,8 @@ class Poller:
         """Calls `on_readable` whenever the descriptor is readable or its peer gone, until it returns False.
 
         It is called in the poller's task; what it raises is raised here. The descriptor must stay open until this
-        returns.
+        returns; trio.ClosedResourceError if it is -1, that of a closed socket. Only one task may wait for a descriptor
+        at a time.
         """
         if descriptor < 0:
             raise trio.ClosedResourceError("the socket is closed")
@@ -80,7 +81,7 @@ class Poller:
     def at_turn_end(self, callback: Callable[[], None], *, is_early: bool = False) -> None:
         """Calls `callback` when the turn has served its sockets, or at once outside a turn.
 
-        Early callbacks are called before the others. They must not raise, and may add more for the same turn.
+        Callbacks with `is_early` are called before the others. None must raise; they may add more for the same turn.
         """
         if not self.is_in_turn:
             callback()
@@ -90,9 +91,9 @@ class Poller:
             self._late.append(callback)
 
     def after_turn(self, callback: Callable[[], None]) -> bool:
-        """Calls `callback` as the last part of the turn, after its output is sent. Outside a turn, returns False.
+        """Calls `callback` as the last part of the turn, after its output is sent. Outside a turn, only returns False.
 
-        It must not raise, and may add callbacks for the same turn.
+        The callback must not raise, and may add others for the same turn.
         """
         if self.is_in_turn:
             self._last.append(callback)
@@ -160,7 +161,7 @@ class Poller:
 
 @asynccontextmanager
 async def open_poller(time_slice_s: float = TIME_SLICE_S) -> AsyncIterator[Poller]:
-    """Runs a poller for the duration of the block, even while shielded parts of a cancelled block end."""
+    """Runs a poller for the duration of the block, including a shielded clean-up after the block is cancelled."""
     poller = Poller(time_slice_s)
     try:
         async with trio.open_nursery() as nursery:

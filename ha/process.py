@@ -6,7 +6,7 @@
     65          the store is damaged beyond automatic recovery; nothing was deleted
     69          a port or the store's lock is in use
     70          a bug in halog (the traceback is on stderr), or shutdownTimeout expired
-    74          the disk failed or is full
+    74          the disk failed or is full, or a file can't be read or written
     78          invalid configuration, or another process of the group uses the broker ID
     130         second signal; nothing is flushed, the next start recovers
 
@@ -43,7 +43,7 @@ from ha.log_lines import LogLines
 from ha.text_log import TextFormatter, escape, indented
 
 GROUP_DEPTH_MAX = 50
-"""Nested exception groups that the traceback of a bug shows"""
+"""Maximum depth of nested exception groups in the traceback of a bug"""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ EXIT_AT_ONCE = 130
 
 _DRAIN_TIMEOUT_S = 5.0
 TO_TRY = {"preallocateCommitLog": "false"}
-"""Defaults of a broker node that was started to try it: it takes little space on the disk"""
+"""Defaults of a broker node without any configuration, which is probably being tried out: it should take little disk
+space"""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
@@ -275,7 +276,10 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 
 def log_to_stderr(log_format: str) -> LogLines:
-    """Configures logging to stderr: one line per record with UTC time, level, logger and text, or the same as JSON."""
+    """Configures logging to stderr: one line per record with UTC time, level, logger and text, or the same as JSON.
+
+    Returns the writer of the lines; call its `drain` before the process ends.
+    """
     # Without stderr, descriptor 2 belongs to the first opened file, which may be the store's.
     lines = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     handler = logging.StreamHandler(lines)

@@ -1,6 +1,6 @@
 """Fixtures of pytest for programs that use halog. pytest finds them by the entry point `pytest11`.
 
-Imports nothing but pytest, so that test runs which don't use the fixtures stay as they are.
+Imports no other module of halog until a fixture is used, so that it does not affect test runs without them.
 """
 
 from __future__ import annotations

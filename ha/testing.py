@@ -60,11 +60,12 @@ class Master:
 def running_master(directory: Path, settings: Mapping[str, str] = {}) -> Iterator[Master]:
     """Runs a master with its own name server during the block, with its files in `directory`.
 
-    `settings` are keys of broker.conf (docs/configuration.md), such as {"brokerRole": "SYNC_MASTER"}; keys that are
-    not given have small sizes and ports that the system chooses. Variables HA_… of the environment have no effect. A
-    directory can be used again: the master then has the messages of the time before.
+    `settings` are keys of broker.conf (docs/configuration.md), such as {"brokerRole": "SYNC_MASTER"}. By default, files
+    are small and the system chooses the ports. Variables HA_… of the environment have no effect. A directory can be
+    used again: the master then has the messages that were stored before.
 
-    RuntimeError with the end of the log if the master does not start within 60 s. It is stopped within 10 s."""
+    RuntimeError with the end of the log if the master ends before it is ready, or is not ready within START_TIMEOUT_S.
+    After the block the master is stopped, and killed if that takes longer than STOP_TIMEOUT_S."""
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     log_file = directory / "master.log"
@@ -92,7 +93,7 @@ def running_master(directory: Path, settings: Mapping[str, str] = {}) -> Iterato
 
 
 def _started(process: subprocess.Popen[bytes], directory: Path, log_file: Path) -> Master:
-    """Waits for the line with the addresses. RuntimeError."""
+    """Waits for the line with the addresses. RuntimeError if the process ends first, or after START_TIMEOUT_S."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
     line = process.stdout.readline() if readable else b""

@@ -24,7 +24,7 @@ import trio
 from ha.poller import TIME_SLICE_S, Poller
 
 READ_SIZE_FIRST = 65_536
-"""Size of a read until one fills it: most connections never need chunk_size_max."""
+"""Bytes requested by a read, until a read returns that many: most connections never need `chunk_size_max`."""
 
 TIME_SLICE_BYTES = 1_048_576
 """Bytes read from one connection after which other tasks run in any case."""
@@ -34,15 +34,15 @@ READ_BYTES_COUNTED_MIN = 16_384
 for longer."""
 
 SEND_PIECE_BYTES = 262_144
-"""Bytes sent with one system call."""
+"""Maximum bytes sent with one system call."""
 
 WAIT_FIRST_COUNT = 16
-"""After a read that found nothing this many reads wait before they try, unless a long one comes: otherwise a failed
-system call would be added to each single message."""
+"""After a read that found nothing, this many reads wait until the socket is readable before they try, or until a read
+returns more than READ_BYTES_COUNTED_MIN: otherwise a failed system call would be added to each single message."""
 
 _NOTSENT_LOWAT_DEFAULT = 0
 """Restores the system's TCP_NOTSENT_LOWAT. With Trio's 16 KiB the system accepts no more than that beyond the peer's
-window: a response of one MiB costs a pass of the event loop, and a wake-up of its reader, for each 200 KB."""
+window: sending 1 MiB would take a pass of the event loop, and wake up the peer, for each 200 KB."""
 
 ServeChunk = Callable[[bytes], bool]
 """Serves a chunk if that needs no wait; returns whether it did."""
@@ -58,20 +58,21 @@ def read_into(descriptor: int, buffer: memoryview) -> int:
 
 
 class Transport(Protocol):
-    """What a connection needs of its stream. Errors of the peer or the network raise trio.BrokenResourceError only."""
+    """What a connection needs of its stream. Errors of the peer or the network raise only trio.BrokenResourceError."""
 
     async def receive(self, serve: ServeChunk | None = None) -> bytes:
         """Returns the next bytes, b"" at the end of the stream. A checkpoint at least once per time slice.
 
-        With `serve`, returns the next chunk that it did not serve: it is called first, maybe in another task, and what
-        it raises is raised here.
+        With `serve`, each chunk is first passed to it, possibly in another task; returns the first chunk that it does
+        not serve. What it raises is raised here.
         """
         ...
 
     async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
         """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream.
 
-        If the bytes come from a socket unchanged, `read` reads them, and may do more. OSError: as of readv(2).
+        `read` is called if the bytes come from a socket unchanged, and may also process them. It raises OSError as
+        readv(2) does, BlockingIOError if nothing has arrived.
         """
         ...
 
@@ -93,7 +94,8 @@ class Transport(Protocol):
 
 
 def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller | None = None) -> Transport:
-    """Returns the cheapest transport that the stream allows. With a poller, its task calls `serve` of `receive`."""
+    """Returns the cheapest transport that the stream allows. On plain TCP, the poller's task calls `serve` of
+    `receive`."""
     if isinstance(stream, trio.SocketStream) and os.name == "posix":
         return SocketTransport(stream, chunk_size_max, poller)
     below = getattr(stream, "transport_stream", None)
@@ -104,8 +106,8 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller |
 
 
 async def open_tcp(host: str, port: int) -> trio.abc.Stream:
-    """Connects with TCP_NODELAY, which Trio sets. OSError, also if the host can't be a name: a broker may register such
-    an address."""
+    """Connects with TCP_NODELAY, which Trio sets. OSError if that fails, also if `host` is not a valid host name, which
+    a broker may have registered."""
     try:
         return await trio.open_tcp_stream(host, port)
     except ValueError as error:  # UnicodeError: it has no IDNA encoding
@@ -115,7 +117,7 @@ async def open_tcp(host: str, port: int) -> trio.abc.Stream:
 def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
     """Returns the peer's host and port; ("gone", 0) if the connection is lost already.
 
-    Of other streams than TCP, returns their attribute `peer_address`, by default ("memory", 0).
+    For a stream that is not TCP, returns its attribute `peer_address`, by default ("memory", 0).
     """
     if isinstance(stream, trio.SocketStream):
         try:
@@ -147,8 +149,8 @@ class SocketTransport:
         self._socket = stream.socket
         self._poller = poller
         self._was_served = True
-        """Whether the last chunk was served without waiting. Otherwise the next one isn't expected to be, and is left
-        to the reader"""
+        """Whether the last chunk was served without waiting. If not, the reader's task receives the next one, as that
+        is not expected to be either"""
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_SIZE_FIRST, chunk_size_max)
         self._slice_bytes = 0
@@ -227,7 +229,7 @@ class SocketTransport:
         await trio.lowlevel.wait_readable(self._socket)
 
     async def _wait(self) -> None:
-        """Lets other tasks run: until bytes arrive, if probably none are there."""
+        """Lets other tasks run: until bytes have arrived while `_waits_left`, otherwise for one checkpoint."""
         self._slice_bytes = 0
         if self._waits_left and self._socket.fileno() >= 0:
             self._waits_left -= 1
@@ -344,10 +346,10 @@ class EncryptedStream(Protocol):
         """As `Transport.send_nowait`, all or nothing."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """As of any stream."""
+        """As trio.abc.Stream.receive_some."""
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """As of any stream. After a `send_nowait` that returned 0, call it with the same data."""
+        """As trio.abc.Stream.send_all. After a `send_nowait` that returned 0, call it with the same data."""
 
 
 class EncryptedTransport:
@@ -383,7 +385,7 @@ class StreamTransport:
         self._stream = stream
         self._chunk_size_max = chunk_size_max
         self._nowait_stream: NowaitStream | None = None
-        # An encrypted stream needs a mover for it, which it has over TCP only.
+        # An encrypted stream sends without waiting only if it has a mover, so only over TCP.
         if isinstance(stream, NowaitStream) and not isinstance(stream, EncryptedStream):
             self._nowait_stream = stream
 

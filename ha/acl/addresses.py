@@ -55,7 +55,7 @@ class AddressPattern:
 
 
 def _split(text: str) -> list[str]:
-    """The alternatives in `text`."""
+    """Returns the alternatives in `text`. Raises ValueError."""
     if text.endswith("}"):
         head, brace, tail = text.partition("{")
         if not brace or "{" in tail or head[-1:] not in (".", ":"):

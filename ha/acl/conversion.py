@@ -3,7 +3,8 @@
 SUB includes Get, as requests about a topic or group are allowed with it (requirements.py); RocketMQ's migration leaves
 Get out. PUB does not, although the file allows such requests with it too: with Get, messages can be read. DENY becomes
 an entry that denies All, a default an entry of the type Default, and an admin a super user, unless rights are listed
-for it: then only these and All on the cluster. Rules without an equivalent are listed. Source: AuthMigrator.
+for it: then a normal user with only these and All on the cluster. Rules without an equivalent are reported
+(`Conversion.losses`). Source: AuthMigrator.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Conversion(NamedTuple):
 
 
 def users_of(file: AclFile) -> Conversion:
-    """The users for the accounts of `file`."""
+    """Returns the users for the accounts of `file`."""
     losses = [
         f"globalWhiteRemoteAddresses {pattern.text!r}: every request needs a signature"
         for pattern in file.global_white_hosts

@@ -90,7 +90,7 @@ class Entry(NamedTuple):
     is_denied: bool
 
     def is_from(self, host: str) -> bool:
-        """Whether the entry counts for requests from `host`."""
+        """Whether the entry applies to requests from `host`."""
         if self.networks is None:
             return True
         try:
@@ -109,7 +109,7 @@ class Entry(NamedTuple):
 
 
 def parse_resource(text: str | None) -> Resource:
-    """The resource that `text` names. Raises PolicyError."""
+    """Returns the resource that `text` names. Raises PolicyError if it is invalid."""
     text = text or ""
     if text == "*":
         return Resource(ANY, EVERY, "")
@@ -129,7 +129,8 @@ def parse_resource(text: str | None) -> Resource:
 
 
 def parse_actions(names: Iterable[str] | None) -> int:
-    """The bits of `names`; unknown ones are left out, as in RocketMQ. Raises PolicyError if none is left."""
+    """Returns the bits of `names`; unknown ones are left out, as in RocketMQ. Raises PolicyError if none is left, or
+    for Any."""
     known = {known_name(name, ACTIONS) for name in names or ()} - {None}
     if not known:
         raise PolicyError("The actions is empty.")
@@ -141,7 +142,7 @@ def parse_actions(names: Iterable[str] | None) -> int:
 
 
 def parse_entry(info: PolicyEntryInfo) -> Entry:
-    """The entry of `info`. Raises PolicyError."""
+    """Returns the entry of `info`. Raises PolicyError if it is invalid."""
     resource = parse_resource(info.resource)
     actions = parse_actions(info.actions)
     networks = tuple(_network(text) for text in info.source_ips) if info.source_ips else None
@@ -152,7 +153,7 @@ def parse_entry(info: PolicyEntryInfo) -> Entry:
 
 
 def canonical(info: PolicyEntryInfo) -> PolicyEntryInfo:
-    """Returns `info` in the normalized form in which it is stored and shown. Raises PolicyError."""
+    """Returns `info` in the normalized form in which it is stored and shown. Raises PolicyError if it is invalid."""
     entry = parse_entry(info)
     return PolicyEntryInfo(
         resource=entry.resource.text,
@@ -163,7 +164,7 @@ def canonical(info: PolicyEntryInfo) -> PolicyEntryInfo:
 
 
 def policy_type(policy: PolicyInfo) -> str:
-    """The type of `policy`; CUSTOM if it is missing or unknown."""
+    """Returns the type of `policy`; CUSTOM if it is missing or unknown."""
     return known_name(policy.policy_type, POLICY_TYPES) or CUSTOM
 
 
@@ -173,14 +174,15 @@ class Policies:
     __slots__ = ("_by_type",)
 
     def __init__(self, policies: Iterable[PolicyInfo]) -> None:
-        """Parses the entries of `policies`. Raises PolicyError."""
+        """Parses the entries of `policies`. Raises PolicyError if one is invalid."""
         by_type: dict[str, list[Entry]] = {name: [] for name in POLICY_TYPES}
         for policy in policies:
             by_type[policy_type(policy)] += [parse_entry(info) for info in policy.entries or ()]
         self._by_type = [sorted(entries, key=lambda entry: entry.priority) for entries in by_type.values()]
 
     def denial(self, kind: str, name: str, actions: int, host: str) -> str:
-        """Why all of `actions` on a resource are denied from `host`, or "" if one is allowed."""
+        """Returns why `actions` (bits of `Right`, any of which suffices) on a resource are denied from `host`; "" if
+        they are allowed."""
         for entries in self._by_type:
             for entry in entries:
                 if entry.actions & actions and entry.resource.covers(kind, name) and entry.is_from(host):

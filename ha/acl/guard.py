@@ -2,12 +2,13 @@
 
 Accounts come from plain_acl.yml and from the users of ACL 2.0 (source.py); an access key in both is the file's. The
 order is RocketMQ's (PlainPermissionManager.validate). Addresses in globalWhiteRemoteAddresses, and this process itself,
-may do anything. Otherwise, if TLS is required, the connection must be encrypted; the access key must be known; from its
-whiteRemoteAddress it may do anything; the signature must be valid; and finally the account needs the permission of the
-request. Refusals are answered as by RocketMQ, of the version to which the source belongs.
+may do anything, and requests in the whitelists need no checks (`_is_exempt`). Otherwise, if TLS is required, the
+connection must be encrypted; the access key must be known; from its whiteRemoteAddress it may do anything; the account
+must be usable, and the signature valid; the account needs the permission of the request; and the changes of an admin
+must come from aclAdminFrom. Refusals are answered as by RocketMQ, of the version to which the source belongs.
 
-A connection is closed after repeated authentication failures. Denied permissions do not count: a client with a valid
-key that may not write to a topic is still a client.
+A connection is closed after repeated authentication failures. Denied permissions do not count, as the client has proved
+who it is.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
     requires_tls: bool = False
     """Refuses requests on connections without TLS."""
     admin_origins: AdminOrigins | None = None
-    """Connections on which admins may change something; None for all."""
+    """Connections on which admins may make changes; None for all."""
     unauthenticated_codes: frozenset[str] = frozenset()
     """Requests that need no signature: request codes, and names of gRPC messages."""
     unauthorized_codes: frozenset[str] = frozenset()
@@ -74,7 +75,7 @@ class GuardKeys(Protocol):
 
 
 def guard_options(keys: GuardKeys, *, unauthenticated: str = "", unauthorized: str = "") -> AclGuardOptions:
-    """Returns the options for a configuration. Raises ConfigError.
+    """Returns the options for a configuration. Raises ConfigError if aclAdminFrom is invalid.
 
     `unauthenticated`, `unauthorized`: authenticationWhitelist and authorizationWhitelist.
     """
@@ -146,7 +147,7 @@ class AclGuard:
         self._closed_count = 0
 
     def statistics(self) -> AclStatistics:
-        """A snapshot of the counters."""
+        """Returns a snapshot of the counters."""
         return AclStatistics(
             account_count=len(self.policy) + (0 if self.users is None else len(self.users)),
             failed_count=self._failed_count,
@@ -201,7 +202,8 @@ class AclGuard:
     def _authenticated(
         self, access_key: str, has_signed: Callable[[SigningKey], bool], host: str, *, is_encrypted: bool
     ) -> Account | None:
-        """The account that made a request, or None if it may do everything from `host`. Raises AclRefusal."""
+        """Returns the account that made a request; None if it may do everything from `host`. Raises AclRefusal if
+        authentication fails."""
         dialect = PLAIN if self.users is None else ACL2
         if self._options.requires_tls and not is_encrypted:
             raise AclRefusal(dialect, NO_TLS, is_authentication=True)
@@ -220,7 +222,7 @@ class AclGuard:
         return account
 
     def account(self, access_key: str) -> Account | None:
-        """The account of an access key, or None."""
+        """Returns the account of an access key, or None."""
         account: Account | None = self.policy.account(access_key)
         if account is None and self.users is not None:
             account = self.users.account(access_key)
@@ -271,7 +273,7 @@ class AclGuard:
         """Returns the access key that signed a gRPC call; "" if the call needs none.
 
         `metadata`: the call's, with names in lower case; `call`: the full name of its request message, as
-        `authenticationWhitelist` has it. Raises AclRefusal.
+        `authenticationWhitelist` has it. Raises AclRefusal if authentication fails.
         """
         host = peer[0]
         options = self._options
@@ -294,7 +296,7 @@ class AclGuard:
     ) -> None:
         """Checks that `access_key`, which `authenticate` returned, has one of the rights on each resource of `needs`.
 
-        `needs`: as `requirements.Rule.needs` yields them. Raises AclRefusal.
+        `needs`: as `requirements.Rule.needs` yields them. Raises AclRefusal if not.
         """
         host = peer[0]
         if self._admits(host):

@@ -1,4 +1,4 @@
-"""Connections on which admins may change something: with TLS, from listed addresses, or either.
+"""Connections on which admins may make changes: with TLS, from listed addresses, or either.
 
 tls                     encrypted connections
 10.0.0.*                an address pattern, as in plain_acl.yml

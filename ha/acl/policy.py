@@ -88,9 +88,9 @@ class Account:
         """Whether the account has one of the rights `needed` on `resource`.
 
         A file grants only PUB and SUB: either one on a topic, or SUB on a group, includes GET, and other rights need an
-        admin. An admin has all rights, unless the file lists rights for it: then only these and the defaults, as in
-        RocketMQ. Only admins have rights on the empty resource, and SUB on system topics, which hold messages of all
-        topics.
+        admin. An admin has all rights, unless the file lists rights for it: then it has these and the defaults, as in
+        RocketMQ. Only admins have rights on the empty resource, and SUB and GET on system topics, which hold messages
+        of all topics.
         """
         is_group = resource.startswith(RETRY_PREFIX)
         if not needed & _PUB_SUB:
@@ -150,7 +150,7 @@ class AclPolicy:
         return len(self.accounts)
 
     def account(self, access_key: str) -> Account | None:
-        """The account of `access_key`, or None."""
+        """Returns the account of `access_key`, or None."""
         return self.accounts.get(access_key)
 
     def admits(self, host: str) -> bool:

@@ -1,9 +1,9 @@
-"""The files of a policy: plain_acl.yml, and all *.yml and *.yaml in a directory.
+"""The files of a policy: plain_acl.yml, and all *.yml and *.yaml in a directory and its subdirectories.
 
-RocketMQ reads the directory's files first, conf/plain_acl.yml last; for an access key in several files, the first one
-counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService, 5 s), as a time
-stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read, or one
-is empty that was not, this is logged once and the policy stays in force, so that a half-written file has no effect.
+As in RocketMQ, the directory's files are read first, conf/plain_acl.yml last; for an access key in several files, the
+first one counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService, 5 s), as a
+time stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read, or
+one is empty that was not, this is logged once and the policy stays in force, so that a half-written file has no effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ SETTLE_S = 0.2
 
 
 class AclPolicyFiles:
-    """`file` and all files in `directory`, on `disk`. Blocking calls go through `run_blocking`."""
+    """`file` and all files in `directory`, on `disk`. Blocking calls go through `run_blocking`.
+
+    `is_open_to_others`: whether every user of the machine can read a file.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,8 @@ class AclPolicyFiles:
         return await self._load(found)
 
     async def reload(self) -> AclPolicy | None:
-        """The policy if the files changed since the last call, else None. ConfigError as `load`."""
+        """Returns the policy if the files have changed since the last call, else None. ConfigError as `load`, once for
+        each state of the files."""
         digest, found = await self._run_blocking(self._read)
         if digest == self._seen:
             return None
@@ -169,7 +173,7 @@ class AclPolicyFiles:
 
 
 def system_policy_files(file: str, directory: str) -> AclPolicyFiles:
-    """The files on this machine, read in threads."""
+    """Returns the files on this machine, read in threads."""
     return AclPolicyFiles(
         Path(file),
         Path(directory),

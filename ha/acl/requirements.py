@@ -72,11 +72,11 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import INTERNAL_TOPICS, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
 Needed = Iterator[tuple[str | None, int]]
-"""Resources, and the rights of which one is needed. A group has the name of its retry topic (%RETRY%group), as reading
-that needs exactly the right on the group."""
+"""Resources, and the rights of which one is needed. A group is named by its retry topic (%RETRY%group), because reading
+that topic needs exactly the right on the group."""
 
 NO_TOPIC = ""
-"""A name that only admins have rights on."""
+"""The empty name, on which only admins have rights."""
 CLUSTER = None
 """The resource of settings and of whole tables."""
 
@@ -129,7 +129,8 @@ class Rule(NamedTuple):
         return self.rights or self.kind.value
 
     def needs(self, command: RemotingCommand) -> Iterable[tuple[str | None, int]]:
-        """What ACL 2.0 requires. RemoteProtocolError, now or while iterating, for a malformed request."""
+        """Returns the resources of a request, and for each the rights of which ACL 2.0 requires one (plain_acl.yml too,
+        if `kind` is RIGHTS). RemoteProtocolError, now or while iterating, for a malformed request."""
         return _OF_CLUSTER[self.kind] if self.needed is None else self.needed(command)
 
 
@@ -492,5 +493,5 @@ NAME_SERVER_RULES: Mapping[int, Rule] = {
 """The permissions at a name server, by request code."""
 
 RULES: Mapping[int, Rule] = {**BROKER_RULES, **NAME_SERVER_RULES}
-"""All of them: no code is answered by both."""
+"""All rules: no code is answered by both brokers and name servers."""
 assert len(RULES) == len(BROKER_RULES) + len(NAME_SERVER_RULES)

@@ -24,9 +24,10 @@ async def read_secret_file(
     run_blocking: RunBlocking = run_in_thread,
     is_open_to_others: Callable[[Path], bool] = is_open_to_others,
 ) -> str:
-    """Returns the line in `file`, which the configuration key `key` names. Logs a warning if others can read it.
+    """Returns the line in `file`. Logs a warning if every user of the machine can read the file.
 
-    ConfigError with the file's name, but without its content."""
+    ConfigError for the configuration key `key`, without the content, if the file can't be read, exceeds
+    SECRET_FILE_SIZE_MAX bytes, is not one line of UTF-8, or has fewer than `length_min` characters."""
     path, opened = Path(file), disk or OsDisk()
     accepted = f"a file with one line of at least {length_min} characters"
 

@@ -1,7 +1,8 @@
-"""What the guard needs from a source of accounts: plain_acl.yml (policy.py) and users of ACL 2.0 (users.py) are two.
+"""The interface of a source of accounts: plain_acl.yml (policy.py) and the users of ACL 2.0 (users.py) implement it.
 
 The guard asks each source for the account of an access key; the first one that has it decides. An account verifies
-signatures with its key and answers what it denies; `Dialect` holds the codes and texts of RocketMQ's refusals.
+signatures with its key and decides which requests are denied; `Dialect` holds the codes and texts of RocketMQ's
+refusals.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ACL2 = Dialect(
     "User:{} is not found.",
     "check signature failed.",
 )
-"""RocketMQ 5's."""
+"""The refusals of RocketMQ 5."""
 ACL2_DISABLED = "User:{} is disabled."
 """RocketMQ 5's refusal of a user that exists. `{}` is its name."""
 
@@ -85,11 +86,15 @@ class Account(Protocol):
         ...
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
-        """Why a request under `rule` is denied, or "". RemoteProtocolError if it is malformed."""
+        """Returns why a request under `rule` is denied, or "". RemoteProtocolError if it is malformed."""
         ...
 
     def denial_of(self, resource: str | None, actions: int, host: str) -> str:
-        """Why all of `actions` (bits of `Right`) on `resource` are denied, or "" if one is allowed."""
+        """Returns why `actions` (bits of `Right`, any of which suffices) on `resource` are denied; "" if they are
+        allowed.
+
+        `resource` None: the cluster, for settings and whole tables.
+        """
         ...
 
 
@@ -99,7 +104,7 @@ class PolicySource(Protocol):
     def __len__(self) -> int: ...
 
     def account(self, access_key: str) -> Account | None:
-        """The account, or None if this source has none."""
+        """Returns the account, or None if this source has none."""
         ...
 
     def admits(self, host: str) -> bool:

@@ -28,8 +28,9 @@ class UserAccount:
     dialect = ACL2
 
     def __init__(self, user: UserConfig, cluster: str, *, authorizes: bool) -> None:
-        """`cluster`: the name of the resource for settings and whole tables. Without `authorizes` every user may do
-        everything, except what the handlers of 3001 to 3003 leave to super users."""
+        """`cluster`: the name of the resource for settings and whole tables. Without `authorizes`
+        (authorizationEnabled=false) every user may do everything, except what the handlers of 3001 to 3003 leave to
+        super users."""
         self.user = user
         self.access_key = user.username
         self.key = SigningKey(user.password)
@@ -77,7 +78,7 @@ class UserAccount:
 
 
 class UserAccounts:
-    """Accounts of the users that `find` returns."""
+    """Accounts of the users that `find` returns by name; `count` returns how many users there are."""
 
     def __init__(
         self, find: Callable[[str], UserConfig | None], count: Callable[[], int], cluster: str, *, authorizes: bool
@@ -92,7 +93,7 @@ class UserAccounts:
         return self._count()
 
     def account(self, access_key: str) -> Account | None:
-        """The account of a user, or None."""
+        """Returns the account of a user, or None."""
         user = self._find(access_key)
         if user is None:
             self._accounts.pop(access_key, None)

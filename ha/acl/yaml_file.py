@@ -69,7 +69,7 @@ class PlainAccount(NamedTuple):
         return f"PlainAccount({self.access_key!r})"
 
     def account(self) -> Account:
-        """The account for the guard."""
+        """Returns the account for the guard."""
         return Account(
             self.access_key,
             self.secret_key,
@@ -96,7 +96,7 @@ class AclFile(NamedTuple):
 
 
 def parse_acl_file(content: bytes) -> AclFile:
-    """Parses a file, which may be empty. Raises AclFileError."""
+    """Parses a file, which may be empty. Raises AclFileError if it is invalid or larger than FILE_SIZE_MAX."""
     if len(content) > FILE_SIZE_MAX:
         raise AclFileError(f"it has {len(content)} bytes; at most {FILE_SIZE_MAX} are read")
     try:
@@ -184,7 +184,7 @@ class _Reader:
                 yield text
 
     def _text(self, node: yaml.Node | None, where: str) -> str | None:
-        """The text of a scalar as written; None if there is none."""
+        """Returns the text of a scalar as written; None if there is none."""
         if node is None or node.tag == _NULL:
             return None
         if not isinstance(node, yaml.ScalarNode):

@@ -1,7 +1,8 @@
 """Reads a store directory, without its broker. Uses NumPy; no Spark, no Trio.
 
 `LogReader` finds the records; they become Arrow record batches (ha/arrow/batches.py), which needs pyarrow, or rows of
-Python objects (ha/arrow/rows.py). These names are imported on first use, so that what needs no pyarrow does without.
+Python objects (ha/arrow/rows.py). The names below are imported on first use, so that programs that use only rows need
+no pyarrow.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ _TYPES = {np.dtype(np.int32): pa.int32(), np.dtype(np.int64): pa.int64(), np.dty
 def from_numpy(
     values: npt.NDArray[Any], kind: pa.DataType | None = None, *, nulls: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """Return native int32, int64 or bool `values` as an array, numbers not copied; `kind` of the same width if given.
+    """Return native int32, int64 or bool `values` as an array of their type, or of `kind`, which must have the same
+    width.
 
-    Rows where `nulls` is true are null.
+    Contiguous numbers are not copied. Rows where `nulls` is true are null.
     """
     validity = None if nulls is None else _bits(~nulls)
     content = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))

@@ -23,7 +23,7 @@ class Confirmed:
     """
 
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], *, examines_all: bool = False) -> None:
-        """`examines_all`: if any queue is asked for, so that the log's end is known as well."""
+        """`examines_all`: the first call of `queue_end` examines all queues, so that the log's end is known as well."""
         self._segments = segments
         self._queues = queues
         self._examines_all = examines_all
@@ -53,7 +53,8 @@ class Confirmed:
         return self._ends[key]
 
     def _examine(self, key: QueueId) -> int | None:
-        """Find a queue's end; None if it is confirmed, else the end of its entries, to be compared with the log's."""
+        """Find a queue's end. None if it is confirmed, and now in `_ends`; otherwise the end of the queue's entries,
+        which is to be compared with the log's end."""
         queue = self._queues[key]
         end = queue.find_end()
         record = self._last_record(key, end)
@@ -106,10 +107,10 @@ class Confirmed:
         return physical + size <= self.known_end_offset
 
     def _agreeing_end(self, key: QueueId, end: int) -> int:
-        """Step back over entries that neither lie before the confirmed end nor agree with a record."""
+        """Return the end without the last entries that neither lie before the confirmed end nor agree with a record."""
         queue = self._queues[key]
         if not len(self._segments):
-            return queue.first  # a resync has set the log aside and comes to the queues: no entry agrees with anything
+            return queue.first  # a resync has just set the log aside, so no entry has a record
         while end > queue.first and not self._is_before_end(queue, end):
             record = self._last_record(key, end)
             if record is not None:

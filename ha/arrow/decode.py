@@ -1,7 +1,8 @@
 """Decodes the records of one buffer into a record batch: only the requested columns, each for all rows at once.
 
-The reference is the codec of `ha.protocol.record`; this reads the same layout column by column. Irregular records
-(compressed bodies, IPv6 hosts, inner batches, malformed property strings) are decoded by the reference, row by row.
+The reference is the codec of `ha.protocol.record`; this reads the same layout column by column. Only irregular values
+(compressed bodies, IPv6 hosts, malformed property strings) are decoded row by row, and all rows of a buffer with inner
+batches, by the reference.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ def decode_batches(
     counts: ReadCounts | None = None,
     file: Path | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Return the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
+    """Yield the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
 
     `base_offset`: physical offset of the buffer's first byte, or None if the records' own offsets are not checked (pull
-    responses). `places`: the consume-queue entry of each; a record that disagrees is damaged. An inner batch yields a
-    row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
+    responses). `places`: the consume-queue entry of each; a record that disagrees is damaged. With
+    `options.decompress`, an inner batch yields a row for each of its messages. Adds to `counts`.
 
-    A single batch, or with `options.decompress` as many as keep the decompressed bodies of each within
+    Yields a single batch, or with `options.decompress` as many as keep the decompressed bodies of each within
     `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many.
+
+    CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail". OptionError if
+    `options.decompress` needs a package that is not installed.
     """
     if not isinstance(buffer, pa.Buffer):
         buffer = pa.py_buffer(buffer)
@@ -72,8 +76,8 @@ def decode_batches(
 
 
 def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Return the records of a pull response's body, one row each, in batches like `decode_batches`.
-    RemoteProtocolError if their sizes don't add up."""
+    """Return the records of a pull response's body, one row each, in batches like `decode_batches`, with the same
+    errors. RemoteProtocolError if the records' sizes don't add up."""
     positions = []
     at = 0
     while at < len(raw):
@@ -443,7 +447,7 @@ def _timestamps(ms: Int64s) -> pa.Array:
 
 
 def _chosen(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
-    """Return the rows where `mask` is true; without a copy if all are, as is usual for rows chosen by queue."""
+    """Return the rows where `mask` is true. If all are, as is usual for rows chosen by queue, nothing is copied."""
     return batch if mask.true_count == len(batch) else batch.filter(mask)
 
 

@@ -1,4 +1,4 @@
-"""Tells the records of deleted topics, which are in no queue, from others.
+"""Distinguishes the records of deleted topics, which are in no queue, from records that are not queued yet.
 
 halog keeps the queues of a deleted topic with their ends, and states in `config/topics.json` up to which physical
 offset its messages are deleted. RocketMQ deletes the directories of the queues, and the topic from that table. If the
@@ -31,7 +31,8 @@ def deleted_topics(store: Path) -> Mapping[str, int]:
 def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
     """Return whether neither a queue nor the table of topics of a RocketMQ store has `topic`.
 
-    halog's slaves get their table later than the messages, so it says nothing about a topic that it does not have.
+    False for a halog store: its slaves get the table later than the messages, so a topic that the table lacks may
+    exist.
     """
     if stored_broker_name(store) is not None or (store / "consumequeue" / topic).exists():
         return False
@@ -40,10 +41,11 @@ def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
 
 
 def created_at(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
-    """Return a physical offset: the records of a queue before it are of an earlier topic of that name.
+    """Return a physical offset: the records of a queue before it belong to an earlier topic of that name, which was
+    deleted.
 
-    It is that of the queue's first message, or if there is no such queue, of the first message of the topic's other
-    queues. 0 if there is none, or if the record does not agree with its entry.
+    It is the offset of the queue's first message, or if there is no such queue, of the first message in the topic's
+    other queues. 0 if there is no message, or if its record does not agree with its entry.
     """
     keys = [key] if key in queues else [QueueId(key.topic, queue_id) for queue_id in queues.of_topic(key.topic)]
     return min((_first_message(queues, confirmed, each) for each in keys), default=0)

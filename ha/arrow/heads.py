@@ -60,9 +60,9 @@ def gather(raw: Bytes, positions: Int64s, kind: np.dtype[np.void]) -> npt.NDArra
 
 
 class Heads:
-    """Records at `positions` (bytes from the start of `raw`). `sound` says which of them are records at all.
+    """Records at `positions` (bytes from the start of `raw`). `sound` says for which of them there is a valid record.
 
-    The other fields of an unsound row have no meaning, except `total_size` and `physical_offset`, which are as found.
+    In rows that are not sound, only `total_size` and `physical_offset` have a meaning: they are as found.
     """
 
     def __init__(self, raw: Bytes, positions: Int64s, base_offset: int | None, *, check_parts: bool = True) -> None:

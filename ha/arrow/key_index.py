@@ -34,7 +34,8 @@ _CHAIN_MAX = 10_000_000
 
 
 class KeyHits(NamedTuple):
-    """Physical offsets (ascending) of records that may have one of the keys, complete within [begin, end]."""
+    """Physical offsets (ascending) of records that may have one of the keys, complete for the records within
+    [begin, end]."""
 
     offsets: Int64s
     begin: int
@@ -42,7 +43,8 @@ class KeyHits(NamedTuple):
 
 
 def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-    """Look up `keys` under each topic. None if there is no index, or one of its files can't be read.
+    """Look up `keys` under each topic. None if there is no index, or one of its files can't be read, is empty (being
+    created), or does not have four entries for each slot.
 
     Hits are by hash: compare the records' own keys. Entries written during the call may be missing after `end`.
     """

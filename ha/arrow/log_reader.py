@@ -1,8 +1,6 @@
 """Reads a store directory without its broker: queues, records, times, keys. Writes nothing.
 
-How far to read: a node adds a record to a consume queue only when it is complete and confirmed, after its bytes are in
-the log. So the end of the last queued record is the confirmed end, whatever the size of the files. Entries after it may
-be stale (RocketMQ does not clear what it truncates): the last entries count only if they agree with their record.
+Queues and log are read up to their confirmed ends (ha/arrow/confirmed.py).
 
 The reader chooses runs of records; `ha.arrow.batches` decodes them into record batches. Only that needs pyarrow, and
 imports it when it is used.
@@ -72,8 +70,8 @@ class LogReader:
     """
 
     def __init__(self, path: str | Path, *, broker_name: str | None = None) -> None:
-        """`broker_name` (default: the one that the store states, else the directory's name) fills that column.
-        StoreUnreadable if this is not a store."""
+        """`broker_name` (default: the one that the store states, else the directory's name) fills the column
+        brokerName. StoreUnreadable if `path` is not a store."""
         self.path = Path(path)
         if broker_name is None:
             broker_name = stored_broker_name(self.path) or self.path.resolve().name
@@ -108,10 +106,12 @@ class LogReader:
     # ---- contents
 
     def refresh(self) -> bool:
-        """Read the directories again: new and deleted segments, new queues, a replaced log.
+        """Read the directories again: new and deleted segments, new queues, a replaced log. StoreUnreadable if the log
+        can't be listed.
 
-        Returns False, and keeps the state, if nothing has changed. That is known, without reading thousands of queues
-        again, if the log had no record after its end before they were last read, and still has none.
+        Returns False, and keeps the state, if nothing has changed: the segments are the same, and the log has no record
+        after its confirmed end, as before the queues were last read. This avoids reading thousands of queues. After
+        _UNCHANGED_MAX_S they are read again in any case.
         """
         has_changed = self._segments.refresh()
         confirmed = self._confirmed
@@ -165,7 +165,7 @@ class LogReader:
         return sorted(QueueId(topic, queue_id) for topic in topics for queue_id in self._queues.of_topic(topic))
 
     def batch_queues(self, topics: Iterable[str] | None = None) -> list[QueueId]:
-        """Return the queues of `topics` (None: of all) whose messages are not in ranges of the log, sorted."""
+        """Return the batch queues of `topics` (None: of all), sorted. `read_range` does not yield their messages."""
         return [key for key in self.queues(topics) if self._queues[key].dtype is BATCH_ENTRY_DTYPE]
 
     def check_has_queues(self) -> None:
@@ -209,7 +209,8 @@ class LogReader:
         return end
 
     def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-        """Return the existing entries of [begin, end) (ENTRY_DTYPE; of a batch queue BATCH_ENTRY_DTYPE positions)."""
+        """Return the existing entries of the queue offsets [begin, end) (ENTRY_DTYPE). Of a batch queue, `begin` and
+        `end` are positions of entries (BATCH_ENTRY_DTYPE)."""
         queue = self._queues.get(QueueId(topic, queue_id))
         return np.empty(0, ENTRY_DTYPE) if queue is None else queue.read(begin, end)[1]
 
@@ -226,7 +227,8 @@ class LogReader:
         return total
 
     def offset_for_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
+        """Return the first queue offset stored at or after `timestamp_ms` (ms since the epoch); None if there is
+        none."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -259,7 +261,8 @@ class LogReader:
         return found
 
     def key_hits(self, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-        """Look `keys` of `topics` up in the index; None without a usable one. Compare the records' own keys."""
+        """Look up `keys` of `topics` in the index, as `find_keys`; None if there is no usable index. Compare the
+        records' own keys."""
         return find_keys(self.path / "index", topics, keys)
 
     def split(self, begin: int, end: int, bytes_each: int) -> list[tuple[int, int]]:
@@ -273,8 +276,8 @@ class LogReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages of queue offsets [begin, end) in order.
 
-        RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped.
-        CorruptLog only if `options.on_damage` is "fail".
+        RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped. CorruptLog only if
+        `options.on_damage` is "fail". OptionError if `options.decompress` needs a package that is not installed.
         """
         return self._batches(self.queue_runs(topic, queue_id, begin, end, options), options)
 
@@ -427,11 +430,8 @@ class LogReader:
             row = last
 
     def walk(self, begin: int, end: int, *, on_damage: str = "fail") -> Iterator[Int64s]:
-        """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
-
-        A torn tail after the confirmed end is the end. Damage before it raises CorruptLog, or with `on_damage` "skip"
-        is added to `damages`, and the walk continues at the next queued record.
-        """
+        """Yield the physical offsets of all records that begin in [begin, end), queued or not, as `Walker.walk` does.
+        With `on_damage` "skip", damage is added to `damages`, otherwise it raises CorruptLog."""
         walker = Walker(self._segments, self._queues, self._confirm())
         return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
 

@@ -139,7 +139,12 @@ def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
 def merged_places(
     keys: Sequence[QueueId], pieces: list[Entries], starts: list[int], owners: list[int]
 ) -> tuple[Places, Int64s]:
-    """Merge the entries of many queues into physical order, each record once."""
+    """Merge the entries of many queues into physical order, each record once and without blank entries. Returns their
+    places and tags codes.
+
+    `pieces`: consecutive entries of one queue each, the first of them at queue offset `starts[i]`; `owners[i]` is the
+    index of the queue in `keys`. Of several entries for one record, the first in this order counts.
+    """
     counts = [len(piece) for piece in pieces]
     entries = np.concatenate(pieces)
     physical = entries["physical_offset"].astype(np.int64)

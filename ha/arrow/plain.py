@@ -32,7 +32,8 @@ def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
 
 
 def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None:
-    """Return a body before compression, if it is compressed. None if it is damaged or longer than `size_max` bytes."""
+    """Return a body before compression, if it is compressed. None if it is damaged or longer than `size_max` bytes.
+    OptionError as in `inflate`."""
     if body is None or not sys_flag & SysFlag.COMPRESSED:
         return body
     try:
@@ -46,7 +47,7 @@ def plain_rows(
 ) -> list[dict[str, object]]:
     """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs. A compressed
     body is null if it is damaged or longer than `body_size_max` bytes. Without `decompress` it is as stored, and a
-    compressed inner batch is one row."""
+    compressed inner batch is one row. OptionError as in `inflate`."""
     is_compressed = bool(record.sys_flag & SysFlag.COMPRESSED)
     is_split = bool(record.sys_flag & SysFlag.INNER_BATCH) and (decompress or not is_compressed)
     crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc

@@ -1,7 +1,7 @@
 """Reads consume queues as arrays of entries.
 
 Files are zero-padded to their full size, so the queue ends at the first entry of size 0. RocketMQ does not clear what
-it truncates after a crash: entries after the end may be stale, which only the commitlog shows (see `LogReader`).
+it truncates after a crash: entries after the end may be stale, which only the commitlog shows (see `Confirmed`).
 
 Ordinary queues have entries of 20 bytes, one a message. Batch queues have entries of 46 bytes, one a batch:
 int64 physical offset, int32 size, int64 tags code, int64 store time, int64 base offset, int16 batch size, 8 reserved.
@@ -40,7 +40,8 @@ _PROBE_ENTRIES_AGAIN = 32
 _SIZE_AT = 8
 _NO_SIZE = bytes(4)
 UNWRITTEN = np.iinfo(np.int64).max
-"""Instead of the physical offset of an entry that a recovering node will write again: behind all others"""
+"""Stands for the physical offset of an entry that is not written, or that a recovering node will write again; greater
+than all others"""
 
 
 class QueueId(NamedTuple):
@@ -90,7 +91,7 @@ class QueueFiles:
 
     @property
     def has_files(self) -> bool:
-        """Whether the directory held files at the last `refresh`."""
+        """Whether the directory held files when it was last read."""
         return bool(self._files)
 
     @property
@@ -99,7 +100,7 @@ class QueueFiles:
         return self._files[0].start if self._files else 0
 
     def find_end(self) -> int:
-        """Return the position after the last entry of a size other than 0."""
+        """Return the position after the last written entry (size other than 0)."""
         last = self._end - 1
         end = self._end_from(last, _PROBE_ENTRIES_AGAIN) if last >= self.first else last
         self._end = end if end > last else self._search_end()
@@ -175,7 +176,7 @@ class QueueFiles:
         return start, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def physical_offset(self, position: int) -> int:
-        """Return the physical offset in one entry; −1 if retention deleted it, int64's maximum if it is not written."""
+        """Return the physical offset in one entry; −1 if retention deleted it, UNWRITTEN if it is not written."""
         _, found = self.read(position, position + 1)
         if len(found):
             return int(found["physical_offset"][0]) if found["size"][0] else UNWRITTEN

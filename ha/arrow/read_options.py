@@ -107,15 +107,16 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadCounts(msgspec.Struct):
-    """Counts of damaged and missing records of a reader."""
+    """Counts of rows, and of damaged and missing records of a reader."""
 
     rows: int = 0
+    """Rows returned"""
     damaged: int = 0
-    """Records that were not sound, reported or skipped"""
+    """Records that were not sound, and bodies that can't be decompressed"""
     skipped: int = 0
     """How many of the damaged records were skipped"""
     gone: int = 0
-    """Queue offsets whose records were missing"""
+    """Queue offsets whose records were missing; in reads by ranges, also bytes of the log that were missing"""
 
     def add(self, other: ReadCounts) -> None:
         """Add the counts of another reader."""

@@ -19,9 +19,10 @@ Row = dict[str, object]
 
 
 def run_rows(run: RecordRun, broker_name: str) -> Iterator[Row]:
-    """Yield the messages of a run that pass its filter, and a row with crcOk=false for each damaged record.
+    """Yield a row for each message of a run, and for each damaged record (with crcOk=false), that passes the filter.
 
-    A body that is compressed with a package that is not installed is null.
+    Body CRCs are always checked, and `options.on_damage` has no effect. A body is null if decompressing it needs a
+    package that is not installed.
     """
     heads = Heads(np.frombuffer(run.buffer, np.uint8), run.positions, run.segment.start)
     if run.places is not None:

@@ -111,7 +111,7 @@ class Segments:
         return segment if physical_offset < segment.end else None
 
     def buffer(self, segment: Segment) -> memoryview | None:
-        """Return the segment's mapped bytes; None if the file is gone. OSError of the system."""
+        """Return the segment's mapped bytes; None if the file is gone. OSError if it can't be opened or mapped."""
         kept = self._mapped.get(segment.start)
         if kept is not None:
             self._mapped.move_to_end(segment.start)
@@ -137,7 +137,7 @@ class Segments:
         return None if segment is None or buffer is None else (segment, buffer)
 
     def has_record(self, physical_offset: int) -> bool:
-        """Return whether a record begins at an offset, or after the filler there. Only its magic is read."""
+        """Return whether a record begins at an offset, or after the filler there, by its magic alone."""
         while (mapped := self.mapped_at(physical_offset)) is not None:
             segment, buffer = mapped
             at = physical_offset - segment.start

@@ -26,7 +26,7 @@ class Damage(NamedTuple):
 
 
 class Walker:
-    """Walks one log in the state of its construction."""
+    """Walks one log, in the state that `segments`, `queues` and `confirmed` describe."""
 
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed) -> None:
         self._segments = segments
@@ -36,8 +36,8 @@ class Walker:
     def walk(self, begin: int, end: int, *, damages: list[Damage] | None = None) -> Iterator[Int64s]:
         """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
 
-        A torn tail after the confirmed end is the end. Damage before it raises CorruptLog, or is added to `damages`,
-        and the walk continues at the next queued record.
+        The walk ends at a torn tail after the confirmed end. Damage before the confirmed end raises CorruptLog, or is
+        added to `damages`, and the walk continues at the next queued record.
         """
         at = self._anchor(begin)
         confirmed = self._confirmed.end_offset
@@ -108,7 +108,8 @@ class Walker:
 
 
 def _first_unsound(buffer: memoryview, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
-    """Return the physical offset of the first of these positions after the confirmed end that holds no record."""
+    """Return the physical offset of the first of `positions` at or after the confirmed end that holds no record; None
+    if all hold one."""
     unconfirmed = positions[positions + base_offset >= confirmed]
     if not len(unconfirmed):
         return None

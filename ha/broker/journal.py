@@ -1,8 +1,8 @@
-"""Changes of a master's tables that are not in the log yet, and callbacks for when they are acknowledged.
+"""Changes of a master's tables that are not in the log yet, and callbacks that receive their outcome.
 
-Tables add changes synchronously; `GroupLog` takes all of them at a time, so that many commits become one record, and
-several commits of one queue one entry. Changes that could not be stored are added again, unless newer ones replaced
-them meanwhile. Only used in a failover group.
+Only used in a failover group. Tables add changes synchronously; `GroupLog` takes all of them at once, so that many
+commits become one record, and several commits of one queue become one entry. If a record can't be stored, `settle` adds
+some of its changes again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import TablesRecord
 
 WAITING_COUNT_MAX = 65_536
-"""Maximum number of answers waiting for a record; further commits are answered SYSTEM_BUSY."""
+"""Maximum number of requests that wait for changes that are not taken yet; further commits are answered SYSTEM_BUSY."""
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """Outcome of changes: PUT_OK, or why they may be lost. If `status.is_stored` is false, they are not in the log."""
+    """Outcome of changes: PUT_OK if they are acknowledged, otherwise why they may be lost.
+
+    If `status.is_stored` is true, they are in the log. If it is false, they are not, except that with NO_MASTER a
+    record of the ended term may still contain them.
+    """
 
     status: PutStatus = PutStatus.PUT_OK
     remark: str = ""
@@ -42,7 +46,8 @@ Waiter: TypeAlias = Callable[[Logged], None]
 
 
 class Journal:
-    """Changes to be written. Closed unless the broker is the master: tables then follow the log."""
+    """Collects changes to be written to the log while it is open: while the broker is the master. While it is closed,
+    the tables follow the log, and changes are ignored."""
 
     def __init__(self, still_acknowledges: Callable[[int], bool]) -> None:
         """`still_acknowledges`: see `Standing.still_acknowledges`."""
@@ -51,7 +56,7 @@ class Journal:
         self.epoch = -1
         """Epoch of the records"""
         self.config_size_max = 1 << 62
-        """Maximum bytes of the configuration of one topic or group, so that it fits a record"""
+        """Maximum bytes of the configuration of one topic, group or user, so that it fits a record"""
         self._topics: dict[str, TopicConfig | None] = {}
         self._deleted_topics: dict[str, int] = {}
         self._groups: dict[str, GroupConfig | None] = {}
@@ -63,21 +68,22 @@ class Journal:
         self._waiters: list[Waiter] = []
         self._taken: list[Waiter] = []
         self._is_settled = False
-        """Whether everything in the tables is acknowledged, except for changes that are not taken yet"""
+        """Whether all changes that were ever taken are acknowledged"""
         self.some = trio.Event()
-        """Set when there is something to write"""
+        """Set when there are changes to write, a request waits for an outcome, or a snapshot is due"""
         self.urgent = trio.Event()
-        """Set when a request waits for it"""
+        """Set when the writer must not wait for more changes: a request waits for an outcome, or a snapshot is due"""
 
     # ---- for the tables
 
     def open(self, epoch: int) -> None:
         """Starts collecting changes for records of `epoch`."""
         self.is_open, self.epoch = True, epoch
-        self._is_settled = False  # this term's first acknowledgement is that of the earlier terms' records, too
+        self._is_settled = False  # the first acknowledgement of this term also covers records of earlier terms
 
     def close(self) -> None:
-        """Stops collecting, drops what is not written, and fails all waiters with NO_MASTER."""
+        """Stops collecting, drops changes that are not taken yet, and calls all waiters with NO_MASTER, including those
+        of changes that are being written."""
         self.is_open = False
         self._forget()
         waiters, self._waiters = self._waiters + self._taken, []
@@ -138,7 +144,7 @@ class Journal:
     # ---- waiting
 
     def call_when_logged(self, waiter: Waiter) -> None:
-        """Calls `waiter` with the outcome of all earlier changes, possibly at once."""
+        """Calls `waiter` with the outcome of all earlier changes, possibly before this returns; NO_MASTER if closed."""
         if not self.is_open:
             waiter(NO_MASTER)
         elif self._is_empty and self._is_settled and not self._taken and not self._waiters:
@@ -149,7 +155,8 @@ class Journal:
             self.urgent.set()
 
     async def logged(self, on_logged: Waiter | None = None) -> Logged:
-        """Waits for the outcome of all earlier changes. `on_logged` gets it before anything else is written."""
+        """Waits for the outcome of all earlier changes. Calls `on_logged` with it before anything else is written, even
+        if this is cancelled."""
         done = trio.Event()
         found = NO_MASTER
 
@@ -182,7 +189,7 @@ class Journal:
         return bool(self._waiters)
 
     def take(self, size_max: int) -> list[TablesRecord]:
-        """Removes all changes and returns them as records of about `size_max` bytes. `settle` reports their outcome.
+        """Removes all changes and returns them as records of about `size_max` bytes. Call `settle` with their outcome.
 
         Without changes, there is one record if a request waits for the acknowledgement of earlier ones.
         """
@@ -192,14 +199,15 @@ class Journal:
         records = list(pack(view, self.epoch, size_max, removed=self._removed)) if is_needed else []
         self._forget()
         self._taken, self._waiters = self._waiters, []
+        self._is_settled &= not records
         self.some, self.urgent = trio.Event(), trio.Event()
         return records
 
     def settle(self, epoch: int, logged: Logged, unstored: Iterable[TablesRecord] = ()) -> None:
-        """Reports the outcome of the changes taken in `epoch` to their waiters.
+        """Reports the outcome of the changes taken in `epoch` to their waiters, unless `close` already did.
 
-        Offsets in `unstored` are added again, as the tables have them; topics, groups and users are not, as their
-        requests fail.
+        Offsets, removals of offsets and delay progress in `unstored` are added again, as the tables have them, unless
+        newer changes replaced them meanwhile. Topics, groups and users are not, as their requests fail.
         """
         if not self.is_open or epoch != self.epoch:
             return  # the waiters have been called

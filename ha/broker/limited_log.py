@@ -1,4 +1,4 @@
-"""Log lines of background services, at most one a minute for each event."""
+"""Rate-limited log lines of background services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ha.log_rate_limiter import LogRateLimiter
 
 
 class LimitedLog:
-    """Writes to `logger` at `level`. Each line ends with `times=`, the number of occurrences that it stands for."""
+    """Writes to `logger` at `level`, at most one line per event and minute, and limited in total (`LogRateLimiter`).
+
+    Each line ends with `times=`, the number of occurrences that it stands for.
+    """
 
     def __init__(self, logger: logging.Logger, level: int = logging.ERROR) -> None:
         self._logger = logger

@@ -35,7 +35,7 @@ class MessageQueries:
         return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """12: messages of a topic with a key, oldest first."""
+        """12: messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there are none."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
@@ -67,11 +67,12 @@ class MessageQueries:
         return command.reply(ResponseCode.SUCCESS, None, ext_fields, b"".join(reversed(found)))
 
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """33: the message at a physical offset."""
+        """33: the message at a physical offset; SYSTEM_ERROR if there is none."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
-        if found is not None and request.offset + len(found[0]) <= self._store.log.dispatchable_end:  # confirmed
+        # Only what may be dispatched: in a failover group, the rest may still be truncated.
+        if found is not None and request.offset + len(found[0]) <= self._store.log.dispatchable_end:
             raw, record = found
             if not request.topic or record.topic == request.topic:
                 return command.reply(ResponseCode.SUCCESS, body=raw)
@@ -79,7 +80,7 @@ class MessageQueries:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
 
     async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
-        """The record at `offset` if it matches and can be read."""
+        """The record at `offset` if it matches and can be read, otherwise None."""
         found, _ = await find_record(self._store, offset)
         return found[0] if found is not None and has_key(found[1], request.topic, request.key) else None
 
@@ -93,7 +94,7 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
 
 
 async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[bytes, MessageRecord] | None, str]:
-    """As `read_record`, but returns None if the record can't be read, and the damage, or ""."""
+    """As `read_record`, but without these errors: (record, ""), (None, damage) if it is damaged, or (None, "")."""
     try:
         return await read_record(store, physical_offset), ""
     except DamagedBytes as damaged:
@@ -103,8 +104,8 @@ async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[
 
 
 RECORD_SIZE_MAX = FRAME_SIZE_MAX
-"""Maximum bytes of a record that is read by its offset. A client chooses the offset, and may send what looks like the
-head of a record of any size."""
+"""Maximum bytes of a record that is read by its offset. Clients choose the offset, and a message body may contain what
+looks like the head of a record of any size."""
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:

@@ -20,7 +20,7 @@ from ha.replication.ha_service import HAService
 
 
 class MetadataProcessor:
-    """Answers with tables as JSON bodies."""
+    """Answers with tables, or the replication state, as JSON bodies."""
 
     def __init__(self, core: BrokerCore, ha_service: HAService | None, ha_client: HAClient | None) -> None:
         self._tables = core.tables
@@ -59,7 +59,7 @@ class MetadataProcessor:
     async def _copy(
         self, command: RemotingCommand, table: TopicConfigTable | ConsumerOffsets | GroupTable
     ) -> RemotingCommand:
-        """Answers with a table, which a worker encodes; with failover it states its position in the group's log."""
+        """Answers with a table, which a worker encodes; in a failover group it states its position in the log."""
         table.log_position = self._tables.log_position
         return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 

@@ -48,14 +48,17 @@ class OffsetProcessor:
         }
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """14: the committed offset. Without one, 0 if the queue is empty or its first message is recent, else 22.
+        """14: the committed offset.
 
-        For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for the queue's end; the group
-        misses a message that arrives in between.
+        Without one, the answer is 0 if the queue is empty, or if its first message has offset 0 and is at most
+        `access_in_memory_bytes_max` before the log's end. Otherwise, and always with setZeroIfNotFound=false, it is
+        QUERY_NOT_FOUND (22). For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for the
+        queue's end; the group misses a message that arrives in between.
 
-        A member that does not know its group's tables yet refuses 14, 29 and 30: if it answered that there is no
-        offset, a consumer would start at the end. A 4.9 client mistakes the refusal for that, and then sends 29 or 30.
-        A former master refuses them, too, while its offsets may be older than those that it answered as master.
+        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses 29 and 30, and 14 if
+        it has no offset: if it answered that there is none, a consumer would start at the end. A 4.9 client mistakes
+        the refusal for that, and then sends 29 or 30. A former master also refuses 14 for offsets that it has, while
+        they may be older than those that it answered as master (`Tables.are_behind`).
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -78,9 +81,8 @@ class OffsetProcessor:
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """15: commits an offset of an existing group and topic. In a failover group, answered once its record is
-        acknowledged.
-        """
+        """15: commits an offset of an existing group and topic. In a failover group, a commit that is not oneway is
+        accepted by the master only, and answered once its record is acknowledged."""
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)
@@ -95,7 +97,7 @@ class OffsetProcessor:
         journal = self._offsets.journal
         is_answered = journal is not None and not command.flag & FLAG_ONEWAY
         if journal is not None and is_answered:
-            # A oneway commit is accepted anywhere: a slave passes it on, and losing it repeats messages only.
+            # A slave also accepts a oneway commit, and sends it to its master. Losing one only repeats messages.
             if not journal.is_open:
                 return command.reply(ResponseCode.SYSTEM_BUSY, "only the master of this group takes commits")
             if journal.is_crowded:
@@ -138,7 +140,8 @@ class OffsetProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """29: the first message stored at or after a time; boundaryType upper: the last one at or before it."""
+        """29: the offset of the first message stored at or after a time (ms), or the queue's end. With boundaryType
+        upper, of the last one stored at or before it, or the queue's start."""
         if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(SearchOffsetRequest, command.ext_fields)

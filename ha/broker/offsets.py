@@ -1,9 +1,9 @@
 """Committed offsets of consumer groups, kept in config/consumerOffset.json. Offsets are queue offsets, in entries.
 
-Offsets committed to a slave while its master is down are marked: they take precedence over the master's older offsets,
-and the master gets them when it returns (`SlaveSync`). RocketMQ's slave always copies its master's offsets, and groups
-receive messages again: apache/rocketmq#1094. The marks are kept in takenOffsets.json, so that a slave can restart
-meanwhile. A slave that reaches its master at its start drops them, since a group may have been reset in between.
+Offsets committed to a slave are marked: they take precedence over lower offsets of the master, which gets them with the
+slave's next sync (`SlaveSync`). RocketMQ's slave always copies its master's offsets, and groups receive messages
+again: apache/rocketmq#1094. The marks are kept in takenOffsets.json, so that a slave can restart while its master is
+down. A slave that reaches its master at its start drops them, since a group may have been reset in between.
 
 The file is written every `flush_consumer_offset_interval_s` if something changed, and at shutdown. A crash loses later
 commits, and consumers read those messages again. In a failover group commits are records of the group's log
@@ -41,8 +41,7 @@ class ConsumerOffsetTable:
         taken_file: ConfigFile | None = None,
         flush_log: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`taken_file` keeps the commits that a slave takes while its master is down. `flush_log` flushes the log up to
-        its present end."""
+        """`taken_file` keeps the marks of commits to a slave. `flush_log` flushes the log up to its present end."""
         self._file = file
         self._taken_file = taken_file
         self._flush_log = flush_log
@@ -61,14 +60,14 @@ class ConsumerOffsetTable:
         self.journal: Journal | None = None
         """Collects changes for the log of a failover group"""
         self.on_removed: Callable[[str | None, str | None], None] = lambda topic, group: None
-        """Called when the offsets of a topic, or of a group, were deleted"""
+        """Called with (topic, None) or (None, group) when the offsets of a topic or of a group were deleted"""
         self.on_reset: Callable[[str, str, int, int], None] = lambda group, topic, queue_id, offset: None
         """Called after a reset"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
 
     async def load(self) -> None:
-        """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged."""
+        """Reads the files. Raises CorruptLog if both a file and its `.bak` are damaged."""
         loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
         if loaded is not None:
             self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
@@ -102,8 +101,8 @@ class ConsumerOffsetTable:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Commits an offset. Lower offsets are accepted too: a consumer may go back.
 
-        Returns False for a new group and topic beyond `offset_key_count_max`. Ignores commits of consumers that have
-        not noticed a `reset` yet, as in 5.x.
+        Returns False for a new group and topic beyond `offset_key_count_max`. Between a `reset` and its `take_reset`,
+        commits are ignored and True is returned, as in 5.x: the consumer has not noticed the reset yet.
         """
         key = f"{topic}@{group}"
         if self._resets and self._pending_reset(key, queue_id) is not None:
@@ -128,7 +127,8 @@ class ConsumerOffsetTable:
         return True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Moves a group to `offset`; returns False if there is no room. Its next pull gets the offset: `take_reset`."""
+        """Moves a group to `offset` in one queue; returns False if there is no room. Its next pull gets it:
+        `take_reset`."""
         key = f"{topic}@{group}", queue_id
         self._resets.pop(key, None)
         if not self.commit(group, topic, queue_id, offset):
@@ -138,17 +138,18 @@ class ConsumerOffsetTable:
         return True
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Removes and returns the reset offset since the group's last pull of the queue, or None."""
+        """Removes and returns the offset that the queue was reset to since the group's last pull of it; None without a
+        reset."""
         key = f"{topic}@{group}"
         if not self._resets or self._pending_reset(key, queue_id) is None:
             return None
         return self._resets.pop((key, queue_id))
 
     def _pending_reset(self, key: str, queue_id: int) -> int | None:
-        """The reset offset that is still to be passed on, or None."""
+        """The offset of a reset that no pull has got yet, or None. Drops a reset that is out of date."""
         offset = self._resets.get((key, queue_id))
         if offset is not None and self._table.get(key, {}).get(queue_id) != offset:
-            # The group has gone on at another master since: resetting it now would repeat messages.
+            # The group has committed at another master since: resetting it now would repeat messages.
             del self._resets[key, queue_id]
             return None
         return offset
@@ -176,7 +177,7 @@ class ConsumerOffsetTable:
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
-        """Merges a master's offsets. Offsets that only this broker has stay, and so do newer ones committed here."""
+        """Merges a master's offsets. Offsets that only this broker has stay, and so do marked ones that are higher."""
         self._merge(offsets.offset_table)
 
     def _merge(self, table: Mapping[str, Mapping[int, int]]) -> None:
@@ -206,7 +207,7 @@ class ConsumerOffsetTable:
         return "" if self.journal is None else (await self.journal.logged()).fault
 
     def adopt(self, table: Mapping[str, Mapping[int, int]]) -> None:
-        """Replaces the table with the content of the group's log, except for newer offsets committed here."""
+        """Replaces the table with the content of the group's log, except for higher offsets committed to this slave."""
         self._table = {}
         self._is_full = False
         for (key, queue_id), offset in self._local_commits.items():
@@ -223,8 +224,9 @@ class ConsumerOffsetTable:
         self._merge(changes)
 
     def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
-        """Called when this broker becomes master: logs offsets committed to it as a slave, and truncates offsets to the
-        ends of queues. `beyond` yields the queues of a topic that end before the committed offset, and their ends."""
+        """Called when this broker becomes master: logs offsets committed to it as a slave, and lowers offsets beyond
+        the end of their queue. `beyond` yields the queues of a topic that end before the committed offset, and their
+        ends."""
         for key, queue_id in self._local_commits:
             offset = self._table.get(key, {}).get(queue_id)
             if offset is not None and self.journal is not None:
@@ -279,6 +281,7 @@ class ConsumerOffsetTable:
         """Writes the files that changed, later if the disk is full. In a failover group `GroupLog` writes the table.
 
         The log is flushed first: offsets of POP follow its records, and must not be ahead of them after a power loss.
+        Raises DiskFailed.
         """
         if self._change_count > self._saved_count and self.journal is None:
             offsets, count = self.snapshot(), self._change_count

@@ -1,8 +1,9 @@
 """Writes op messages, which record which half messages are ended; half messages that end at about the same time share
 one.
 
-A rollback is answered once its op message is in the log. Otherwise it is written LINGER_S later (RocketMQ 5.x: at most
-3 s); half messages whose op message is lost in a crash are checked once more. Source: TransactionalOpBatchService.
+A rollback that has to be answered is written at once, and answered when its op message is in the log. Other ends are
+written LINGER_S after the first of them (RocketMQ 5.x: at most 3 s), or as soon as OFFSET_COUNT_MAX are pending. Half
+messages whose op message is lost in a crash are checked once more. Source: TransactionalOpBatchService.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class OpWriter:
         self._log = LimitedLog(logger)
 
     def add(self, offsets: Sequence[int], waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
-        """Queues an op message for half messages (queue offsets); `waiting` is answered once it is written."""
+        """Queues ended half messages (queue offsets) for an op message; `waiting` is answered once that is written."""
         self._pending.update(dict.fromkeys(offsets))
         while len(self._pending) > PENDING_COUNT_MAX:
             del self._pending[next(iter(self._pending))]
@@ -62,7 +63,7 @@ class OpWriter:
     def forget(self, code: ResponseCode, remark: str) -> None:
         """Drops everything queued and answers waiting requests with `code`.
 
-        The next master checks what is open there.
+        The next master checks the half messages that are open in its log.
         """
         self._pending.clear()
         waiting, self._waiting = self._waiting, []
@@ -80,7 +81,10 @@ class OpWriter:
                 await trio.sleep(PAUSE_S)
 
     async def write_all(self) -> bool:
-        """Writes everything queued; returns False if that is not possible now, which answers waiting requests, too."""
+        """Writes everything queued, and answers waiting requests with the outcome.
+
+        Returns False if a put failed; the half messages then stay queued for the next attempt.
+        """
         while self._pending or self._waiting:
             self._urgent = trio.Event()
             waiting = list(self._waiting)

@@ -26,11 +26,13 @@ def memory_fraction_bytes(fraction: float = 0.4) -> int:
 
 
 class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """RocketMQ 5.x's inSyncReplicas keys. Absent (None in BrokerOptions), a SYNC_MASTER follows the rule of 4.9.
+    """RocketMQ 5.x's inSyncReplicas keys. Without them (None in BrokerOptions), a SYNC_MASTER waits for any one slave,
+    as in 4.9.
 
     in_sync_replicas: nodes, this one included, that must have the bytes before PUT_OK (inSyncReplicas).
     min_in_sync_replicas: nodes, this one included, that must be in sync before anything is appended
-    (minInSyncReplicas). all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
+    (minInSyncReplicas).
+    all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
     """
 
     in_sync_replicas: int = 1
@@ -133,4 +135,4 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     initial_users: tuple[UserConfig, ...] = ()
     """Created by a master if they don't exist; their representation shows no password"""
     keeps_tables_in_log: bool = False
-    """Whether topics, groups and offsets are records of the log, as in a failover group (group_log.py)"""
+    """Whether topics, groups, offsets and users are records of the log, as in a failover group (group_log.py)"""

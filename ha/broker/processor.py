@@ -1,8 +1,8 @@
 """Routes requests to their handlers by request code.
 
-The sends of a chunk are handled together and first, then its acknowledgements of popped messages, its pops, and all
-other requests one at a time, in order. RocketMQ has a thread pool per kind of request and guarantees no order between
-them either.
+Of the requests of a chunk, the sends are handled first and together, then acknowledgements of popped messages, then
+pops, and then all other requests one at a time, in their order. RocketMQ has a thread pool per kind of request and
+guarantees no order between them either.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ NEEDS_DISPATCH = {
 
 
 Take = Callable[["RemotingConnection", list[RemotingCommand], float], list[RemotingCommand]]
-"""Serves requests that need no wait, until a time of Trio's clock; returns the others, for their handlers."""
+"""Serves requests that need no wait, until a given time (Trio's clock); returns the others, for their handlers."""
 
 
 class Family(Protocol):
-    """A family of requests: a module whose class is made of a `BrokerCore`."""
+    """A family of requests; implemented by classes that are constructed with a `BrokerCore`."""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -83,8 +83,8 @@ def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> Reque
 
 
 class Processor:
-    """Handles requests in two steps. The main port's server calls `take` and `handle` for each chunk of requests, the
-    fast port's `take_fast` and `handle_fast`."""
+    """Handles requests in two steps. The main port's server calls `take` for each chunk of requests, then `handle` for
+    those that are left; the fast port's server calls `take_fast` and `handle_fast`."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Processor:
         guard: AclGuard | None = None,
         takes: Sequence[tuple[AbstractSet[int], Take]] = (),
     ) -> None:
-        """`takes`: codes of requests that are served at once if possible, after sends, and by what. `guard`: refuses
-        requests that are not allowed."""
+        """`takes`: pairs of request codes and the function that serves such requests if they need no wait, in this
+        order, after the sends. `guard`: refuses requests that are not allowed."""
         self._send = send
         self._handlers = handlers
         self._guard = guard
@@ -129,7 +129,7 @@ class Processor:
         await serve_each(connection, others, self._handle_one)
 
     async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Serves the fast port's requests that `take` returned, except pulls."""
+        """Serves the fast port's requests that `take_fast` returned; refuses those in FAST_REFUSED."""
         served = []
         for command in commands:
             if command.code in FAST_REFUSED:
@@ -147,7 +147,7 @@ class Processor:
             response = await handler(connection, command)
         except RefusedError as refused:
             connection.reply(command, command.reply(refused.code, refused.remark))
-        except (RemoteProtocolError, LocalProtocolError) as error:  # local: no record can hold what the client gave
+        except (RemoteProtocolError, LocalProtocolError) as error:  # local: the client's values don't fit a record
             connection.reply_error(command, error)
         else:
             if response is not None:

@@ -241,7 +241,7 @@ class PullProcessor:
         return self.holds.add(hold)
 
     def _hold_again(self, hold: PullHold, next_offset: int) -> bool:
-        """Holds a pull again if no message was selected; returns False if it has to be answered."""
+        """Holds a pull again whose condition on properties selected no message; False if it must be answered."""
         if hold.selection.is_wanted is None or trio.current_time() >= hold.deadline:
             return False
         queue = self._store.queues.get(hold.topic, hold.queue_id)

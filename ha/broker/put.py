@@ -12,8 +12,8 @@ Requests whose message has WAIT=false wait for nothing. All of this is synchrono
 complete waits through callbacks. The only task is that of `serve`: it waits for a segment, or for the end of a
 truncation, when an append needs that. Meanwhile requests stay queued, in order.
 
-This is the only way into the log, for messages from clients as well as for records that the broker writes itself:
-delayed and half messages, op messages, the tables of a failover group. They use `settle`, which waits for the answers.
+A broker puts everything into its log this way: messages from clients as well as its own delayed and half messages, op
+messages, and records of the tables and of POP. Services that need the outcome use `settle`.
 
 SERVICE_NOT_AVAILABLE means that nothing was stored; every client sends such a message again.
 """
@@ -66,7 +66,8 @@ class PutService:
         standing: Standing | None = None,
         sync_state: Callable[[], SyncStateRule | None] | None = None,
     ) -> None:
-        """`sync_state`: returns the rule of the current term in a failover group, None if there is none."""
+        """`sync_state`: returns the rule of a failover group's current term, or None if there is none at present;
+        itself None without failover."""
         self._standing = fixed_standing(options) if standing is None else standing
         self._store = store
         self._log = store.log
@@ -83,7 +84,8 @@ class PutService:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
-        """Runs the task that drains a blocked queue while the block runs, even in shielded scopes at its end.
+        """Runs the task that drains a blocked queue until the block ends. The task is shielded from cancellation, so
+        that puts in the block's cleanup are served, too.
 
         Puts still queued when the block ends are answered SERVICE_NOT_AVAILABLE. Raises DiskFailed.
         """
@@ -148,7 +150,8 @@ class PutService:
         await all_done.wait()
 
     def submit(self, requests: Sequence[PutRequest]) -> None:
-        """Queues `requests` and drains. Each one's `on_done` is called once, possibly before this returns."""
+        """Queues `requests` and drains. Each one's `on_done` is called once, possibly before this returns. Raises
+        DiskFailed."""
         self._queue += requests
         self.drain()
 
@@ -162,12 +165,13 @@ class PutService:
         return self._state is _QueueState.BLOCKED
 
     async def wait_unblocked(self) -> None:
-        """Waits until `is_blocked` is false, for a caller that holds messages."""
+        """Waits until `is_blocked` is false. Callers wait here with messages that they have not queued yet."""
         while self.is_blocked:
             await self._drained.park()
 
     async def wait_appended(self) -> None:
-        """Waits until no put is queued. Each is queued for at most the store's `segment_wait_s` per segment.
+        """Waits until no put is queued. A put is queued for at most the store's `segment_wait_s` per new segment, and
+        while a truncation holds appends.
 
         Always a checkpoint: puts that were taken off the queue when the disk failed are never done, and their callers
         have to notice that they are cancelled.
@@ -181,7 +185,8 @@ class PutService:
         self._wanted.unpark_all()
 
     def drain(self) -> None:
-        """Checks, appends and answers queued puts until one has to wait. Raises DiskFailed."""
+        """Checks and appends queued puts until one has to wait for the log; answers those that wait for nothing else.
+        Raises DiskFailed."""
         if self._is_draining or self.is_blocked:
             return
         self._is_draining = True  # an `on_done` may submit more
@@ -211,7 +216,8 @@ class PutService:
             self._refuse(admitted[count:], Cause.STOPPING, STOPPING)
 
     async def _unblock(self) -> None:
-        """Waits for what the first queued request needs; if that can't be had, answers this request."""
+        """Waits for what the first queued request needs; if no segment can be added, answers this request with the
+        failure."""
         log = self._log
         if log.appends_are_held:
             await log.wait_appends_allowed()
@@ -245,7 +251,8 @@ class PutService:
         self.acknowledgements.refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, cause, remark)
 
     def _append(self, requests: Sequence[PutRequest]) -> int:
-        """Appends requests in order until one has to wait; returns how many did not, and sets their outcome."""
+        """Appends requests in order until one has to wait for the log; returns how many before it, and sets their
+        outcome."""
         log, began = self._log, None if self._blocked_since == math.inf else self._blocked_since
         count = 0
         for is_batch, run in groupby(requests, attrgetter("is_batch")):
@@ -280,7 +287,7 @@ class PutService:
             done: list[PutRequest] = []
             for request in requests:
                 if request.status is _OK and request.waits:
-                    request.messages = ()  # in the log; seconds of bodies at full rate would be hundreds of megabytes
+                    request.messages = ()  # the log has them; bodies of several seconds would be hundreds of megabytes
                     waiting.append(request)
                 else:
                     done.append(request)

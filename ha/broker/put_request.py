@@ -15,12 +15,13 @@ from ha.protocol.record import Message
 class PutRequest(msgspec.Struct, kw_only=True):
     """One put: its messages, and later its outcome. Callers that need more to answer a put subclass it.
 
-    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
+    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied when it begins
+    to wait for a flush or a slave.
     on_done: called once, with all requests that have the same `on_done` and are done at the same time.
     waits: False for WAIT=false: answered once appended.
     frees_space: accepted on a nearly full disk, because retention can delete a segment once it is stored.
     status, remark: the answer; the remark states the cause of any status but PUT_OK.
-    results: the log's AppendResult of each message; empty if nothing was appended.
+    results: the log's AppendResult of each message, also if the append failed; empty if the put was refused before it.
     next_offset: end of its last record in bytes, up to which the log must be flushed and acknowledged; -1 if not
     stored.
     """

@@ -1,10 +1,10 @@
 """Reads messages of one queue from a queue offset on, with RocketMQ's statuses and limits.
 
-Reading damaged bytes of the log raises DamagedBytes. While they may still be repaired, the answer is OFFSET_FOUND_NULL
-at the same offset, so that the pull waits or is repeated. Once no peer has them, these messages are skipped, as
-RocketMQ skips those of deleted files: the others are delivered, and if there are none the answer is
-MESSAGE_WAS_REMOVING with the next offset. An entry that does not point to its message is first repaired from the log:
-every record states its queue and offset. The answer is OFFSET_FOUND_NULL, too, if too many files are open.
+Damaged bytes of the log do not make a read fail. While they may still be repaired, the answer is OFFSET_FOUND_NULL at
+the same offset, so that the pull waits or is repeated. Once no peer has them, these messages are skipped, as RocketMQ
+skips those of deleted files: the others are delivered, and if there are none the answer is MESSAGE_WAS_REMOVING with
+the next offset. An entry that does not point to its message is first repaired from the log: every record states its
+queue and offset. The answer is also OFFSET_FOUND_NULL if too many files are open.
 
 Source: DefaultMessageStore.getMessage.
 """
@@ -35,7 +35,8 @@ Span = tuple[int, memoryview | bytes]
 """A physical offset, and the bytes of the log from there on."""
 
 SCAN_COUNT_MIN = 800
-"""Entries scanned per read (RocketMQ: 16000 bytes of the queue), or the number of requested messages if higher."""
+"""Entries scanned per read with a filter (RocketMQ: 16000 bytes of the queue), or the number of requested messages if
+higher."""
 SCAN_COUNT_MAX = 8192
 """Upper limit of entries scanned per read, whatever the request asks for."""
 
@@ -78,9 +79,12 @@ class ReadStatus(Enum):
 
 
 class QueueRead(msgspec.Struct, frozen=True, gc=False):
-    """The result of a read. Offsets are queue offsets (entries); `body`: the records as stored, concatenated.
+    """The result of a read. Offsets are queue offsets (entries).
 
-    is_far_behind: the distance to the log's end is so great that the messages are assumed not to be in memory.
+    next_offset: where the next read begins.
+    body: the records as stored, concatenated.
+    is_far_behind: the read began more than `access_in_memory_bytes_max` before the log's end, so that the messages are
+    assumed not to be in memory. False without messages.
     """
 
     status: ReadStatus
@@ -104,7 +108,9 @@ class QueueReader:
         corrects_offsets: Callable[[], bool] = lambda: True,
         repair_entry: RepairEntry | None = None,
     ) -> None:
-        """`corrects_offsets`: False on a slave, where a read outside the queue keeps its offset.
+        """`corrects_offsets` returns whether a read outside the queue gets the nearest valid offset as its next offset.
+        If not, it keeps its own: on a slave or a new master, whose queue may lag behind what consumers have read
+        elsewhere.
 
         `repair_entry` corrects a wrong entry, after which the read is repeated.
         """
@@ -125,8 +131,9 @@ class QueueReader:
     ) -> QueueRead:
         """Reads messages from `queue_offset` on whose tag hash is in `tags_codes` (None: all).
 
-        `message_count_max` and `message_bytes_max` are the consumer's limits. Returns at least one message if there is
-        one, whatever its size.
+        `message_count_max` and `message_bytes_max` are the consumer's limits; a single message may be larger. The
+        result may have no messages although some follow: the status and `next_offset` say how to go on. Raises OSError
+        if the disk can't read.
         """
         outside = self._outside(queue, queue_offset)
         if outside is not None:
@@ -226,9 +233,8 @@ class QueueReader:
         return QueueRead(status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset)
 
     def _scan_count(self, message_count_max: int, tags_codes: frozenset[int] | None) -> int:
-        """Return how many entries to scan: without a filter as many as messages are needed; with one, as many as
-        RocketMQ scans.
-        """
+        """Returns how many entries to scan: without a filter as many as messages are needed; with one, SCAN_COUNT_MIN
+        to SCAN_COUNT_MAX."""
         if tags_codes is None:
             options = self._options
             return max(1, min(max(options.transfer_hot_count_max, options.transfer_cold_count_max), message_count_max))
@@ -243,7 +249,7 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> tuple[QueueRead, Wanted]:
-        """Returns the messages of an answer, and the answer without their bytes. Raises WrongEntryError."""
+        """Returns the result without its bytes, and the messages to read for it. Raises WrongEntryError."""
         log_end = self._log.max_offset.value
         is_far_behind = log_end - ENTRY.unpack_from(entries)[0] > self._options.access_in_memory_bytes_max
         count_max, bytes_max = self.limits(message_count_max, message_bytes_max, is_far_behind=is_far_behind)
@@ -266,9 +272,9 @@ class QueueReader:
 
 
 async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted | None, bytes]:
-    """Reads the chosen messages except those damaged beyond repair. DamagedBytes if one may still be repaired.
+    """Reads the chosen messages except those damaged beyond repair; returns those read (None: none) and their records.
 
-    WrongEntryError if a record read is not the one that its entry names.
+    DamagedBytes if one may still be repaired. WrongEntryError if a record read is not the one that its entry names.
     """
     try:
         return wanted, gathered(await read_spans(log, wanted), wanted, queue_id)
@@ -288,7 +294,8 @@ async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted 
 
 
 async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
-    """Reads the parts of the log that hold `wanted`, ascending. Messages close to each other share a read."""
+    """Reads the parts of the log that hold `wanted`, ascending. Messages close to each other share a read. Raises
+    DamagedBytes, and OffsetGone if retention deleted some meanwhile."""
     spans: list[Span] = []
     begin: int | None = wanted.physical_offsets[0]
     while begin is not None:
@@ -303,8 +310,9 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
 
 
 def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span], cached_max: int = 0) -> int | None:
-    """Adds the bytes in memory to `spans`, from physical offset `begin` on, and about `cached_max` bytes that only the
-    system has in memory; returns the first byte of `wanted` that is missing, None if there is none."""
+    """Adds to `spans` the wanted bytes from physical offset `begin` on that are in memory, including about `cached_max`
+    bytes that only the page cache has. Returns the physical offset of the first wanted byte that is missing; None if
+    none is."""
     at: int | None = begin
     end = wanted.physical_offsets[-1] + wanted.sizes[-1]
     while at is not None:
@@ -320,23 +328,24 @@ def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Sp
 
 
 def _near_size(wanted: Wanted, begin: int, size_max: int) -> int:
-    """How many bytes to read from byte `begin` of a message on: see `near_end`."""
+    """How many bytes to read from physical offset `begin`, which is within a message: see `near_end`."""
     number = bisect_right(wanted.physical_offsets, begin) - 1
     return near_end(wanted, number, begin, _GAP_BYTES_MAX, size_max) - begin
 
 
 def _wanted_from(wanted: Wanted, physical_offset: int) -> int | None:
-    """The first byte of `wanted` from a physical offset on, None if there is none."""
+    """Physical offset of the first wanted byte at or after `physical_offset`; None if there is none."""
     places, sizes = wanted.physical_offsets, wanted.sizes
     behind = bisect_right(places, physical_offset)
-    if places[behind - 1] + sizes[behind - 1] > physical_offset:  # the end of a segment, or of the undamaged bytes
+    if places[behind - 1] + sizes[behind - 1] > physical_offset:  # the last read ended within a message
         return physical_offset
     return places[behind] if behind < len(places) else None
 
 
 @with_compiled_twin
 def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: int) -> int:
-    """End of the last message that is read together with message `number`, of which `begin` is the next byte.
+    """Where a read ends that begins at physical offset `begin`, within message `number`: the end of the last message
+    that is read with it.
 
     At most `gap_max` bytes lie between two of them, and the read has at most `size_max` bytes unless it is one message.
     """
@@ -351,7 +360,7 @@ def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: in
 
 @with_compiled_twin
 def gathered(spans: list[Span], wanted: Wanted, queue_id: int) -> bytes:
-    """The records of `wanted` from `spans`, concatenated. ValueError if one is incomplete.
+    """The records of `wanted` from `spans`, concatenated. ValueError if `spans` lack bytes of one.
 
     WrongEntryError unless each record states the position that its entry has.
     """

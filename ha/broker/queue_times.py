@@ -14,6 +14,7 @@ from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 UNKNOWN_TIME_MS = 1 << 62
+"""Store time of a damaged message; sorts after all others."""
 
 
 def bounds(queue: ConsumeQueue | None) -> tuple[int, int]:
@@ -23,7 +24,8 @@ def bounds(queue: ConsumeQueue | None) -> tuple[int, int]:
 
 @contextmanager
 def busy_if_passing() -> Iterator[None]:
-    """Raises RefusedError with SYSTEM_BUSY for a temporary error of the disk: too many files are open."""
+    """Raises RefusedError with SYSTEM_BUSY for a temporary error of the disk, such as too many open files
+    (`is_passing`)."""
     try:
         yield
     except OSError as error:
@@ -33,7 +35,7 @@ def busy_if_passing() -> Iterator[None]:
 
 
 async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:
-    """Store time (ms) of the message at `queue_offset`; -1 if it was deleted, which sorts before all others.
+    """Store time (ms) of the message at `queue_offset`; -1 if it was deleted.
 
     UNKNOWN_TIME_MS if the message or its entry is damaged: a search then ends before it rather than after it. Raises
     RefusedError if too many files are open.
@@ -43,7 +45,7 @@ async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: 
             entries = queue.read(queue_offset, 1)
             if not entries:
                 return -1
-            # By the record's own size: an entry that fills a gap has none, but a position between its neighbours'.
+            # Reads the size from the record: a blank entry, which fills a gap, has only an offset.
             _, record = await read_record(store, entries[0].physical_offset)
             return record.store_timestamp_ms
     except OffsetGone:
@@ -53,7 +55,7 @@ async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: 
 
 
 async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, queue_offset: int) -> int:
-    """As `store_time_ms`, but -1 for any unknown time, as in RocketMQ's statistics."""
+    """As `store_time_ms`, but -1 for a damaged message or a queue that does not exist, as in RocketMQ's statistics."""
     if queue is None:
         return -1
     found = await store_time_ms(store, queue, queue_offset)
@@ -63,9 +65,11 @@ async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, q
 async def offset_at(
     store: MessageStore, queue: ConsumeQueue | None, timestamp_ms: int, *, is_upper: bool = False
 ) -> int:
-    """Queue offset of the first message stored at or after a time, or the queue's end.
+    """Queue offset of the first message stored at or after a time, or the queue's end; 0 for a queue that does not
+    exist.
 
-    `is_upper`: of the last one stored at or before it, or the queue's start.
+    `is_upper`: of the last one stored at or before it, or the queue's start. Raises RefusedError if too many files are
+    open.
     """
     if queue is None or queue.min_offset >= queue.max_offset:
         return max(0, queue.min_offset) if queue is not None else 0

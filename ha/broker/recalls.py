@@ -1,8 +1,8 @@
 """370 RECALL_MESSAGE: a producer takes back a timer message before its time.
 
 A recall is itself a timer message, due at the same time as the one that it names (timers.py). It is answered with
-success once it is stored, replicated as the broker's role requires, and in the index before its message was taken for
-delivery: a message whose recall succeeded is not delivered. RocketMQ answers once the recall is stored, and delivers
+success once it is stored, replicated as the broker's role requires, and indexed before its message was taken for
+delivery: a message whose recall succeeded is not delivered. RocketMQ answers once the recall is stored, and may deliver
 the message if it was just being read. Source: RecallMessageProcessor, checks and remarks in its order.
 """
 
@@ -54,7 +54,7 @@ class RecallProcessor:
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     async def recall(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """370: stores the recall. Raises RefusedError and RemoteProtocolError."""
+        """370: stores the recall, and waits until it is indexed. Raises RefusedError and RemoteProtocolError."""
         request = parse_header(RecallMessageRequest, command.ext_fields)
         handle = self._checked(request)
         message = Message(handle.topic, 0, b"0", b"", born_host=encode_peer(connection.peer))
@@ -85,7 +85,7 @@ class RecallProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={**answered_properties(self._options), **answer})
 
     def _checked(self, request: RecallMessageRequest) -> RecallHandle:
-        """Returns what the handle names, if it can be recalled now. Raises RefusedError."""
+        """Returns the decoded handle if its message can be recalled now. Raises RefusedError."""
         options, illegal = self._options, ResponseCode.ILLEGAL_OPERATION
         if not options.recall_enable:
             raise RefusedError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")

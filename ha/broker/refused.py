@@ -24,7 +24,7 @@ def refuse_if(fault: str, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> Non
 
 
 def refuse_on_slave(standing: Standing, remark: str) -> None:
-    """Raises RefusedError on a slave."""
+    """Raises RefusedError (SYSTEM_ERROR, `remark`) on a slave."""
     refuse_if(remark if standing.is_slave else "")
 
 

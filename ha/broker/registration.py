@@ -1,22 +1,22 @@
 """Registration of a broker at its name servers, which tell a slave where its master is.
 
 One task per name server, so that one that is down, slow or faulty delays no other. Each registers at once, every
-`period_s`, and when topics change; changes during a registration cause one more. At shutdown the broker unregisters,
-for at most `unregister_timeout_s`. RocketMQ: BrokerOuterAPI, BrokerController.registerBrokerAll.
+`period_s`, and when the topics or the role change; changes during a registration cause one more. At shutdown the broker
+unregisters, for at most `unregister_timeout_s`. RocketMQ: BrokerOuterAPI, BrokerController.registerBrokerAll.
 
 With failover the id changes: 0 while the broker is master, its own otherwise. Effects on name servers:
 
     same address, other id     the entry under the old id is removed (4.9 and 5.x)
     same id, other address     5.x and halog keep the one with the higher stateVersion, which is the epoch here; 4.9
-                               keeps the last one. So a new master repeats its registration after 1, 2, 4, 8 and 16 s,
-                               to replace a late one of its predecessor before a whole period has passed
+                               keeps the last one. So a new master registers again at intervals of 1, 2, 4, 8 and 16 s,
+                               to replace a late registration of its predecessor before a whole period has passed
     unregistering              4.9 removes any broker with the id. So a broker only unregisters an id that it still has
 
 Two brokers with the same name and id and no failover replace each other at every registration, which name servers
 allow. To detect it, once per period before registering, a broker looks up the address registered under its name and id.
 
-4.9 has no stateVersion, and ignores a topic table whose counter and time it has seen from that address, even as a
-slave's: so a master adds its epoch to the counter, too.
+4.9 has no stateVersion, and ignores a topic table whose counter and time it has seen from that address, even if they
+came from a registration as a slave. So a master adds its epoch to the counter, too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Time that a registration in progress gets to finish after the role has changed."""
 
     start_wait_s: float = 3.0
-    """Time that a starting broker waits for name servers."""
+    """Maximum time that a starting broker waits for name servers."""
 
     unregister_timeout_s: float = 3.0
 
@@ -98,7 +98,7 @@ class NameServerState(msgspec.Struct, kw_only=True):
     is_registered: bool = False
     """Whether the last attempt succeeded."""
     error: str = ""
-    """Why it failed; "" if it succeeded or none has ended yet."""
+    """Why the last attempt failed; "" if it succeeded or none has ended yet."""
     registered_count: int = 0
     failed_count: int = 0
     last_registered_at: float | None = None
@@ -134,7 +134,8 @@ class NameServerRegistration:
         why_not: Callable[[], str] = lambda: "",
         run_blocking: RunBlocking = run_in_thread,
     ) -> None:
-        """`why_not`: returns why the broker must not register at present, or "". `run_blocking` encodes the topics.
+        """`why_not`: returns why the broker must not register at present, or "". `run_blocking`: runs the encoding of
+        the topics.
 
         Call `topics_changed` after changes.
         """
@@ -168,7 +169,8 @@ class NameServerRegistration:
             scope.deadline = min(scope.deadline, patience_ends)
 
     async def wait_told(self) -> None:
-        """Waits until the current topics and role were sent to each name server, successfully or not."""
+        """Waits until an attempt to register the current topics and role has ended at each name server, successfully or
+        not."""
         revision = self._revision
         while any(state.tried_revision < revision for state in self.states.values()):
             await self._tried.park()
@@ -235,7 +237,7 @@ class NameServerRegistration:
             return
         other = addresses.get(broker_id, "")
         if not other or other == self._identity.broker_address:
-            # The other broker may still exist, and have been the last to register for a while.
+            # The other broker may still exist: this one may only have been the last to register for a while.
             if now - state.other_seen_at > 2 * self._options.period_s:
                 state.other_address = ""
             return
@@ -290,7 +292,7 @@ class NameServerRegistration:
         return state.registered_id == standing.broker_id and (standing.is_slave or standing.has_lease)
 
     def _table(self) -> TopicConfigTable:
-        """The topics, with a version that differs in each term."""
+        """The topics; with failover, their data version differs in each term."""
         table, epoch = self._topics(), self._standing.epoch
         if not self._standing.can_be_replaced:
             return table
@@ -373,7 +375,7 @@ class NameServerRegistration:
         try:
             await self._client.invoke(address, request, self._options.unregister_timeout_s)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
-            # The name server drops it when the connection closes, or after 120 s.
+            # The name server drops the registration when the connection closes, or after 120 s.
             logger.info("registration.unregister_failed namesrv=%s reason=%r", address, str(error) or "too slow")
         else:
             self.states[address].is_registered = False

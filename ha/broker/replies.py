@@ -64,7 +64,7 @@ class ReplyProcessor:
                 nursery.start_soon(self._hand_over, *reply)
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """324, 325: accepts a reply, which `serve` answers later. Raises RefusedError."""
+        """324, 325: accepts a reply, which `serve` answers later. Raises RefusedError and RemoteProtocolError."""
         options = self._options
         check_stores(self._standing)
         request = parse_header(SendMessageRequest, command.ext_fields)
@@ -129,7 +129,7 @@ class ReplyProcessor:
             question = RemotingCommand(
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext_fields=fields, body=bytes(command.body)
             )
-            # A client that does not answer this keeps its connection, unless it is silent altogether.
+            # Shorter than the timeout of `invoke`, which closes the connection of a client that has sent nothing.
             with trio.fail_after(CLIENT_TIMEOUT_S):
                 answer = await client.invoke(question, 2 * CLIENT_TIMEOUT_S)
         except (trio.TooSlowError, trio.BrokenResourceError, LocalProtocolError) as error:

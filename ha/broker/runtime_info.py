@@ -128,7 +128,7 @@ class RuntimeInfo:
         return command.reply(ResponseCode.SUCCESS, None, {"version": version}, encode_config(self.describe()))
 
     async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """25: succeeds if nothing would change, as no key can be changed while the broker runs.
+        """25: succeeds if nothing would change, otherwise NO_PERMISSION: no key can be changed while the broker runs.
 
         RocketMQ accepts any key, ignores unknown ones, and many have no effect before a restart.
         """
@@ -136,7 +136,8 @@ class RuntimeInfo:
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """906: the addresses of a master for its replicas. A slave gets its master from name servers instead."""
+        """906: the addresses of this master, for RocketMQ's replicas. No addresses from a slave, or if the request
+        states some: halog's slaves get their master from name servers."""
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)

@@ -1,9 +1,9 @@
 """Requests that put messages: 10 SEND_MESSAGE, 310 SEND_MESSAGE_V2, 320 SEND_BATCH_MESSAGE.
 
 `SendProcessor.take` checks the sends of one chunk (send_message.py) and queues them for the put service, which appends
-those of all connections served in one turn of the poller (ha/poller.py) together. What has to wait before it can be
-checked, for the log, for room among the connection's sends in flight or for its topic to be created, is left to
-`handle`, in the task of the connection.
+those of all connections served in one turn of the poller (ha/poller.py) together. Sends that have to wait before they
+can be checked (for the log, for room among the connection's sends in flight, or for their topic to be created) are left
+to `handle`, in the task of the connection.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SendProcessor:
         self._maker = MessageMaker(core)
         self._in_flight = 0
         self.ack_times = Histogram()
-        """Seconds from the arrival of each stored send to its response"""
+        """Seconds from the arrival of a send to its response, for sends that reached the put service, stored or not"""
         self.on_answered: Callable[[float, float, Sequence[PutRequest]], None] | None = None
         """Called for sends answered together, with their arrival, the current time (trio clock), and the puts"""
         self.not_master_count = self.flow_control_count = 0

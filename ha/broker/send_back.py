@@ -1,12 +1,13 @@
 """36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
 
-A copy goes to %RETRY%group after a delay level that grows with each retry, and to %DLQ%group after the group's maximum
-number of retries. The copy waits for no flush and no slave, as its property WAIT says, except with failover. Source:
-AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its order.
+A copy goes to %RETRY%group after a delay level that grows with each retry. It goes to %DLQ%group after the maximum
+number of retries, or at once if the request has a negative delayLevel. The copy waits for no flush and no slave, as its
+property WAIT says, except with failover. Source: AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks
+in its order.
 
 With access control, the message must be of a topic that the group may read: its retry topic, a topic that the group's
-consumers subscribe to, or the topic named in the request, which then needs the right. RocketMQ only checks the group:
-a client that knows the offset of any message can copy it into its group's retry topic.
+consumers subscribe to, or the topic named in the request, which then needs the right. RocketMQ only checks the group: a
+client that knows the offset of any message can copy it into its group's retry topic.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SendBackProcessor:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.handle}
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Stores the message for its next retry, or as a dead letter. Raises RemoteProtocolError for a bad header."""
+        """36: stores a message for its next retry, or as a dead letter. Raises RefusedError and RemoteProtocolError."""
         request = parse_header(SendBackRequest, command.ext_fields)
         message = await self._next(request, command.version)
         if message is None:
@@ -76,7 +77,8 @@ class SendBackProcessor:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
 
     async def _next(self, request: SendBackRequest, version: int) -> Message | None:
-        """The message to store; None if the group has no retries. Raises RefusedError."""
+        """The message to store; None if the group has no retry queues, so that the message is dropped. Raises
+        RefusedError."""
         options = self._options
         check_stores(self._standing)
         name = request.group
@@ -119,7 +121,7 @@ class SendBackProcessor:
             properties[DELAY] = "0"
             message.properties = encode_properties(properties)
         else:
-            level = level or max(1, FIRST_RETRY_LEVEL + record.reconsume_times)  # a producer may set a negative one
+            level = level or max(1, FIRST_RETRY_LEVEL + record.reconsume_times)  # a producer may have set negative ones
             properties[DELAY] = str(level)
             store_delayed(message, properties, level, self._level_count)
         return message

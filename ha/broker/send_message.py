@@ -63,7 +63,7 @@ class MessageMaker:
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
 
-    # ---- before it: what may have to wait
+    # ---- topics and groups, which may have to be created
 
     async def topic_for(self, request: SendMessageRequest) -> TopicConfig:
         """Returns the topic to store in, created if necessary and allowed."""
@@ -82,7 +82,7 @@ class MessageMaker:
         return created
 
     async def prepare(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> Send:
-        """Makes the put of a send whose topic has to be created, or belongs to a group."""
+        """Makes the put of a send whose topic may have to be created, or belongs to a group."""
         config = await self.topic_for(request)
         if request.topic.startswith(RETRY_PREFIX) and not (request.batch or command.code == _BATCH):
             request, config = await self._route_retry(command, request, config)
@@ -133,7 +133,7 @@ class MessageMaker:
         is_batch = request.batch or command.code == _BATCH
         text = request.properties
         usual = None if is_batch else self.properties.usual(text)
-        # Only then are the properties decoded, to find out whether the message is stored elsewhere first.
+        # Properties are decoded only if the message may have to be stored elsewhere first.
         may_take_detour = usual is None and ("DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text)
         sys_flag = request.sys_flag
         unusual_flags = sys_flag & _UNUSUAL_SYS_FLAGS
@@ -178,7 +178,8 @@ class MessageMaker:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
 
     def queue_for(self, request: SendMessageRequest, config: TopicConfig) -> int:
-        """Returns the queue to store in: the requested one, or for a negative id the next one in turn."""
+        """Returns the queue to store in: the requested one, or the next one in round robin if the requested id is
+        negative."""
         queue_id = request.queue_id
         if queue_id < 0 < config.write_queue_nums:
             return next(self._next_queue) % config.write_queue_nums
@@ -216,9 +217,10 @@ class MessageMaker:
         ]
 
     def _take_detour(self, message: Message) -> str | None:
-        """Redirects a delayed message or a half message to the system topic that keeps it first.
+        """Redirects a delayed, timer or half message to the system topic that keeps it first.
 
-        Returns the recall handle of a timer message, except of one for a retry topic, which is a consumer's.
+        Returns the recall handle of a timer message; None for other messages, for a timer message that is due already
+        or has no UNIQ_KEY, and for one in a retry topic, which belongs to a consumer.
         """
         topic = message.topic
         properties = decode_properties(message.properties)
@@ -294,7 +296,8 @@ def _delay_level(properties: dict[str, str]) -> int:
 
 
 def take_timer(message: Message, properties: dict[str, str], now_ms: int, options: BrokerOptions) -> None:
-    """Redirects a timer message to where it waits until it is due, unless its time has come. Raises RefusedError."""
+    """Redirects a timer message to the timer topic, unless it is due already. Raises RefusedError if timers are
+    disabled, the delay is invalid or above `timer_delay_s_max`, or a recall is due already."""
     if not options.timer_enable:
         raise RefusedError(
             ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
@@ -320,12 +323,12 @@ def _queue_of_priority(properties: str, config: TopicConfig, queue_id: int) -> i
 
 
 def retries_max(group: GroupConfig, version: int, asked: int | None) -> int:
-    """How often a message is retried: as often as a client of `version` asked for, or as the group allows."""
+    """Maximum number of retries: `asked`, if a client of `version` 3.4.9 or later states it, otherwise the group's."""
     return asked if version >= _V3_4_9 and asked is not None else group.retry_max_times
 
 
 def encode_peer(peer: tuple[str, int]) -> bytes:
-    """Returns the sender's address as records encode it."""
+    """Returns the sender's address as records encode it; 127.0.0.1 with its port if the host is no IP address."""
     host, port = peer
     try:
         return encode_host(host, port)

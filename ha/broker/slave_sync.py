@@ -2,12 +2,14 @@
 authenticationEnabled, users (3005) and their policies (3010).
 
 Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
-whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The queues of
-deleted topics are cleared here, too, if a halog master lists them as deleted; a topic that is only missing may be one
-whose table the master has lost. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends 21 to the master's fast port,
-which answers the same). Offsets committed here while the master was down are sent to it as commits (15). If the master
-can't be reached, the slave serves what it has. In a failover group nothing is copied once the tables come from the
-group's log (group_log.py), unless the master keeps its own in files.
+whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The queues of topics
+that a halog master lists as deleted are cleared, too. A topic that is only missing in the master's table keeps its
+queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends 21 to the
+master's fast port, which answers the same).
+
+Offsets committed to this slave are sent to the master as commits (15). If the master can't be reached, the slave serves
+what it has. In a failover group nothing is copied once the tables come from the group's log (group_log.py), unless the
+master keeps its own in files.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _NOT_YET = (
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE,
 )
-"""Answers of a master with failover to commits that it may lose: they are sent again later."""
+"""Answers of a master with failover to commits that it may lose; these commits are sent again later."""
 
 
 class SlaveSync:
@@ -76,7 +78,7 @@ class SlaveSync:
         self._is_address_missed = False
 
     def sync_soon(self) -> None:
-        """Copies at once instead of at the next interval, after the slave has (re)connected or has a new master."""
+        """Makes `serve` copy at once. Called after the slave has (re)connected or has a new master."""
         self._wake.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -89,7 +91,10 @@ class SlaveSync:
                 await self._wake.wait()
 
     async def sync_once(self) -> bool:
-        """Copies all tables once; returns whether that succeeded."""
+        """Copies all tables once, and sends the offsets committed here; returns whether that succeeded.
+
+        True also if the tables come from the group's log, so that nothing is copied. Errors are logged.
+        """
         address = self._master_address()
         if address is None:
             if self._is_address_missed:
@@ -130,10 +135,12 @@ class SlaveSync:
         return not fault
 
     async def _remove_offsets(self, of_master: ConsumerOffsets, groups: GroupTable, own: set[str]) -> None:
-        """Removes offsets that the master has deleted: with a topic, or with a group of which it has none.
+        """Removes offsets that the master has deleted: those of a deleted topic, and those of a deleted group without
+        any offsets at the master.
 
-        Offsets that only this slave has stay otherwise. `own`: groups with offsets committed here. A master that lost
-        its file of groups counts its changes from the start; nothing is removed then.
+        Other offsets that only this slave has stay. `own`: groups with offsets committed here; they do not count as
+        deleted. No group does unless the master's group table has a higher version counter than this slave's: a master
+        that lost its file of groups counts from the start.
         """
         kept = of_master.offset_table.keys()
         gone: set[str] = set()
@@ -167,7 +174,8 @@ class SlaveSync:
     async def _timer_progress(self, address: str) -> tuple[int, int] | None:
         """Asks a master whose delay offsets say nothing about timers for their progress (60), as RocketMQ's slaves do.
 
-        Without it, retention would keep every segment with a timer message. None from a broker without timers.
+        Without it, retention would keep every segment with a timer message. Returns queue offset and time (ms); None
+        from a broker without timers.
         """
         request = RemotingCommand(RequestCode.GET_TIMER_CHECK_POINT)
         answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
@@ -177,7 +185,7 @@ class SlaveSync:
         return check_point.queue_offset, check_point.read_ms - 1
 
     async def _copy_users(self, address: str) -> str:
-        """Copies users with their policies. Returns why the master sends none, or ""; the users stay then."""
+        """Copies users with their policies. Returns "", or why the master sends none: this slave's users then stay."""
         try:
             users = _list_of(UserInfo, await self._ask(address, RequestCode.AUTH_LIST_USER))
             acls = _list_of(AclInfo, await self._ask(address, RequestCode.AUTH_LIST_ACL))
@@ -199,7 +207,8 @@ class SlaveSync:
         return ""
 
     async def _hand_on(self, address: str) -> None:
-        """Sends the master the offsets committed here; drops those it refuses, for example for an unknown topic."""
+        """Sends the master the offsets committed here, and removes the mark of each one that it accepts or refuses, for
+        example for an unknown topic. An offset whose answer is in `_NOT_YET` is sent again with the next sync."""
         for commit in self._offsets.local_commits():
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)

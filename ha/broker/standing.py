@@ -69,8 +69,8 @@ class Standing:
     def refusal_code(self) -> ResponseCode:
         """The response code for senders while nothing may be stored.
 
-        A member of a failover group answers 14, after which every client retries at another broker. A 5.x slave answers
-        2, which clients of 4.9 do not retry.
+        A member of a failover group answers 14 (SERVICE_NOT_AVAILABLE), after which every client retries at another
+        broker. Any other slave answers 2 (SYSTEM_BUSY) as in 5.x, which clients of 4.9 do not retry.
         """
         return ResponseCode.SERVICE_NOT_AVAILABLE if self.can_be_replaced else ResponseCode.SYSTEM_BUSY
 

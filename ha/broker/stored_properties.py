@@ -1,4 +1,5 @@
-"""The property string that a message is stored with: the producer's own, unchanged, followed by the broker's pairs.
+"""The property string that a message is stored with: the producer's own pairs, without those that the broker sets, and
+then the broker's.
 
 RocketMQ writes the same pairs in the order of a Java hash map; no reader depends on the order. Source:
 SendMessageProcessor, AbstractSendMessageProcessor.
@@ -36,6 +37,7 @@ _UNUSUAL = (
 @with_compiled_twin
 def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> tuple[bytes, str] | None:
     """The string to store for a message's property string, and the message's unique id: its own, or a new one.
+    `suffix`: the broker's pairs, encoded.
 
     None in unusual cases: not ASCII, a pair that the broker has to examine, or UNIQ_KEY twice or empty.
     """
@@ -72,7 +74,8 @@ class StoredProperties:
     def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
         """The string to store for any property string, whether the message waits, and its unique id.
 
-        The string of a batch is appended to each of its messages' own (`join`).
+        The string of a batch is appended to each of its messages' own (`join`). A batch without UNIQ_KEY has no id
+        (None).
         """
         raw = text.encode("utf-8", "replace")
         waits = "WAIT\x01false" not in text or message_waits(raw)

@@ -1,7 +1,7 @@
-"""The tables of a broker: topics, groups, offsets and users, each with its file under config/, connected clients, and
-pulls.
+"""The tables of a broker: topics, groups, consumer offsets, delay offsets and users, each with its file under config/;
+also the connected clients, and counters of reads.
 
-In a failover group the group's log defines the first four (group_log.py).
+In a failover group the group's log defines the tables with files (group_log.py).
 """
 
 from __future__ import annotations
@@ -122,13 +122,17 @@ class Tables:
         return made
 
     def keep_in_log(self, group_log: TablesLog) -> None:
-        """Writes changes to a failover group's log from now on, which defines the tables. Call before `load`."""
+        """Makes the log of a failover group define the tables: changes are written to it from now on. Call before
+        `load`."""
         self.group_log = group_log
         for table in (self.topics, self.groups, self.offsets, self.delay_offsets, self.users):
             table.journal = group_log.journal
 
     async def load(self) -> None:
-        """Reads the files, and the group's log. Raises CorruptLog, naming the file, if one can't be read."""
+        """Reads the files and the group's log, and writes the broker's name to BROKER_FILE.
+
+        Raises CorruptLog, naming the file, if a file and its `.bak` are damaged.
+        """
         await self.load_files()
         name = BrokerFile(self._options.broker_name)
         await self._file(BROKER_FILE, msgspec.json.encode).save_when_possible(lambda: name)
@@ -144,7 +148,7 @@ class Tables:
         await self.delay_offsets.load(self._store.log.max_offset.value)
 
     async def save(self) -> None:
-        """Writes changed offsets, and tables that could not be written because the disk was full.
+        """Writes changed offsets, and tables that could not be written because the disk was full. Raises DiskFailed.
 
         The other tables are written when they change; in a failover group, all are written here.
         """
@@ -164,8 +168,8 @@ class Tables:
         return bool(self._store.queues.not_empty((TIMER_TOPIC,)))
 
     async def clear_deleted_topics(self) -> str:
-        """Removes the dispatched messages of deleted topics from the queues. Returns "", or why that failed for now:
-        the disk is full. DiskFailed.
+        """Removes the dispatched messages of deleted topics from the queues. Returns "", or why that failed if the disk
+        is full. Raises DiskFailed.
 
         Called again later, for messages that are dispatched after this. The offsets of the deletions must refer to this
         broker's log: so only on a master, on a slave that has just copied them from its master, and in a failover group
@@ -202,8 +206,8 @@ class Tables:
     def accepts_copy(self, position: LogPosition | None) -> bool:
         """Whether a slave copies its master's tables, which contain the group's log up to `position`.
 
-        Not if this slave's tables come from that log already. A master without a position keeps its tables in files, as
-        RocketMQ does.
+        False if this slave's tables come from the log alone, or contain a later record. A master without a position
+        keeps its tables in files, as RocketMQ does; they are always copied.
         """
         log = self.group_log
         if log is None or position is None:
@@ -281,7 +285,7 @@ class Tables:
             self.delay_offsets.adopt({**self.delay_offsets.table, **record.delays}, self._store.log.max_offset.value)
 
     def begin_epoch(self) -> None:
-        """Called when this broker becomes master."""
+        """Called when this broker becomes master: see `ConsumerOffsetTable.begin_epoch`."""
         self.offsets.begin_epoch(partial(cut_offsets, self._store))
 
     async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:

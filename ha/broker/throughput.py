@@ -1,4 +1,4 @@
-"""Message rates: counters that puts and pulls add to, sampled every few seconds.
+"""Message rates: counters that puts, pulls and pops add to, sampled every few seconds.
 
 Rates are those that RocketMQ's tools show: over the last 10, 60 and 600 s, and per group and topic over the last
 minute. Sources: StoreStatsService, BrokerStats, BrokerStatsManager.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import trio
 
 SAMPLE_INTERVAL_S = 5.0
-"""RocketMQ: 1 s. Rates are up to this old"""
+"""RocketMQ: 1 s. Rates are at most this old"""
 WINDOWS_S = (10, 60, 600)
 SLICE_S = 10.0
 SLICE_COUNT = 6
@@ -22,22 +22,22 @@ SLICE_COUNT = 6
 
 
 class GroupReads:
-    """Counters of pulls, for at most `key_count_max` pairs of group and topic."""
+    """Counters of pulls and pops; per group and topic for at most `key_count_max` pairs."""
 
     def __init__(self, *, key_count_max: int) -> None:
         self._key_count_max = key_count_max
         self.found_count = 0
-        """Pulls that returned messages"""
+        """Reads of a queue, by pulls and pops, that returned messages"""
         self.missed_count = 0
         """Pulls that returned none"""
         self.message_count = 0
-        """Messages returned by pulls"""
+        """Messages returned by pulls and pops"""
         self._slices: deque[dict[tuple[str, str], int]] = deque([{}], maxlen=SLICE_COUNT + 1)
         self._slice_began = 0.0
         self._positions: dict[tuple[str, str], dict[int, int]] = {}
 
     def note(self, group: str, topic: str, queue_id: int, next_offset: int, message_count: int) -> None:
-        """Counts a pull that returned `message_count` messages up to `next_offset`."""
+        """Counts a pull or pop that returned `message_count` messages of a queue, before queue offset `next_offset`."""
         self.found_count += 1
         self.message_count += message_count
         key = group, topic
@@ -51,15 +51,16 @@ class GroupReads:
         current[key] = current.get(key, 0) + message_count
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
-        """Next offset of the group's last pull of the queue; -1 if there was none since the start."""
+        """Next offset of the group's last read of the queue that returned messages; -1 if there was none since the
+        start."""
         return self._positions.get((group, topic), {}).get(queue_id, -1)
 
     def per_s(self, group: str, topic: str) -> float:
-        """Messages per second that the group read of a topic, over the last complete minute."""
+        """Messages per second that the group read of a topic, over the last six complete slices (one minute)."""
         return sum(each.get((group, topic), 0) for each in list(self._slices)[:-1]) / (SLICE_S * SLICE_COUNT)
 
     def rotate(self, now: float) -> None:
-        """Starts a new slice if the last one is over."""
+        """Starts a new slice if the last one is over. `now`: Trio's clock."""
         if now - self._slice_began >= SLICE_S:
             self._slice_began = now
             self._slices.append({})
@@ -79,7 +80,7 @@ class _Sample(NamedTuple):
 
 
 class DayTotals(NamedTuple):
-    """Messages from the start to 0 h of yesterday, to 0 h of today, and until now."""
+    """Messages from the broker's start to 0 h of yesterday, to 0 h of today, and until now."""
 
     yesterday_morning: int
     today_morning: int
@@ -122,7 +123,7 @@ class Throughput:
         return DayTotals(self._mornings[0][0], self._mornings[1][0], self._put_count())
 
     def gets_by_day(self) -> DayTotals:
-        """Messages that pulls got."""
+        """Messages returned by pulls and pops."""
         return DayTotals(self._mornings[0][1], self._mornings[1][1], self._reads.message_count)
 
     def _rates(self, *columns: int) -> str:

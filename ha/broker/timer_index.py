@@ -56,7 +56,7 @@ class _Run:
         self.lowest_offset = min(queue_offsets)
 
     def pop(self) -> Key | None:
-        """Removes and returns the first message."""
+        """Removes and returns the first message; None if there is none."""
         at, entries = self.at, self.entries
         if at == len(entries):
             return None
@@ -99,7 +99,7 @@ class TimerIndex:
         return self._count
 
     def add(self, code: int, queue_offset: int) -> None:
-        """Adds a message. Its queue offset is above those of later hours, unless it is due before those."""
+        """Adds a message. Those due after the current hour must be added in the order of their queue offsets."""
         self._count += 1
         hour = code // (2 * BUCKET_MS)
         if hour < self._current_end:
@@ -128,7 +128,8 @@ class TimerIndex:
         heappush(self._heads, (code, queue_offset, run))
 
     def advance(self, now_ms: int) -> bool:
-        """Prepares for delivery, one run per call; returns whether to call it again. `now_ms`: the time now."""
+        """Begins the next hour when it is time, and sorts one run of its messages; returns whether to call it again.
+        `now_ms`: the wall clock."""
         if not self._unsorted:
             self._begin_hour(now_ms)
         if self._unsorted:
@@ -138,7 +139,8 @@ class TimerIndex:
         return bool(self._unsorted)
 
     def _begin_hour(self, now_ms: int) -> None:
-        """Makes the next hour the current one if its time comes, or is past and the hour before is done."""
+        """Makes the next hour the current one if it begins within `LEAD_MS`, or has begun and no earlier message is
+        left."""
         if not self._hours:
             return
         hour = self._hours[0]
@@ -150,7 +152,7 @@ class TimerIndex:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first message is due, in ms since the epoch, or earlier; None without one."""
+        """Due time of the first message, or a lower bound of it, in ms since the epoch; None without messages."""
         firsts = [heap[0][0] for heap in (self._recent, self._heads) if heap]
         if self._unsorted:
             firsts.append(2 * BUCKET_MS * (self._current_end - 1))
@@ -159,9 +161,10 @@ class TimerIndex:
         return min(firsts) >> 1 if firsts else None
 
     def pop_due(self, now_ms: int, count_max: int) -> list[Key]:
-        """Removes and returns the first messages that are due at `now_ms`, at most `count_max`, possibly fewer.
+        """Removes and returns messages that are due at `now_ms`, in order, at most `count_max`.
 
-        None as long as `advance` returns True for an hour that has begun.
+        Returns none while `advance` has to sort messages of an hour that has begun. Fewer than are due, if a later hour
+        has begun that `advance` has not made the current one yet.
         """
         due: list[Key] = []
         end = 2 * now_ms + 2
@@ -225,9 +228,11 @@ class TimerIndex:
                 yield *following, run
 
     def due_counts(self, ends_ms: Sequence[int]) -> list[int]:
-        """Returns how many messages are due by the first of the ascending times `ends_ms`, between each two, and later.
+        """Returns how many messages are due by the first of the ascending times `ends_ms`, between each two, and after
+        the last.
 
-        Exact to the hour: the messages of an hour count to the first of these times that is at or after its end.
+        Exact to the hour: the messages of a later hour count to the first of these times that is at or after its end,
+        those of the current hour to the first time.
         """
         counts = [0] * (len(ends_ms) + 1)
         counts[0] = self._count

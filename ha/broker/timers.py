@@ -2,15 +2,15 @@
 
 A service of the master. It builds an index by due time (timer_index.py) from the consume queue of rmq_sys_wheel_timer,
 sleeps until the first message is due, and puts due messages in batches. RocketMQ keeps a timer wheel and a timer log on
-disk; here everything is derived from the commitlog. The only state is the progress: three numbers in the table of
-the delay levels' offsets, which is saved and replicated (delay_offsets.py).
+disk; here everything is derived from the commitlog. The only state is the progress: three numbers in the table of the
+delay levels' offsets, which is saved and replicated (delay_offsets.py).
 
     FIRST      queue offset; every message before it was delivered or rolled
     SEEN       queue offset up to which the queue was indexed when TIME was set
     TIME       ms since the epoch; every message before SEEN that is due by then was delivered
 
-A message is pending if it is at or after FIRST, and also at or after SEEN or due after TIME. After a crash or a change
-of master, the last deliveries may be repeated; none is lost.
+A message at or after FIRST is pending if it is at or after SEEN, or due after TIME. After a crash or a change of
+master, the last deliveries may be repeated; none is lost.
 
 A start or a change of master reads 20 bytes per message from FIRST on, and yields to other tasks between batches.
 Entries written by RocketMQ lack the due time, so their messages are read, too.
@@ -20,9 +20,8 @@ flushes them; RocketMQ rolls all messages every two days. A segment whose messag
 keeps a segment until its master has rolled or delivered the messages in it.
 
 A recall (a message with TIMER_DEL_UNIQKEY) has the topic and the due time of the message that it recalls; the index
-returns it first.
-Due times refer to the wall clock, which is checked at least once a second.
-Sources: TimerMessageStore, RecallMessageProcessor.
+returns it before that message. Due times refer to the wall clock, which is checked at least once a second. Sources:
+TimerMessageStore, RecallMessageProcessor.
 """
 
 from __future__ import annotations
@@ -74,13 +73,17 @@ PAUSE_S_MAX = 2.0
 HORIZONS_MS = {"1h": 3_600_000, "24h": 86_400_000, "7d": 7 * 86_400_000}
 """Times until due, in ms, up to which pending messages are counted."""
 RECALL_WAIT_S = 3.0
-"""Longest wait for a stored recall to be dispatched."""
+"""Maximum wait until a stored recall is in the index."""
 READ_COUNT_MAX = 1024
 """Queue entries read between two checkpoints."""
 
 
 class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start. Pending messages are known on the master only."""
+    """Counters since the start. Pending messages, which include recalls, are known on the master only.
+
+    next_due_ms: due time of the first pending message, or a lower bound of it, in ms since the epoch; None without one.
+    dropped_count: messages that are gone, damaged or invalid.
+    """
 
     pending_count: int
     next_due_ms: int | None
@@ -107,7 +110,7 @@ class _AwaitedRecall(msgspec.Struct, gc=False):
 
 
 class TimerService:
-    """Delivers. `serve` while the broker is a master; `on_arrivals` is for the store's subscription."""
+    """Delivers timer messages. `serve` while the broker is a master; `on_arrivals` subscribes to the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -165,7 +168,7 @@ class TimerService:
         return {at: code for at, (code, _) in self._unreadable.items()} | self._delivering
 
     def _next_due_ms(self) -> int | None:
-        """Returns the due time of the first pending message."""
+        """Returns the due time of the first pending message, or a lower bound of it; None without one."""
         due_ms = [code >> 1 for code in self._due().values()]
         if self._index.next_due_ms is not None:
             due_ms.append(self._index.next_due_ms)
@@ -244,7 +247,8 @@ class TimerService:
     async def await_recall(self, queue_offset: int, due_ms: int) -> bool | None:
         """Waits at most `RECALL_WAIT_S` until the recall stored at `queue_offset` of the timer queue is in the index.
 
-        Returns whether it was before its message, due at `due_ms`, was taken for delivery; None if it is not indexed.
+        Returns True if it was indexed before its message, due at `due_ms`, was taken for delivery, False if later, and
+        None if it is not indexed in time.
         """
         recall = self._awaited[queue_offset] = _AwaitedRecall(due_ms, trio.Event())
         if queue_offset < self._indexed_to:
@@ -348,7 +352,11 @@ class TimerService:
         yield _Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset, code=code)
 
     def _set_progress(self) -> None:
-        """Sets TIME to just before the first pending message, otherwise to the last one taken from the index."""
+        """Sets TIME to the due time of the last message taken from the index, but below that of the first pending one;
+        and SEEN.
+
+        Never moves TIME back. Also advances FIRST, but not at each call.
+        """
         next_due_ms = self._next_due_ms()
         time_ms = self._taken_ms if next_due_ms is None else min(self._taken_ms, next_due_ms - 1)
         if time_ms < self._progress.get(TIME):
@@ -389,7 +397,7 @@ class TimerService:
                     released = await self._roll(queue, batch, batch_end)
                     if released < batch_end:
                         break
-                if pending and self._standing.is_slave:  # possibly since a moment ago
+                if pending and self._standing.is_slave:  # the role may have changed in the loop
                     released = pending[0]
                 if not self._standing.is_slave:
                     self._progress.set(FIRST, released)
@@ -405,7 +413,7 @@ class TimerService:
     async def _roll(self, queue: ConsumeQueue, queue_offsets: Sequence[int], end: int) -> int:
         """Stores and flushes pending messages, which lie before queue offset `end`, in the timer topic again.
 
-        Returns the queue offset of the first one that could not be, or `end`.
+        Returns the queue offset of the first one that could not be stored, or `end`.
         """
         records = await self._read(queue, queue_offsets)
         rolled = {}
@@ -423,7 +431,7 @@ class TimerService:
             elif not put.status.is_stored:
                 return at
         try:
-            await self._store.flusher.flush()  # the disk may lose the segment's file before the new records otherwise
+            await self._store.flusher.flush()  # a power loss must not keep the deletion and lose the new records
         except DiskFailed:
             return queue_offsets[0]  # the store ends the process
         return end
@@ -469,9 +477,8 @@ class TimerService:
         return counts
 
     def figures(self) -> dict[str, str]:
-        """Returns the number of messages not indexed yet, by how many seconds the first one is overdue, and the number
-        of pending messages, for request 28 (runtime statistics).
-        """
+        """Returns the number of pending messages, the number of those not indexed yet, and by how many seconds the
+        first pending one is overdue, for request 28 (runtime statistics)."""
         queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._next_due_ms()
         overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)
         return {
@@ -510,7 +517,8 @@ class TimerService:
         return found
 
     def _postpone(self, code: int, queue_offset: int) -> None:
-        """Retries a due message later that can't be read now; drops it after `UNREADABLE_S_MAX` without open damage."""
+        """Retries a due message later that can't be read now. Drops it after `UNREADABLE_S_MAX` in which no damage was
+        open that may still be repaired."""
         now = trio.current_time()
         _, since = self._unreadable.get(queue_offset, (code, now))
         if not all(damage.is_hopeless for damage in self._store.damage.open):
@@ -535,7 +543,8 @@ class TimerService:
 
 
 def _batch_count(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> int:
-    """Returns how many of these messages, from the first on, have about BATCH_BYTES_MAX together: one at least."""
+    """Returns how many of these messages, from the first on, have at most BATCH_BYTES_MAX together; at least one if
+    there are any."""
     sizes: dict[int, int] = {}
     for start, end in _runs(queue_offsets):
         sizes.update((at, entry.size) for at, entry in enumerate(queue.read(start, end - start), start))

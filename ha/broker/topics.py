@@ -1,8 +1,9 @@
 """The topics of this broker: their queues and permissions, kept in config/topics.json, and their creation on first use.
 
-Reads are synchronous. A change is written to the file before it takes effect, so that no message is ever in a topic
-that a restart would not know, and then notifies the subscriber (registration at the name servers). If the disk is full,
-no topic is created; a master's table is still copied, and written when there is room. Source: TopicConfigManager.
+Reads are synchronous. A change is written to the file, or in a failover group to the group's log, before it takes
+effect, so that no message is ever in a topic that a restart would not know. It then notifies the subscribers
+(registration at the name servers). If the disk is full, no topic is created; a master's table is still copied, and
+written when there is room. Source: TopicConfigManager.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def topic_fault(topic: str) -> str:
 
 
 def system_topics(options: BrokerOptions) -> list[TopicConfig]:
-    """The topics that every broker has."""
+    """The topics that every broker with these options has."""
     broker_perm = _INHERITED
     topics = [
         _topic("SELF_TEST_TOPIC", 1),
@@ -145,12 +146,13 @@ class Topics(ConfigTable[TopicConfig]):
         """Changes being written to the file, None for a deletion; they are in the table once the file has them"""
         self._subscribers: list[Callable[[], None]] = []
         self.wait_told: Callable[[], Awaitable[None]] | None = None
-        """Waits until the name servers know the current table"""
+        """Waits until the current table was sent to the name servers; None if there are none. Set by the node"""
 
     async def load(self, log_end: int = 0) -> None:
         """Reads the file and adds missing system topics. Raises CorruptLog if both file and `.bak` are damaged.
 
-        On a master, messages beyond `log_end` (physical offset) are not deleted: a store that was emptied gets others.
+        A master without failover lowers the physical offsets of deletions to `log_end`: if its store was emptied, new
+        messages get offsets below the old ones, and must not count as deleted.
         """
         loaded = await self._file.load(_read_table)
         if loaded is not None:
@@ -197,7 +199,8 @@ class Topics(ConfigTable[TopicConfig]):
         return _topic(topic, max(queue.queue_id for queue in found) + 1, Permission.READ) if found else None
 
     async def create_on_send(self, topic: str, default_topic: str, queue_count: int) -> TopicConfig | str:
-        """Creates `topic` from the template `default_topic`; returns the reason if it is not possible.
+        """Returns `topic`, created from the template `default_topic` if it doesn't exist; or the reason why it can't be
+        created.
 
         As TopicConfigManager.createTopicInSendMessageMethod: the template must have the inherit permission, which is
         not passed on; the new topic gets the smaller of `queue_count` and the template's write queues.
@@ -365,7 +368,7 @@ class Topics(ConfigTable[TopicConfig]):
         return self._table.get(name) or f"the topic {name} is deleted"
 
     async def announce(self) -> None:
-        """Waits at most ANNOUNCE_TIMEOUT_S until the name servers know the current table.
+        """Waits at most ANNOUNCE_TIMEOUT_S until the current table was sent to the name servers.
 
         A client that has just created a topic may look up its route at once. (RocketMQ: registerBrokerAll.)
         """
@@ -382,7 +385,7 @@ class Topics(ConfigTable[TopicConfig]):
             nonlocal before, after
             content = self.snapshot()
             before = after = self._data_version
-            if self._unsaved:  # slaves may copy the table without the changes under the present version
+            if self._unsaved:  # a new version, as slaves may copy the table without the changes under the present one
                 changes.update(self._unsaved)
                 _apply(changes, content.topic_config_table)
                 after = content.data_version = before.next(self._wall_clock_ms())

@@ -59,7 +59,8 @@ class TransactionEnds:
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know yet.
 
-        Raises RefusedError and RemoteProtocolError.
+        Also returns None for a rollback, which is answered once it is recorded. Raises RefusedError and
+        RemoteProtocolError.
         """
         request = parse_header(EndTransactionRequest, command.ext_fields)
         if self._standing.is_slave:

@@ -1,18 +1,18 @@
 """Transactions: half messages wait until their producer commits or rolls back (37), and are checked if it does not.
 
     1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), which no consumer reads.
-    2  37 commits it, which stores it in its own topic with its physical offset as preparedTransactionOffset, or rolls
-       it back. With access control, 37 and receiving 39 need PUB on its topic. Either way an op message records that it
-       is ended (op_writer.py).
+    2  37 commits it or rolls it back. A commit stores the message in its own topic, with the half message's physical
+       offset as preparedTransactionOffset. In both cases an op message records that the half message is ended
+       (op_writer.py). With access control, sending 37 and receiving 39 need PUB on its topic.
     3  Every transactionCheckInterval, half messages that are open and old enough are stored again and a producer of
        their group is asked (39). It answers with a 37 about the copy. After transactionCheckMax checks a half message
        is given up.
 
-Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that one can continue from the
-other's store. It is committed once the copies and op messages of all half messages before it are flushed and
-replicated. After a crash a message may be committed twice or checked once more, but none is lost. Two commits of one
-half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor, TransactionalMessageServiceImpl,
-TransactionalMessageCheckService.
+Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that RocketMQ and halog can
+continue from each other's store. It is committed once the copies and op messages of all half messages before it are
+flushed and replicated. After a crash a message may be committed twice or checked once more, but none is lost. Two
+commits of one half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor,
+TransactionalMessageServiceImpl, TransactionalMessageCheckService.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
-"""A producer with at least this many unsent bytes is not asked at present."""
+"""A producer with more unsent bytes than this is not asked at present."""
 OUTBOX_WAIT_S = 1.0
+"""Maximum wait, after a batch of checks, until the producers can take more."""
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start, and the number of open half messages.
 
-    unasked: stored again for a check, but no producer of the group was connected. dropped: could not be read or stored.
+    unasked_count: stored again for a check, but no producer of the group could be asked: none was connected, read fast
+    enough, or had the permission.
+    dropped_count: could not be read or stored.
     """
 
     open_count: int
@@ -195,7 +198,7 @@ class TransactionService:
                 await self._settle()
 
     async def _wait_for_open(self, interval_s: float) -> None:
-        """Waits until there are open half messages, or progress to commit."""
+        """Waits until there are open half messages; at most `interval_s` if progress is still to be committed."""
         self._arrived = trio.Event()
         self._window.advance()
         queue = self._queue(HALF_TOPIC)
@@ -204,7 +207,7 @@ class TransactionService:
                 await self._arrived.wait()
 
     async def _check_all(self) -> None:
-        """Checks all half messages that are in the queue when it starts."""
+        """Checks the open half messages that are in the queue when it starts, up to the first that is too young."""
         queue = self._queue(HALF_TOPIC)
         if queue is None or not await self._read_ops(queue):
             return
@@ -229,7 +232,7 @@ class TransactionService:
             await trio.lowlevel.checkpoint()
 
     async def _read_ops(self, half_queue: ConsumeQueue) -> bool:
-        """Reads op messages; returns False if one can't be read yet."""
+        """Reads op messages and ends their half messages; returns False if one can't be read yet."""
         queue = self._queue(OP_TOPIC)
         if queue is None:
             return True
@@ -238,10 +241,10 @@ class TransactionService:
             offset = max(reads.next_offset, queue.min_offset)
             read = await self._reader.read(queue, offset)
             if read.status in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
-                half_end = half_queue.max_offset  # now: an op is dispatched after its halves
+                half_end = half_queue.max_offset  # after the read: half messages are dispatched before their op message
                 ended = [half for raw in split(read.body) for half in self._ended_by(raw) if half < half_end]
                 if not all(self._window.end(half) for half in ended):
-                    return True  # too far ahead: read again later
+                    return True  # beyond the window (`HalfWindow.end`): read this range again later
                 reads.note(read.next_offset, max(ended, default=-1))
             elif self._is_lost(OP_TOPIC, offset):
                 reads.note(offset + 1, -1)
@@ -286,7 +289,7 @@ class TransactionService:
         return await self._store_moves(moves) and not is_end
 
     def _move(self, record: MessageRecord, now_ms: int) -> _Move | None:
-        """The next copy of `record`; None if it is too young."""
+        """The put of the next copy of `record`; None if it is too young to be checked."""
         options = self._options
         properties = record.property_map()
         verdict = judge(
@@ -312,7 +315,7 @@ class TransactionService:
         return _Move(messages=(message,), waits=False, record=record, verdict=Verdict.GIVE_UP)
 
     async def _store_moves(self, moves: list[_Move]) -> bool:
-        """Stores half messages again and sends the checks; returns False if that failed."""
+        """Stores half messages again and sends the checks; returns False if some could not be stored."""
         if any(move.verdict is Verdict.GIVE_UP for move in moves):
             created = await self._topics.ensure(GIVEN_UP_TOPIC, 1)
             if isinstance(created, str):
@@ -371,7 +374,8 @@ class TransactionService:
         self._asked_count += 1
 
     def _producer(self, group: str, topic: str) -> RemotingConnection | None:
-        """Returns the next of the group's producers, round robin, that reads fast enough and may publish `topic`."""
+        """Returns the next of the group's producers, round robin, that reads fast enough and may publish `topic`; None
+        if there is none."""
         guard = self._guard
         members = [
             connection

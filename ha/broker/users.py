@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 USER_COUNT_MAX = 10_000
 """Maximum number of users of a broker."""
 RETRY_S = 1.0
-"""Time before the next attempt to create the configured users in a failover group."""
+"""Time before the next attempt to create a configured user."""
 
 
 def _read_table(content: bytes) -> UserTable:
@@ -91,8 +91,11 @@ class Users(ConfigTable[UserConfig]):
     async def create_missing(
         self, users: Sequence[UserConfig], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Creates those of `users`, from the configuration, that don't exist. Started once they do, except in a
-        failover group, where this waits for the other members."""
+        """Creates those of `users`, from the configuration, that don't exist; retries every `RETRY_S`.
+
+        Reports started when all of them exist. In a failover group it reports that at once, as creating a user waits
+        for the other members.
+        """
         if self.journal is not None:
             task_status.started()
         for user in users:

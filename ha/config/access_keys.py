@@ -1,5 +1,5 @@
-"""The keys of a node's own secrets: between masters and slaves, and for the admin port. link_keys.py has those for
-signing its requests, acl_keys.py and user_keys.py those that control access to its ports.
+"""The keys of a broker node's own secrets: for the HA port and for the admin port. link_keys.py has the keys of the
+account that signs the node's requests; acl_keys.py and user_keys.py have those of access control to its ports.
 
 A secret is either in the configuration or, better, in a file that only this node's user can read (`…File`). Files are
 read at the start.
@@ -15,7 +15,7 @@ from .secret import SecretStr
 from .user_keys import UserKeys
 
 SECRET_LENGTH_MIN = 16
-"""For haSharedSecret and adminToken, because a recorded handshake can be attacked offline."""
+"""Minimum characters of haSharedSecret, because a recorded handshake can be attacked offline, and of adminToken."""
 
 
 class AccessKeys(UserKeys, frozen=True, kw_only=True):

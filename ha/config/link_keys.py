@@ -11,7 +11,7 @@ from .key import key as _key
 from .secret import SecretStr
 
 ACL_KEY_LENGTH_MIN = 7
-"""RocketMQ's minimum."""
+"""Minimum characters of a secret key, as in RocketMQ."""
 
 
 class LinkKeys(AclKeys, frozen=True, kw_only=True):
@@ -59,7 +59,8 @@ def check_link(keys: LinkKeys) -> list[ConfigError]:
 
 
 def check_secret(key: str, secret: SecretStr | None, file: str, length_min: int) -> list[ConfigError]:
-    """Returns an error if a secret is given twice, or is too short."""
+    """Returns an error if a secret is given both as a value and as a file, or has fewer than `length_min`
+    characters."""
     if secret is None:
         return []
     if file:
@@ -68,7 +69,7 @@ def check_secret(key: str, secret: SecretStr | None, file: str, length_min: int)
 
 
 def check_length(key: str, secret: SecretStr, length_min: int) -> list[ConfigError]:
-    """Returns an error if `secret` is too short."""
+    """Returns an error if `secret` has fewer than `length_min` characters."""
     length = len(secret.reveal())
     if length >= length_min:
         return []

@@ -83,9 +83,10 @@ def load_config(
     settings: Iterable[str] = (),
 ) -> Loaded[C]:
     """Loads and checks all sources. `environment` is os.environ; `settings` are the `key=value` pairs of `--set`.
-    `unconfigured` are further defaults, for as long as neither a file nor the environment sets a key.
+    `unconfigured` are further defaults, used only if there is neither `file` nor any HA_ variable.
 
-    Raises ConfigError for the first mistake, with the others in its `others`.
+    Raises ConfigError for the first mistake, with the others in its `others`. Contradictions between keys are found
+    only if each value is valid.
     """
     errors: list[ConfigError] = []
     texts: dict[str, str] = dict(defaults) | _from_standard_variables(environment, struct)
@@ -120,7 +121,7 @@ def load_config(
 
 
 def _from_standard_variables(environment: Mapping[str, str], struct: type[C]) -> dict[str, str]:
-    """Reads the variables of other projects; halog's own override them."""
+    """Reads the variables of other projects. They override `defaults`, and all other sources override them."""
     known = fields(struct)
     return {
         key: environment[variable]

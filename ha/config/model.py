@@ -41,7 +41,7 @@ GRPC_PORT_DEFAULT = 8081
 
 
 class OptionalPort(int):
-    """A port that is the default. A node runs without it if it is in use."""
+    """A default port, not a configured one: if it is in use, the node runs without it."""
 
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
@@ -199,7 +199,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     ha_transfer_batch_size_bytes: PositiveInt = _key("haTransferBatchSize", 1 << 20)
     """bytes; at most 4194292, so that a frame fits a slave's buffer"""
     ha_fall_behind_max_bytes: PositiveInt = _key("haMaxGapNotInSync", 268_435_456)
-    """bytes; a slave further behind is not in sync; haSlaveFallbehindMax, its name in 4.9, is accepted too"""
+    """bytes; a slave this far or further behind is not in sync; haSlaveFallbehindMax, its name in 4.9, is accepted
+    too"""
     ha_flow_control_enable: bool = _key("haFlowControlEnable", False)
     max_ha_transfer_bytes_per_s: Annotated[int, Meta(ge=1024, le=LONG_MAX)] = _key(
         "maxHaTransferByteInSecond", 104_857_600

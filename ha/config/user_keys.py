@@ -46,13 +46,15 @@ class _InnerClient(msgspec.Struct):
 
 
 def parse_initial_user(secret: SecretStr) -> tuple[str, str]:
-    """Returns name and password of initAuthenticationUser. Raises ValueError, without the value."""
+    """Returns name and password of initAuthenticationUser. Raises ValueError, without quoting the value, if it is not
+    the expected JSON."""
     found = _parse(secret, _InitialUser)
     return found.username, found.password
 
 
 def parse_inner_client(secret: SecretStr) -> tuple[str, str]:
-    """Returns access key and secret key of innerClientAuthenticationCredentials. Raises ValueError, without them."""
+    """Returns access key and secret key of innerClientAuthenticationCredentials. Raises ValueError, without quoting the
+    value, if it is not the expected JSON."""
     found = _parse(secret, _InnerClient)
     return found.accessKey, found.secretKey
 

@@ -15,7 +15,8 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """0 lets the system choose."""
 
     broker_timeout_s: float = 120.0
-    """A broker without a registration or heartbeat for this long is dropped; brokers can request another timeout."""
+    """A broker without a registration or heartbeat for this long is dropped; brokers can request another timeout of at
+    least processor.TIMEOUT_MIN_S."""
 
     order_message_enable: bool = False
     """Whether routes contain the queues that ORDER_TOPIC_CONFIG lists for their topic."""
@@ -25,7 +26,7 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue_entries_max: int = 1_000_000
     """Maximum number of pairs of a topic and a broker name."""
     config_entries_max: int = 10_000
-    """Maximum number of settings. These limits are far above any real cluster; a request that exceeds one is
-    rejected."""
+    """Maximum number of key-value settings. These four limits are far above any real cluster; a request that exceeds
+    one is rejected."""
 
     remoting: RemotingServerOptions = RemotingServerOptions()

@@ -48,7 +48,8 @@ from .settings import ORDER_TOPIC_CONFIG, Settings
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MIN_S = 1.0
-"""A broker with a shorter timeout would be dropped before it has its response."""
+"""Lower bound of the timeouts that brokers request: with a shorter one, a broker could be dropped before it has its
+response."""
 
 BODY_SIZE_MAX = 262_144
 """Maximum bytes of a request's body, except of a registration."""
@@ -98,7 +99,7 @@ class NameServerProcessor:
         """`expect_expiry` is called with the deadline (trio clock) of each registered broker."""
         self._expect_expiry = expect_expiry
         self._run_blocking = run_blocking
-        # A worker reads one body at a time, and encodes one answer, so that waiting requests hold no decoded tables.
+        # Workers read one body and encode one answer at a time, so that waiting requests hold no decoded tables.
         self._reading = trio.Lock()
         self._encoding = trio.Lock()
         self._routes = routes
@@ -136,7 +137,8 @@ class NameServerProcessor:
         return self._answers.keys()
 
     async def __call__(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        """Handles a request. RemoteProtocolError if its header or body is invalid, or a rule rejects it."""
+        """Handles a request. RemoteProtocolError if its header or body is invalid, or the route table or settings
+        reject it."""
         answer = self._answers.get(request.code)
         if answer is None:
             return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
@@ -203,7 +205,7 @@ class NameServerProcessor:
         )
 
     def _accepted_topics(self, broker_name: str, topics: Topics, now: float) -> Topics:
-        """Leaves out topics whose names are too long: one of them must not take a broker's other topics away."""
+        """Leaves out topics whose names are too long, so that these don't make the whole registration fail."""
         if max(map(len, topics), default=0) <= NAME_LENGTH_MAX:
             return topics
         accepted = {name: topic for name, topic in topics.items() if len(name) <= NAME_LENGTH_MAX}
@@ -219,7 +221,7 @@ class NameServerProcessor:
         return accepted
 
     def _log_duplicates(self, now: float) -> None:
-        """Logs that a registration at `now` replaced a broker of the same name and ID."""
+        """Logs, rate-limited, if the registration at `now` replaced a broker of the same name and ID."""
         for each in self._routes.duplicates(now)[-1:]:
             times = self._log_limiter.admit((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
             if times:

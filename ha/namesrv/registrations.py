@@ -1,7 +1,7 @@
-"""Reads the bodies of registrations: the version and the queues of a broker's topics, and nothing else of them.
+"""Reads the bodies of registrations: only the version, and the queues of a broker's topics.
 
 A broker may have 10,000 topics, and sends them all. The usual text of a JVM is decoded straight into structs, which
-takes 7 ms. What `read_usual` does not read takes up to 60 ms, so `read_unusual` is for a worker.
+takes 7 ms. A body that `read_usual` does not read takes up to 60 ms: call `read_unusual` in a worker thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, dec
 from ha.protocol.java_json import read_as
 
 UNUSUAL_SIZE_MAX = 4 * 1024 * 1024
-"""Maximum bytes of unusual text, which becomes a tree of Python objects before it is checked: 30 bytes for each."""
+"""Maximum bytes of unusual text. It becomes a tree of Python objects before it is checked: 30 bytes for each byte."""
 
 
 class TopicQueues(msgspec.Struct, rename="camel", kw_only=True, gc=False):
@@ -61,7 +61,8 @@ def read_usual(body: bytes | memoryview) -> tuple[DataVersion, Topics] | None:
 
 
 def read_unusual(body: bytes | memoryview, *, is_compressed: bool, topic_count_max: int) -> tuple[DataVersion, Topics]:
-    """Returns the version and topics in a compressed body, or in JSON of any dialect. RemoteProtocolError."""
+    """Returns the version and topics in a compressed body, or in JSON of any dialect. RemoteProtocolError if it is
+    invalid or too large, or if a compressed one has more than `topic_count_max` topics."""
     if is_compressed:
         found = decode_compressed(body, topic_count_max=topic_count_max)
     elif len(body) > UNUSUAL_SIZE_MAX:

@@ -127,9 +127,9 @@ class RouteTable:
     def register(self, broker: Registration, now: float) -> MasterAddresses:
         """Registers a broker and returns its master, if it is a slave.
 
-        RemoteProtocolError with RocketMQ's text if a limit is exceeded, or if an unknown broker registers a single
-        topic, because such a body is an update of one topic. A broker is ignored if another address with a newer state
-        version has its ID.
+        RemoteProtocolError if a limit is exceeded, or if a broker whose ID is not registered registers a single topic,
+        because such a body is an update of one topic. A broker is ignored if another address with a newer state version
+        has its ID. A slave gets None for both addresses if no master of its cluster is known.
         """
         self._check_bounds(broker)
         key = (broker.cluster_name, broker.broker_address)
@@ -186,7 +186,7 @@ class RouteTable:
         ]
 
     def _note_duplicate(self, broker: Registration, holder: LiveBroker, now: float) -> None:
-        """Records that `broker` replaced `holder`, unless it belongs to a newer term."""
+        """Records that `broker` replaced `holder`, unless `broker` has a newer state version (a new term)."""
         if _state_version(broker) > _state_version(holder):
             return
         key = (broker.broker_name, broker.broker_id)
@@ -220,7 +220,8 @@ class RouteTable:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
 
     def _update_queues(self, broker: Registration, group: _Group, *, is_changed: bool) -> None:
-        """Updates the queues of the group if this broker is its master or acting master."""
+        """Updates the queues of the group if this broker is its master, or its slave with the lowest ID and has the
+        acting master feature."""
         is_master = broker.broker_id == MASTER_ID
         is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.replicas)
         if not is_master and not is_prime_slave:
@@ -247,7 +248,7 @@ class RouteTable:
         self._queues.setdefault(topic, {})[queues.broker_name] = queues
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
-        """Removes a broker's queues of a topic, which it may lack."""
+        """Removes a broker's queues of a topic, if it has any."""
         by_broker = self._queues.get(topic, {})
         if by_broker.pop(broker_name, None) is None:
             return
@@ -296,7 +297,8 @@ class RouteTable:
             self.set_write_permission(broker.broker_name, is_on=False)
 
     def _forget(self, broker: LiveBroker, group: _Group) -> None:
-        """Removes the registration of a broker that left its group, and the group from a cluster without replicas."""
+        """Removes the registration of a broker that left its group, and the group from a cluster where it has no
+        replica left."""
         cluster_name = broker.cluster_name
         del self._live[cluster_name, broker.address]
         if any(each.cluster_name == cluster_name for each in group.replicas.values()):
@@ -324,7 +326,7 @@ class RouteTable:
     # Queries
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Returns the queues of a topic and their brokers; None without brokers."""
+        """Returns the queues of a topic and their brokers; None if there are no brokers."""
         by_broker = self._queues.get(topic, {})
         brokers = [self._broker_data(name) for name in by_broker if name in self._groups]
         if not brokers:
@@ -339,7 +341,7 @@ class RouteTable:
         )
 
     def group(self, broker_name: str) -> BrokerData | None:
-        """Returns the replicas of a broker name."""
+        """Returns the replicas of a broker name; None if none is registered."""
         return self._broker_data(broker_name) if broker_name in self._groups else None
 
     def duplicates(self, now: float) -> list[Duplicate]:
@@ -391,7 +393,8 @@ class RouteTable:
     # Changes by tools
 
     def set_write_permission(self, broker_name: str, *, is_on: bool) -> int:
-        """Sets write permission of a broker's queues until its topics change; returns the number of topics."""
+        """Removes write permission from the queues of a broker name, or gives them read and write permission (`is_on`),
+        until its topics change. Returns the number of topics."""
         group = self._groups.get(broker_name)
         if group is None:
             return 0
@@ -424,7 +427,8 @@ class RouteTable:
             self._set_queues(topic, self._groups[name], each)
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> bool:
-        """Deletes a topic's queues in one cluster or in all, until a broker registers them again. False without any."""
+        """Deletes a topic's queues in one cluster or in all, until a broker registers them again. Returns whether there
+        were any."""
         names = list(self._queues.get(topic, {}))
         if cluster_name is not None:
             names = [name for name in names if name in self._clusters.get(cluster_name, {})]

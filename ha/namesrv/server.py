@@ -50,7 +50,7 @@ class NameServer:
         guard: AclGuard | None = None,
         run_blocking: RunBlocking = trio.to_thread.run_sync,
     ) -> None:
-        """`guard` decides which requests are admitted; without one, all are. `run_blocking` runs what takes long."""
+        """`guard` decides which requests are admitted; without one, all are. `run_blocking` runs long computations."""
         self.options = NameServerOptions() if options is None else options
         self.routes = RouteTable(
             brokers_max=self.options.brokers_max,
@@ -128,7 +128,7 @@ class NameServer:
                 await self._deadline_changed.wait()
 
     def _expect_expiry(self, deadline: float) -> None:
-        """Drops brokers at `deadline` if it is earlier than the next one known."""
+        """Wakes `_drop_silent_brokers` if `deadline` is earlier than the one it waits for."""
         if deadline < self._next_deadline:
             self._deadline_changed.set()
 

@@ -2,7 +2,7 @@
 
 Pure functions and sans-I/O parsers. Nothing here opens a file or socket, reads a clock or draws random numbers;
 timestamps, process ids and addresses are passed in. Untrusted bytes raise `ha.errors.RemoteProtocolError` and nothing
-else. _layout.pxd has the constants and the record parser of the compiled twins (compiled.py).
+else. Some functions have compiled twins (compiled.py). The main modules:
 
     codes.py         request and response codes, languages, put statuses, sysFlag and permission bits
     properties.py    the property string of a message, tag codes (Java's String.hashCode)

@@ -37,26 +37,26 @@ ACTIONS = ("All", "Any", "Pub", "Sub", "Create", "Update", "Delete", "Get", "Lis
 
 
 class UserRequest(Header):
-    """3001 to 3004: the user, whom the body of 3001 and 3002 does not name."""
+    """3001 to 3004: the user. A name in the body of 3001 and 3002 is ignored."""
 
     username: str = ""
 
 
 class ListUsersRequest(Header):
-    """3005: part of the names; all users without it."""
+    """3005: selects the users whose names contain `filter`; all users if it is blank."""
 
     filter: str = ""
 
 
 class SubjectRequest(Header):
-    """3006, 3007, 3009: whose policies; the body's subject comes first."""
+    """3006, 3007, 3009: the subject of the policies; a subject in the body of 3006 and 3007 takes precedence."""
 
     subject: str = ""
 
 
 class DeleteAclRequest(Header):
-    """3008: the entry of a resource in one type of policies (Custom if not given), or all policies without a
-    resource."""
+    """3008: deletes the entry for `resource` from the policy of type `policy_type` (Custom if not given); without a
+    resource, all policies of the subject."""
 
     subject: str = ""
     policy_type: str = ""
@@ -64,7 +64,7 @@ class DeleteAclRequest(Header):
 
 
 class ListAclsRequest(Header):
-    """3010: parts of subjects and of resources."""
+    """3010: selects subjects and resources that contain the filters; all if they are blank."""
 
     subject_filter: str = ""
     resource_filter: str = ""
@@ -82,7 +82,7 @@ class PolicyEntryInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class PolicyInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """The entries of one type."""
+    """The policy of one type (POLICY_TYPES)."""
 
     policy_type: str | None = None
     entries: list[PolicyEntryInfo] | None = None
@@ -141,17 +141,17 @@ class UserTable(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def subject_of(username: str) -> str:
-    """The subject of a user."""
+    """Returns the subject of a user."""
     return SUBJECT_PREFIX + username
 
 
 def username_of(subject: str | None) -> str:
-    """The user of a subject; "" if it is not one."""
+    """Returns the name of the user that `subject` stands for; "" if it is not `User:name`."""
     kind, _, name = (subject or "").partition(":")
     return name if kind.lower() == "user" else ""
 
 
 def known_name(name: str | None, names: tuple[str, ...]) -> str | None:
-    """The one of `names` that equals `name` apart from its case, or None."""
+    """Returns the one of `names` that equals `name` apart from its case, or None."""
     lowered = (name or "").lower()
     return next((each for each in names if each.lower() == lowered), None)

@@ -60,7 +60,10 @@ class SigningKey:
         return signing.digest()
 
     def has_signed(self, command: RemotingCommand) -> bool:
-        """Return whether the Signature of `command` was made with this key; takes constant time."""
+        """Return whether the Signature of `command` was made with this key; takes constant time.
+
+        UnicodeEncodeError if a string can't be encoded as UTF-8, which is not the case in parsed frames.
+        """
         claimed = command.ext_fields.get(SIGNATURE, "").encode()
         return hmac.compare_digest(self.signature(command), claimed)
 
@@ -82,14 +85,15 @@ class AclCredentials:
         return f"AclCredentials({self.access_key!r}, ***)"
 
     def sign(self, command: RemotingCommand) -> None:
-        """Set the signature fields of `command`, replacing existing ones."""
+        """Set the signature fields of `command`, replacing existing ones. LocalProtocolError if it can't be signed."""
         if self._security_token is not None:
             command.ext_fields[SECURITY_TOKEN] = self._security_token
         sign(command, self.access_key, self._key)
 
 
 def sign(command: RemotingCommand, access_key: str, key: SigningKey) -> None:
-    """Sets access key and signature of `command`, replacing existing ones. LocalProtocolError if it can't be signed."""
+    """Set access key and signature of `command`, replacing existing ones. LocalProtocolError if a string can't be
+    encoded as UTF-8."""
     command.ext_fields[ACCESS_KEY] = access_key
     try:
         command.ext_fields[SIGNATURE] = key.signature(command).decode()

@@ -124,7 +124,8 @@ class ResetOffsetsRequest(Header):
     """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` in ms (negative: the end of each queue), or to `offset` in one
     queue.
 
-    `is_force` False: offsets only move back (in 4.9's form of the request only, as in 5.x).
+    `is_force` False: offsets only move back. Ignored if the broker resets the offsets itself, as 5.x does
+    (useServerSideResetOffset).
     """
 
     topic: str
@@ -228,8 +229,8 @@ class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to 202: it holds [min_offset, max_offset); the time (ms) is when the last one was
-    stored."""
+    """One queue in the answer to 202: it holds [min_offset, max_offset); the timestamp (ms) is the store time of its
+    last message."""
 
     last_update_timestamp: Int64 = 0
     max_offset: Int64 = 0
@@ -237,8 +238,8 @@ class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to 208: its end and the group's position; the timestamp (ms) is that of the last consumed
-    message."""
+    """One queue in the answer to 208: its end and the group's position; the timestamp (ms) is the store time of the
+    last consumed message."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0

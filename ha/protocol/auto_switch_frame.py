@@ -59,7 +59,8 @@ _LOWEST_REPORT = _HANDSHAKE << 32
 
 
 class SlaveHandshake(msgspec.Struct, frozen=True):
-    """Identifies a slave. `broker_id` was assigned by the controller."""
+    """Identifies a slave. `broker_id`: the configured brokerId; of a RocketMQ slave, the ID that its controller
+    assigned."""
 
     broker_id: int
     syncs_from_last_file: bool = False
@@ -215,7 +216,8 @@ class MasterMessageParser(MasterStreamParser[MasterHandshake | EpochFrameHeader]
 
 
 def _check_history(max_offset: int, last_epoch: int, epochs: Sequence[EpochEntry]) -> None:
-    """RemoteProtocolError unless epochs and start offsets ascend, and the last epoch is `last_epoch`."""
+    """RemoteProtocolError if an offset is negative, epochs don't ascend, start offsets descend, or the last epoch is
+    not `last_epoch`."""
     is_ascending = all(
         before.epoch < after.epoch and before.start_offset <= after.start_offset
         for before, after in itertools.pairwise(epochs)

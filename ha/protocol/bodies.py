@@ -173,7 +173,7 @@ class KVTable(msgspec.Struct):
 
 
 class TopicList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 206, 224 and 304: topics, unordered."""
+    """Answer to 206, 224, 304, 305 and 343: topics, unordered."""
 
     topic_list: list[str] = []
 
@@ -242,11 +242,11 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
 class TimerCheckPoint(msgspec.Struct, frozen=True):
     """The answer to 60: the progress of timer messages, as 7 big-endian int64 (RocketMQ: TimerCheckpoint).
 
-    lastReadTimeMs           `read_ms`: messages of the queue before this due time are delivered
+    lastReadTimeMs           `read_ms`: messages that were due before this time are delivered
     lastTimerLogFlushPos     0: there is no timer log
-    lastTimerQueueOffset     `queue_offset`: up to which that is true
-    masterTimerQueueOffset   the same: a slave's wheel takes in no messages from there on
-    stateVersion, timestamp, counter of the progress
+    lastTimerQueueOffset     `queue_offset`: this is true for the messages before this offset of the queue
+    masterTimerQueueOffset   `queue_offset`: a slave's wheel takes in no messages from there on
+    stateVersion, timestamp, counter   `version`
     """
 
     read_ms: int
@@ -262,7 +262,7 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, body: bytes) -> TimerCheckPoint:
-        """Returns the progress in a body. RemoteProtocolError."""
+        """Returns the progress in a body. RemoteProtocolError if it does not have 56 bytes."""
         if len(body) != _CHECK_POINT.size:
             raise RemoteProtocolError(f"timer checkpoint of {len(body)} bytes, not {_CHECK_POINT.size}")
         read_ms, _, queue_offset, _, state_version, timestamp, counter = _CHECK_POINT.unpack(body)
@@ -373,8 +373,8 @@ def _with_size(text: bytes) -> bytes:
 
 
 def decode_compressed(raw: bytes | bytearray | memoryview, *, topic_count_max: int | None = None) -> RegisterBrokerBody:
-    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is invalid, over 16 MiB, or has
-    more than `topic_count_max` topics.
+    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is invalid, decompresses to more
+    than INFLATED_SIZE_MAX bytes, or has more than `topic_count_max` topics.
 
     The static topic mappings that 5.x appends after the filter server list are not read.
     """

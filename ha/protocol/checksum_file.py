@@ -10,8 +10,9 @@ These files cover every flushed byte. `checksums/NAME` belongs to the segment `c
    1024   512  group 1 …
 
 An entry is 8 bytes: CRC-32 of the first `length` bytes of its block, uint32, and that length, uint32 (0: unknown).
-Only the block with the end of the log is shorter than the others. A group's CRC covers its entries and its number. A
-group with a wrong CRC is ignored: damage to a checksum file is never taken for damage to the log.
+Only the block with the end of the log and the last block of a segment can be shorter than the others. A group's CRC
+covers its entries and its number. A group with a wrong CRC is ignored: damage to a checksum file is never taken for
+damage to the log.
 """
 
 from __future__ import annotations

@@ -52,7 +52,10 @@ def check_installed(compression: Compression) -> None:
 
 
 def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
-    """Return `body` compressed and its bits of sysFlag; unchanged, and 0, if that would not be shorter."""
+    """Return `body` compressed and its bits of sysFlag; unchanged, and 0, if that would not be shorter.
+
+    Call `check_installed` first: the package must be there.
+    """
     if compression is Compression.NONE:
         return body, 0
     smaller = _COMPRESSORS[compression](body)
@@ -65,7 +68,7 @@ def flags_of(compression: Compression) -> int:
 
 
 def kind_of(sys_flag: int) -> Compression:
-    """Return the compression type of a record's body, from its sysFlag."""
+    """Return the compression type of a record's body, from its sysFlag. An unknown type counts as zlib."""
     if not sys_flag & SysFlag.COMPRESSED:
         return Compression.NONE
     return _KIND_OF_FLAG.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK, Compression.ZLIB)

@@ -16,7 +16,8 @@ JSON:
 
 Unchanged fields are omitted. Records hold absolute values, not differences, so applying one twice changes nothing. A
 snapshot is complete when all of its parts, starting at 0, have arrived in order with the same epoch; records between
-them apply as usual. A complete snapshot removes every entry that is neither in its parts nor in a later record.
+them apply as usual. A complete snapshot removes every entry that is neither in its parts nor in another record after
+part 0.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
     41    LockQueuesBody                  LockedQueuesBody
     42    LockQueuesBody                  -
     46    CheckClientBody                 -
-    220   ResetOffsetRequest, body        -            broker to consumer; `decode_reset_offsets`
+    220   ResetOffsetRequest, body        -            broker to consumer; `decode_queue_offsets`
     221   ResetOffsetRequest              `encode_consumer_status`       broker to consumer
     307   RunningInfoRequest              `encode_running_info`          broker to consumer
     223   ConsumerStatusRequest           `decode_consumer_status`       administrator to broker
@@ -242,7 +242,8 @@ def encode_queue_offsets(offsets: Mapping[QueueKey, int]) -> bytes:
 
 
 def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return the same for clients that can't read objects as keys: `{"offsetTable":[{…,"offset":offset,…},…]}`."""
+    """Return the body of 220 for clients that can't read objects as keys:
+    `{"offsetTable":[{…,"offset":offset,…},…]}`."""
     listed = [
         _QueueOffset(broker_name=broker_name, offset=offset, queue_id=queue_id, topic=topic)
         for (topic, broker_name, queue_id), offset in offsets.items()

@@ -38,14 +38,16 @@ _INT32_MAX = (1 << 31) - 1
 
 
 def encode_report(slave_max_offset: int) -> bytes:
-    """Return the 8 bytes that report `slave_max_offset`, the end of the slave's commitlog."""
+    """Return the 8 bytes that report `slave_max_offset`, the end of the slave's commitlog. LocalProtocolError if it is
+    negative or not an int64."""
     if not 0 <= slave_max_offset <= _INT64_MAX:
         raise LocalProtocolError(f"a report can't carry offset {slave_max_offset}")
     return _REPORT.pack(slave_max_offset)
 
 
 def encode_transfer_header(physical_offset: int, body_size: int) -> bytes:
-    """Return the 12 bytes before a body of `body_size` bytes (0: a heartbeat) that starts at `physical_offset`."""
+    """Return the 12 bytes before a body of `body_size` bytes (0: a heartbeat) that starts at `physical_offset`.
+    LocalProtocolError if a number is negative or does not fit its field."""
     if not 0 <= physical_offset <= _INT64_MAX or not 0 <= body_size <= _INT32_MAX:
         raise LocalProtocolError(f"a transfer frame can't carry {body_size} bytes at offset {physical_offset}")
     return _TRANSFER_HEADER.pack(physical_offset, body_size)

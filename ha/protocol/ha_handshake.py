@@ -12,8 +12,9 @@
 The HA protocol then starts as usual. (p, n) is the header of a transfer frame; no master sends a physical offset of -2.
 The first message is the range question: a RocketMQ master ignores it, a halog master without a secret answers with its
 range, and no RocketMQ slave sends it. So the first answer, or its absence, shows each side what its peer is. Both
-proofs contain both nonces, so neither can be replayed; their labels differ, so neither can be reflected. A peer that
-does not know the secret receives at most 32 random bytes.
+proofs contain both nonces, so neither can be replayed; their labels differ, so neither can be reflected. A slave that
+does not know the secret receives 32 random bytes. A master that does not know it receives a nonce and a proof, with
+which it can try out guesses offline, so the secret must not be guessable.
 
 The handshake encrypts nothing and does not protect later messages. Against an attacker who can modify packets, use TLS;
 the two can be combined.
@@ -74,7 +75,8 @@ def encode_handshake_frame(content: bytes) -> bytes:
 
 
 def is_handshake_header(header: bytes) -> bool:
-    """Return whether 32 bytes of handshake follow `header`; False at the start of an answer with a range.
+    """Return whether 32 bytes of handshake follow `header` (HEADER_SIZE bytes); False if `header` starts an answer with
+    a range.
 
     RemoteProtocolError for anything else.
     """

@@ -10,6 +10,7 @@ On the wire every ext field is a string. `parse_header` converts them to a struc
     11, 361   PullMessageRequest             PullMessageResponse
     14        QueryConsumerOffsetRequest     OffsetResponse
     15        UpdateConsumerOffsetRequest    -
+    29        SearchOffsetRequest            OffsetResponse
     30        GetMaxOffsetRequest            OffsetResponse
     31        GetMinOffsetRequest            OffsetResponse
     34        -                              HeartbeatResponse
@@ -120,8 +121,8 @@ class SendMessageRequestV2(SendMessageRequest):
 class SendMessageResponse(Header):
     """Answer to a send that stored the message (codes 0, 10, 11, 12).
 
-    `msg_id` is the offset message id, joined with "," for a batch, whose `queue_offset` is that of its first message.
-    `recall_handle`: of a timer message.
+    `msg_id` is the offset message id; for a batch, the ids joined with ",", and `queue_offset` is that of its first
+    message. `recall_handle`: only for a timer message.
     """
 
     msg_id: str

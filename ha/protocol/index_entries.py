@@ -16,10 +16,11 @@ SECONDS_MAX = 0x7FFFFFFF
 @with_compiled_twin
 def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[bytes, int]:
     """Return the entries of `keys` (`record_digest.KEY`), numbered from `first`, and the number of slots that were
-    free.
+    free. `slots` is not changed: see `link_slots`.
 
-    `slots` holds the number of the newest entry of each slot (0: none). `begin_ms` is the begin timestamp of
-    the file; for entry 1, which sets it, that of the previous file (0: none).
+    `slots` holds the number of the newest entry of each slot (0: none). `begin_ms` is the begin timestamp of the file.
+    Entry 1 sets that for the entries after it; for entry 1 itself, `begin_ms` is the end timestamp of the previous file
+    (0: none).
     """
     slot_count = len(slots)
     staged: dict[int, int] = {}
@@ -50,7 +51,8 @@ def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) ->
 
 @with_compiled_twin
 def count_used(slots: Slots, stop: int) -> int:
-    """Return how many of `slots` are not 0; -1 if one of them is no valid entry number below `stop`."""
+    """Return how many of `slots` are not 0; -1 if one of them is negative, or `stop` or above. ValueError without
+    slots."""
     if min(slots) < 0 or max(slots) >= stop:
         return -1
     return len(slots) - slots.tolist().count(0)

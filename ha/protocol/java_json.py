@@ -136,7 +136,8 @@ def _write_pretty(value: Any, parts: list[str], line_break: str) -> None:
 
 
 def loads(raw: bytes | bytearray | memoryview) -> Any:
-    """Return the value of the JSON text `raw`, references resolved. RemoteProtocolError if it is no such text.
+    """Return the value of the JSON text `raw`, references resolved. RemoteProtocolError if it is not such a text, or is
+    nested deeper than DEPTH_MAX.
 
     Bad UTF-8 becomes U+FFFD, as in Java, wherever standard parsing fails.
     """
@@ -173,7 +174,8 @@ def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> Va
 
 
 def as_type(value_type: type[ValueT], value: Any) -> ValueT:
-    """Return the loaded `value` as `value_type`, like `read_as`."""
+    """Return the loaded `value` as `value_type`, as leniently as `read_as`. RemoteProtocolError if it does not
+    match."""
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -45,8 +45,8 @@ def decode_message_id(message_id: str) -> tuple[str, int, int]:
 
 
 class UniqueIdGenerator:
-    """Generates unique ids. `address` is the packed IP address of this host (4 or 16 bytes), `process_hash` any int32
-    that is constant in a run.
+    """Generates unique ids. `address` is the packed IP address of this host (4 or 16 bytes; LocalProtocolError for
+    another size), `process_hash` any int32 that is constant in a run.
 
     `wall_clock_ms` returns ms since the epoch; `month_ms` returns, for such a time, the starts of its local month and
     of the next. The counter wraps after 65536 ids, so more than that within one ms would repeat.
@@ -78,7 +78,7 @@ class UniqueIdGenerator:
         return f"{stem}{number:04X}"
 
     def next_many(self, count: int) -> list[str]:
-        """Return the next `count` ids, all with the same time."""
+        """Return the next `count` ids (at least 1), all with the same time."""
         stem, first = self._stem_now(), self._counter
         end = first + count
         self._counter = end & 0xFFFF

@@ -40,13 +40,14 @@ ORDER_QUEUE = 999
 
 HANDLE_WORD_COUNT = 8
 BATCH_ACK_SIZE_MAX = 8192
-"""Maximum bytes of the bit set of one batch ack; a pop skips fewer messages than that has bits"""
+"""Maximum bytes of the bit set of one batch ack. Its 65,536 bits suffice: a pop scans at most 8192 messages of a queue
+(SCAN_COUNT_MAX)"""
 BATCH_ACK_COUNT_MAX = 4096
 """Maximum number of acknowledged messages in one request"""
 ATTEMPT_ID_SIZE_MAX = 255
 """Maximum characters of an attempt id; clients send UUIDs"""
 INVISIBLE_MS_MAX = 1 << 62
-"""Maximum invisible time, so that due times are 64-bit numbers"""
+"""Maximum invisible time in ms, so that due times are 64-bit numbers"""
 
 NORMAL, RETRY_V1, RETRY_V2 = 0, 1, 2
 """Flags: which topic a message was read from"""
@@ -179,7 +180,7 @@ class PollingInfoResponse(Header):
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The words of a receipt handle that the broker needs."""
+    """The first eight words of a receipt handle."""
 
     start_offset: int
     pop_time_ms: int

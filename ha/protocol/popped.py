@@ -79,7 +79,8 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         )
 
     def changed(self, response: RemotingCommand) -> ReceiptHandle:
-        """Returns the handle that replaces this one, from the response to `change_request`. RemoteProtocolError."""
+        """Returns the handle that replaces this one, from the response to `change_request`. RemoteProtocolError if that
+        is malformed."""
         header = parse_header(ChangeInvisibleTimeResponse, response.ext_fields)
         new = msgspec.structs.replace(
             self.handle,
@@ -106,6 +107,7 @@ class Popped(msgspec.Struct):
     properties: dict[str, str]
     receipt: ReceiptHandle
     attempts_before: int
+    """Number of earlier deliveries"""
 
 
 def read_popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
@@ -175,8 +177,8 @@ def _starts(info: str | None) -> dict[tuple[int, int], int]:
 
 
 def _counts(info: str | None) -> dict[str, int]:
-    """In order mode: returns how often each message was popped before, by `qo<queue>%<offset>`, and the lowest number
-    of each queue, by its id.
+    """Returns, in order mode, how often each message was popped before, by `qo<queue>%<offset>`, and the lowest number
+    of each queue, by its id. {} in other modes.
     """
     found = {}
     for entry in (info or "").split(";"):

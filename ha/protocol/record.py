@@ -139,7 +139,8 @@ class MessageRecord(msgspec.Struct, frozen=True):
         return decode_properties(self.properties)
 
     def to_message(self) -> Message:
-        """Return the stored message: encoding it with this record's offsets, time and store host gives its bytes."""
+        """Return the stored message. Encoding it with this record's offsets, store time and store host, and without a
+        further property CRC, gives the record's bytes."""
         return Message(
             topic=self.topic,
             queue_id=self.queue_id,
@@ -247,7 +248,8 @@ def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unpa
 
 
 def _checked(buffer: Readable, position: int, end: int, *, verify_crc: bool) -> _Layout | Filler:
-    """Return the record or filler at `position`; RemoteProtocolError if there is none, or the body CRC is wrong."""
+    """Return the record or filler at `position`; RemoteProtocolError if there is none, or with `verify_crc` the body
+    CRC is wrong."""
     found = _parse(buffer, position, end)
     if found is None:
         raise RemoteProtocolError(f"{end - position} bytes are too few for the record")
@@ -264,7 +266,8 @@ def _is_crc_right(buffer: Readable, layout: _Layout) -> bool:
 
 
 def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
-    """Return the record at `position`; RemoteProtocolError if there is none, or the body CRC is wrong."""
+    """Return the record at `position`; RemoteProtocolError if there is none (a filler is not one), or with `verify_crc`
+    the body CRC is wrong."""
     found = _checked(buffer, position, len(buffer), verify_crc=verify_crc)
     if isinstance(found, Filler):
         raise RemoteProtocolError("not a record: a filler")
@@ -307,7 +310,8 @@ def record_properties(buffer: Readable) -> bytes:
 
 
 def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRecord]:
-    """Return the consecutive records in `body` (a pull response). RemoteProtocolError if any of them is invalid."""
+    """Return the consecutive records in `body` (a pull response). RemoteProtocolError as `decode_record`, for any of
+    them."""
     records = []
     position = 0
     while position < len(body):
@@ -324,7 +328,8 @@ property string."""
 
 @with_compiled_twin
 def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
-    """Return the parts of the records that `decode_records` would return, at a fraction of the cost."""
+    """Return the parts of the records that `decode_records` would return, at a fraction of the cost. The same
+    errors."""
     found: list[RecordParts] = []
     position = 0
     while position < len(body):
@@ -338,8 +343,8 @@ def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
 def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
     """Check the record at `position` fully, as recovery does, and return its size in bytes, or the Filler found there.
 
-    RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or a wrong body CRC.
-    Source: CommitLog.checkMessageAndReturnSize.
+    RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or with `verify_crc` a
+    wrong body CRC. The physical offset is not checked. Source: CommitLog.checkMessageAndReturnSize.
     """
     found = _checked(buffer, position, end, verify_crc=verify_crc)
     return found if isinstance(found, Filler) else found.fields[0]
@@ -347,7 +352,7 @@ def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool
 
 @with_compiled_twin
 def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
-    """Return the bytes that the sound records at the start of `buffer` take, and the position of the last one (or -1).
+    """Return the size in bytes of the sound records at the start of `buffer`, and the position of the last one (or -1).
 
     They are consecutive within the first `end` bytes; `verify_record` accepts each, and each is at the physical offset
     that it names, `base_offset` being that of the buffer's first byte.
@@ -398,7 +403,8 @@ def scan_record(
 
 
 def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
-    """Return the tags code of a record in SCHEDULE_TOPIC_XXXX: its due time in ms, or `code` without a valid level."""
+    """Return the tags code of a record in SCHEDULE_TOPIC_XXXX: its due time in ms, or `code` if its property DELAY is
+    not a number above 0."""
     delay = find_property(properties, b"DELAY")
     try:
         level = int(delay) if delay else 0
@@ -408,8 +414,8 @@ def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_l
 
 
 def timer_code(properties: bytes, code: int) -> int:
-    """Returns the tags code of a record in rmq_sys_wheel_timer: 2 × due time (ms since the epoch), plus 1 unless it
-    recalls another message, so that a recall comes before what it recalls. `code` without a usable due time.
+    """Return the tags code of a record in rmq_sys_wheel_timer: 2 × due time (ms since the epoch), plus 1 unless it
+    recalls another message, so that a recall comes before what it recalls. `code` if there is no usable due time.
 
     RocketMQ stores the hash of the tags there and does not read it. Hashes are 32-bit numbers, timer codes larger ones.
     """

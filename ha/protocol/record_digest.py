@@ -1,7 +1,7 @@
 """Converts a run of records to consume-queue entries and index keys, for dispatch.
 
-An entry has the form of a consume-queue file (`store_files.ENTRY`). An index key is a `KEY`: its hash, and the record's
-physical offset and store time.
+A consume-queue entry is a `store_files.ENTRY`. An index key is a `KEY`: its hash, and the record's physical offset and
+store time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
 def end_of_run(
     found: RecordHead | Filler | Unparsable | None, buffer: Readable, position: int, base_offset: int, segment_end: int
 ) -> tuple[int, Unparsable | None]:
-    """Return the end of a run of records that is followed by `found`, and the damage there, if any."""
+    """Return where a run of records ends that is followed by `found` (a position from the start of `buffer`), and the
+    damage there, if any. A filler belongs to the run."""
     if isinstance(found, RecordHead):
         return position, Unparsable(found.total_size, f"its physical offset is {found.physical_offset}")
     if isinstance(found, Filler):
@@ -83,7 +84,8 @@ def end_of_run(
 
 
 def index_key_hashes(head: RecordHead, *, with_tags: bool) -> list[int]:
-    """Return the hash of each index key of a record, in the order of their entries: UNIQ_KEY, KEYS, TAGS.
+    """Return the hash of each index key of a record, in the order of their entries: UNIQ_KEY, KEYS, TAGS. The record of
+    a rolled back transaction has none.
 
     Source: IndexService.buildIndex.
     """
@@ -125,7 +127,7 @@ def digest_records(
     with_keys: bool,
     with_tags: bool,
 ) -> RecordDigest:
-    """Return the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
+    """Digest the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
 
     At most `count_max` records, which start within the first `bytes_max` bytes. `segment_end` is a physical offset.
     `with_keys`: whether there is an index; `with_tags`: whether it includes tags.

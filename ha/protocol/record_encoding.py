@@ -43,7 +43,7 @@ ResultT = TypeVar("ResultT")
 def topic_field(topic: str) -> bytes:
     """Return the length and name of a topic as in a record: V1's if it fits, otherwise V2's.
 
-    The length is wrong for a topic that does not fit V2 either; `encode_record` refuses those.
+    The length is wrong for a topic of more than 65535 bytes; `encode_record` refuses topics of more than 32767.
     """
     raw = topic.encode()
     size = len(raw)
@@ -79,7 +79,8 @@ def encode_record(
 ) -> bytes:
     """Return the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
 
-    LocalProtocolError if the topic is longer than V2 allows or the properties exceed 32767 bytes.
+    LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Numbers must fit their
+    fields: struct.error otherwise.
     """
     field, body, properties, born_host = topic_field(message.topic), message.body, message.properties, message.born_host
     properties_size = _stored_properties_size(properties, append_property_crc)
@@ -144,8 +145,9 @@ def record_run(
     PUT_OK, physical offset, size, queue offset and store time.
 
     `queue_offsets` holds the next queue offset of each (topic, queue id) and is updated. A prepared or rolled back
-    message gets 0 and is not counted. The run ends before the first message whose record does not fit in `room` bytes,
-    whose queue is unknown, whose body or properties exceed their limits, or whose topic needs V2.
+    message gets queue offset 0 and does not advance its queue. The run ends before the first message whose record does
+    not fit in `room` bytes, whose queue is not in `queue_offsets`, whose body or properties exceed their limits, or
+    whose topic needs V2.
     """
     records: list[bytes] = []
     results: list[ResultT] = []
@@ -183,7 +185,8 @@ def record_run(
 
 
 def encode_filler(remaining: int) -> bytes:
-    """Return the 8 bytes of a filler for the last `remaining` bytes (at least 8) of a segment."""
+    """Return the 8 bytes of a filler for the last `remaining` bytes of a segment. LocalProtocolError if fewer than
+    8."""
     if remaining < FILLER_SIZE_MIN:
         raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes; {remaining} are left")
     return _SIZE_AND_MAGIC.pack(remaining, FILLER_MAGIC)

@@ -186,13 +186,17 @@ class CommandTemplate:
         self._format = b"".join((*parts, rest))
 
     def encode(self, *values: int | bytes) -> bytes:
-        """Return the whole frame with `values` in place of the placeholders; text as returned by `json_text`."""
+        """Return the whole frame with `values` in place of the placeholders; text as returned by `json_text`.
+
+        The frame size is not checked.
+        """
         header = self._format % values
         size = len(header)
         return LENGTHS.pack(4 + size, size) + header
 
     def encode_each(self, values: Sequence[int]) -> bytes:
-        """Return one frame for each of `values`, joined; for a template with one placeholder, a number."""
+        """Return one frame for each of `values` (at least one), joined; for a template with one placeholder, a
+        number."""
         least = min(values)
         if least < 0 or len(str(least)) != len(str(max(values))):
             return b"".join(map(self.encode, values))
@@ -238,9 +242,8 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 class RemotingParser:
     """Parses remoting frames from chunks of any size.
 
-    Between calls it buffers one incomplete frame, at most `frame_size_max` bytes plus one chunk. A frame is refused as
-    soon as its lengths exceed `frame_size_max` or `header_size_max`, and if it has more than EXT_FIELD_COUNT_MAX ext
-    fields.
+    Between calls it buffers at most one incomplete frame, less than `frame_size_max` bytes. A frame is refused as soon
+    as its lengths exceed `frame_size_max` or `header_size_max`, and if it has more than EXT_FIELD_COUNT_MAX ext fields.
     """
 
     def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX, header_size_max: int = HEADER_SIZE_MAX) -> None:

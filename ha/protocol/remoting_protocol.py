@@ -1,4 +1,4 @@
-"""The state of one remoting connection, without its I/O: what was received, what waits to be sent, who waits for what.
+"""The state of one remoting connection, without I/O: frames received, frames to be sent, and waiters for responses.
 
 A driver owns the stream and the tasks. It passes each chunk to `receive`, sends what `data_to_send` returns and reports
 what the system accepted to `data_sent`. It also tells the time: `now` is in seconds of one monotonic clock. There are
@@ -7,7 +7,7 @@ two drivers: ha/remoting/connection.py on Trio for servers, ha/client/connection
     OPENING    frames are queued; the stream isn't there yet
     OPEN       frames move both ways
     CLOSING    there is a cause to end: frames are dropped in both directions, and the driver stops its tasks
-    CLOSED     the stream is closed and nobody waits for a response
+    CLOSED     the stream is closed and there are no waiters
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TRANSITIONS: dict[ConnectionState, frozenset[ConnectionState]] = {
 
 
 class CloseCause(StrEnum):
-    """Why a server closed a connection, as logged and counted; labels of a metric."""
+    """Why a connection ended, as logged and counted; labels of a metric."""
 
     END_OF_STREAM = "end of stream"
     CONNECTION_LOST = "connection lost"
@@ -84,8 +84,8 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """With more than this waiting on all connections of a server or client, the one with most is closed."""
 
     partial_bytes_max: int = 268_435_456
-    """Incomplete frames that all connections of a server or client may hold together; the one that exceeds it is
-    closed."""
+    """Incomplete frames that all connections of a server or client may hold together; above this the one with the
+    longest is closed."""
 
     idle_timeout_s: float = 120.0
     """A connection without a byte in either direction for this long is closed (RocketMQ:
@@ -144,9 +144,7 @@ class RemotingProtocol(Generic[Waiter]):
         self.has_requested = False
         """Whether the peer has sent a request."""
         self.buffered_bytes = 0
-        """Bytes of earlier chunks that were buffered for the first frame that the last chunk completed, and the chunk's
-        bytes of it.
-        """
+        """Size of the last chunk that completed a frame, plus what earlier chunks had buffered of its first frame."""
         self.is_mid_frame = False
         """Whether the last chunk ended within a frame: call `count_partial` when the chunk has been handled."""
         self.partial_bytes = 0
@@ -188,7 +186,8 @@ class RemotingProtocol(Generic[Waiter]):
     def receive(
         self, chunk: bytes, now: float
     ) -> tuple[list[RemotingCommand], Sequence[tuple[Waiter, RemotingCommand]]]:
-        """Returns the requests that `chunk` completes, and the responses with those that wait for them.
+        """Returns the requests that `chunk` completes, and the responses, each with its waiter. Both are empty on a
+        closed connection.
 
         Raises RemoteProtocolError if the peer breaks the protocol; the connection is to be closed then.
         """
@@ -238,8 +237,8 @@ class RemotingProtocol(Generic[Waiter]):
     def count_partial(self, size: int, now: float) -> None:
         """Counts a chunk of `size` bytes that ended within a frame, and starts the frame's timeout.
 
-        Called when the driver is about to read on: time in which it doesn't read is not the peer's. Raises
-        RemoteProtocolError if the incomplete frames of all connections exceed their limit.
+        The driver calls it right before it reads on, so that the timeout excludes the time in which it doesn't read.
+        Raises RemoteProtocolError if the incomplete frames of all connections exceed `partial_bytes_max`.
         """
         if self.is_closed:
             return
@@ -262,11 +261,11 @@ class RemotingProtocol(Generic[Waiter]):
                 return opaque
 
     def expect(self, opaque: int, waiter: Waiter) -> None:
-        """Registers who waits for the response to request `opaque`."""
+        """Registers the waiter for the response to request `opaque`."""
         self._pending[opaque] = waiter
 
     def forget(self, opaque: int) -> Waiter | None:
-        """Drops a late response to request `opaque` from now on; returns who waited for it, None if nobody did."""
+        """Drops the response to request `opaque` if it still arrives; returns its waiter, None if there is none."""
         return self._pending.pop(opaque, None)
 
     def is_pending(self, opaque: int) -> bool:
@@ -331,7 +330,7 @@ class RemotingProtocol(Generic[Waiter]):
 
     @property
     def deadline(self) -> float:
-        """When `overdue` returns something if nothing happens until then."""
+        """The time from which `overdue` returns a cause, if nothing is received or sent until then."""
         limits = self._limits
         return min(
             self._active_at + limits.idle_timeout_s,
@@ -340,7 +339,7 @@ class RemotingProtocol(Generic[Waiter]):
         )
 
     def overdue(self, now: float) -> CloseCause | None:
-        """Returns the timeout that has expired at `now`."""
+        """Returns the timeout that has expired at `now`; None if none has."""
         limits = self._limits
         if now >= self._sending_since + limits.send_timeout_s:
             return CloseCause.PEER_DOES_NOT_READ

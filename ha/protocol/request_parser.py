@@ -30,7 +30,7 @@ from ha.protocol.remoting import (
 )
 
 ACK_COUNT_MAX = 64
-"""Most acknowledgements in an `AckCommand`, so that other requests have their turn"""
+"""Maximum number of acknowledgements in an `AckCommand`, so that other requests are not delayed"""
 
 
 class SendCommand(RemotingCommand, kw_only=True, gc=False):

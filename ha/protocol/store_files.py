@@ -122,7 +122,8 @@ def index_key_hash(key: str, before: int = 0) -> int:
 
 
 class Checkpoint(msgspec.Struct, gc=False):
-    """The checkpoint file: timestamps (ms) up to which messages are in the log, the queues and the index."""
+    """The checkpoint file: timestamps (ms) up to which messages are in the log, the queues and the index, and physical
+    offsets."""
 
     physic_msg_timestamp_ms: int = 0
     logics_msg_timestamp_ms: int = 0

@@ -24,8 +24,8 @@ TIMER_TOPIC = "rmq_sys_wheel_timer"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 """Holds the trace data of clients"""
 TABLES_TOPIC = "rmq_sys_halog_tables"
-"""Holds the topics, consumer groups and offsets of a failover group (group_records.py). RocketMQ treats all topics with
-this prefix as system topics and keeps their queues."""
+"""Holds the topics, consumer groups, offsets and users of a failover group (group_records.py). RocketMQ treats all
+topics that begin with rmq_sys_ as system topics and keeps their queues."""
 
 POP_TOPIC = "rmq_sys_halog_pop"
 """Holds what POP consumers have taken and acknowledged (pop_records.py)"""
@@ -39,7 +39,7 @@ REPLY_SUFFIX = "_REPLY_TOPIC"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Prefix of system topics"""
 INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
-"""System topics, without the prefix, that hold or refer to messages of all topics"""
+"""System topics without SYSTEM_TOPIC_PREFIX that hold or refer to messages of all topics"""
 _SYSTEM_TOPICS = frozenset(
     {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
 )

@@ -30,7 +30,7 @@ Sign = Callable[[RemotingCommand], None]
 """Adds the sender's credentials to a request."""
 
 Connect = Callable[[str], Awaitable[trio.abc.Stream]]
-"""Opens a stream to an address. OSError."""
+"""Opens a stream to an address. OSError if it can't."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -115,8 +115,9 @@ class RemotingClient:
     async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
         """Sends a request to `address` and returns the response, whatever its code.
 
-        Raises OSError if no connection can be opened, trio.BrokenResourceError if it is lost before the response, and
-        trio.TooSlowError after `timeout_s`, which includes connecting.
+        Raises OSError if no connection can be opened, trio.BrokenResourceError if it is lost before the response,
+        trio.TooSlowError after `timeout_s`, which includes connecting, and LocalProtocolError if the request exceeds
+        the frame size.
         """
         deadline = trio.current_time() + timeout_s
         with trio.fail_at(deadline):
@@ -135,7 +136,8 @@ class RemotingClient:
         return signed
 
     async def connection(self, address: str) -> RemotingConnection:
-        """Returns the connection to `address`, opened if there is none, within connect_timeout_s. OSError."""
+        """Returns the connection to `address`, opened if there is none. OSError if that fails, takes longer than
+        connect_timeout_s, or would exceed connections_max."""
         slot = self._slots.get(address)
         if slot is None or (slot.connection is not None and slot.connection.is_closed):
             if slot is None and len(self._slots) >= self._options.connections_max:

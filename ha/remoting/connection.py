@@ -95,7 +95,7 @@ class RemotingConnection:
         """Whether the connection uses TLS."""
         self.opened_at = trio.current_time()
         self.in_flight = 0
-        """Requests that were taken and will be answered later; kept by a handler that limits them."""
+        """Requests that were taken and will be answered later; counted by a handler that limits them."""
         self._stream = stream
         self._tls = tls
         self._take = take
@@ -153,9 +153,10 @@ class RemotingConnection:
         return self.protocol.received_at
 
     def send_soon(self, frame: bytes) -> None:
-        """Queues encoded frames. Those queued while the handler runs are sent together when it returns.
+        """Queues encoded frames. Those that the handler queues are sent together when it returns.
 
-        Does nothing on a closed connection: that the peer is gone is no fault of the caller.
+        Does nothing on a closed connection, as the caller can't prevent that. If the outbox then exceeds
+        `outbox_bytes_max`, the connection is closed.
         """
         if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
@@ -167,7 +168,7 @@ class RemotingConnection:
         """As `send_soon`, but sends what is queued at once, as far as the system accepts it, without a task switch.
 
         For a frame that is likely to be the only one: sending two together is cheaper. In a turn of the poller it is
-        sent when the turn ends.
+        sent when the turn ends, and if the handler calls this, when the handler returns.
         """
         if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
@@ -215,7 +216,8 @@ class RemotingConnection:
             await self._drained.park()
 
     async def is_ready(self) -> bool:
-        """Waits while too much waits to be sent; returns whether the connection is open.
+        """Returns whether the connection is open. If more than `outbox_high_bytes` are queued, first waits until at
+        most half of that is.
 
         For a handler between two requests whose responses may be long. A checkpoint only if it waits.
         """
@@ -237,8 +239,8 @@ class RemotingConnection:
         """Sends a copy of `command`, with a new opaque, and returns the response.
 
         Raises LocalProtocolError if it exceeds the frame size, trio.TooSlowError after `timeout_s`, and
-        trio.BrokenResourceError if the connection ends first. A peer that has sent nothing at all meanwhile is
-        considered dead: the connection is closed. If this is cancelled, a late response is dropped.
+        trio.BrokenResourceError if the connection ends first. The timeout also closes the connection if the peer has
+        sent nothing at all meanwhile. If this is cancelled, a late response is dropped.
         """
         protocol = self.protocol
         if protocol.is_closed:
@@ -278,8 +280,8 @@ class RemotingConnection:
     async def run(self, handler: Handler) -> None:
         """Serves the connection until it ends; then closes the stream, ends pending invocations, and calls callbacks.
 
-        Returns when the peer is gone or has broken a rule. What the handler raises besides RemoteProtocolError,
-        TooSlowError and Trio's broken and closed errors propagates, after the same clean-up.
+        Returns when the peer is gone or has broken a rule, or after `close`. What the handler raises propagates after
+        the same clean-up, except RemoteProtocolError, TooSlowError and Trio's broken and closed errors.
         """
         self._reader = trio.lowlevel.current_task()
         try:
@@ -338,7 +340,7 @@ class RemotingConnection:
         self.close(CloseCause.END_OF_STREAM)
 
     async def _receive_first(self) -> bytes:
-        """Returns the first chunk, after the TLS handshake if the peer begins one. HandshakeFailed."""
+        """Returns the first chunk, after the TLS handshake if the peer begins one. Errors as in `secured`."""
         chunk = await self._transport.receive()
         stream = await secured(self._stream, chunk, self._tls, without_tls=WITHOUT_TLS)
         if stream is not None:
@@ -397,7 +399,8 @@ class RemotingConnection:
                 shared.paused_readers.unpark_all()
 
     async def _wait_for_handlers(self) -> None:
-        """Waits until handlers hold less. Checked once per chunk, so a connection exceeds the limit by at most one."""
+        """Waits until handlers hold at most `handled_bytes_max`. Checked once per chunk, so each connection exceeds
+        that by at most one chunk."""
         while self._shared.handled_bytes > self._options.handled_bytes_max and not self.protocol.is_closed:
             await self._shared.paused_readers.park()
         self.protocol.restart_timeouts(trio.current_time())

@@ -13,7 +13,7 @@ from ha.protocol.remoting import RemotingCommand
 from .connection import Handler, RemotingConnection
 
 RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
-"""Called for one request; what it returns is sent as the response."""
+"""Called for one request; what it returns is sent as the response, None sends nothing."""
 
 
 async def serve_each(
@@ -23,8 +23,8 @@ async def serve_each(
 ) -> None:
     """Calls `serve` for each request of a chunk, which may be full of expensive ones.
 
-    Between requests it lets other tasks run after a time slice, waits while too much waits to be sent to the peer, and
-    stops if the connection is closed.
+    Between requests it lets other tasks run after a time slice, and waits while `connection.is_ready` does. If the
+    connection is closed, it drops the remaining requests.
     """
     slice_ends = trio.current_time() + TIME_SLICE_S
     for request in requests:

@@ -1,7 +1,7 @@
-"""A connection without a network: requests that this process makes to its own handlers, for a client it stands for.
+"""A connection without a network: requests that this process makes to its own handlers on behalf of a client.
 
 Handlers see the client's address and answer as on any connection. Answers that they encode are decoded again, which
-costs 3 µs; it keeps one way of answering for all connections.
+costs 3 µs, so that all connections are answered in the same way.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ OnResponse = Callable[[RemotingCommand | None], None]
 
 OPAQUE_MAX = 0x7FFFFFFF
 HEADER_SIZE_MAX = 16_777_215
-"""Maximum header size of answers, which are this process's own: that to a batch lists all of its messages in the
-header.
-"""
+"""Maximum header size of answers, which this process itself makes. The answer to a batch lists all of its messages in
+the header."""
 
 
 class LocalConnection(RemotingConnection):

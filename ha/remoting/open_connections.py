@@ -1,4 +1,4 @@
-"""The connections of a server that run now: how many there may be, which one is closed for another, and their ends."""
+"""The open connections of a server: limits their number, evicts one for another, and logs how they ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
 class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on the number of connections, in total and from one IP address, and the names that log lines give them.
 
-    evictable_after_s: how long an unused connection has before another one may take its place.
+    evictable_after_s: age in seconds from which an unused connection is closed if another one needs its place.
     """
 
     total_max: int
@@ -47,7 +47,8 @@ class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
 class OpenConnections(Generic[ConnectionT]):
     """Admits connections, and logs refused and ended ones to the server's logger.
 
-    refused: format of a line with host, limit and times. ended: with host, port, cause, detail and times.
+    `refused` and `ended` are format strings of log lines: one for host, limit and times, the other for host, port,
+    cause, detail and times.
     """
 
     def __init__(self, logger: logging.Logger, counts: ConnectionCounts, *, refused: str, ended: str) -> None:
@@ -93,7 +94,8 @@ class OpenConnections(Generic[ConnectionT]):
                 del self._count_by_host[host]
 
     def log_end(self, connection: ConnectionT, cause: str, detail: str, *, is_expected: bool) -> None:
-        """Logs why a connection has ended: at debug level if that is expected, otherwise as a warning."""
+        """Logs why a connection has ended: as a rate-limited warning, or at debug level if it is expected or
+        suppressed."""
         level, times = logging.DEBUG, 1
         if not is_expected:
             times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())

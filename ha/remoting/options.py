@@ -9,7 +9,7 @@ class ConnectionOptions(ConnectionLimits, frozen=True, kw_only=True):
     """Limits of one connection, accepted or opened."""
 
     chunk_size_max: int = 262_144
-    """Most bytes received at once, and so passed to the handler at once."""
+    """Maximum bytes that are received at once, and so passed to the handler at once."""
 
     handled_bytes_max: int = 134_217_728
     """While handlers hold more bytes of requests than this, of all connections of a server or client, no connection
@@ -23,7 +23,8 @@ class RemotingServerOptions(ConnectionOptions, frozen=True, kw_only=True):
     """Limits of each connection of a server, and of all of them together."""
 
     connections_max: int = 8192
-    """Further connections are closed as soon as they are accepted. An idle one takes 2 tasks and 12 KiB."""
+    """Further connections are closed as soon as they are accepted, unless one can be evicted (`evictable_after_s`). An
+    idle one takes 2 tasks and 12 KiB."""
 
     connections_per_host_max: int = 4096
     """The same for the connections of one IP address."""
@@ -42,4 +43,4 @@ class RemotingClientOptions(ConnectionOptions, frozen=True, kw_only=True):
     """RocketMQ: connectTimeoutMillis."""
 
     connections_max: int = 64
-    """Most addresses that are connected at a time."""
+    """Maximum number of addresses that are connected at a time."""

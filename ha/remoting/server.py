@@ -38,7 +38,7 @@ _EXPECTED_CAUSES = frozenset(
         CloseCause.FAILED_AUTHENTICATIONS,  # logged by ha/acl already
     }
 )
-"""Logged at debug level; others mean that the peer has broken a rule, and are warnings."""
+"""Logged at debug level; all others are warnings."""
 
 
 class RemotingServer:

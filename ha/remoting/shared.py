@@ -55,7 +55,7 @@ class SharedState(Totals):
     handled_bytes: int = 0
     """Bytes of the requests that handlers are working on."""
     paused_readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
-    """Connections that don't read until `handled_bytes` is below its limit."""
+    """Readers that wait until `handled_bytes` is at most `handled_bytes_max`."""
     is_reading: bool = True
     """Whether connections read; if not, requests received before are still answered."""
 

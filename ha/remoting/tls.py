@@ -29,7 +29,7 @@ class PortTls(msgspec.Struct, frozen=True, kw_only=True):
 
     secure: Secure
     is_required: bool = False
-    """Whether plain clients are closed (enforcing), and not served as well (permissive)."""
+    """Whether connections of plain clients are closed (enforcing) instead of served (permissive)."""
 
 
 async def secured(
@@ -37,8 +37,8 @@ async def secured(
 ) -> trio.abc.Stream | None:
     """Returns the encrypted stream, after the handshake, if `first` begins one; None for a plain client.
 
-    HandshakeFailed. RemoteProtocolError if the port doesn't serve such a client; `without_tls` describes a port without
-    TLS.
+    HandshakeFailed if the handshake fails. RemoteProtocolError if the port doesn't serve such a client; `without_tls`
+    describes a port without TLS in its text.
     """
     if first and first[0] == TLS_HANDSHAKE:
         if tls is None:

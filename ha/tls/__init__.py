@@ -1,6 +1,6 @@
 """TLS: SSL contexts that follow their PEM files, and bounded handshakes.
 
-`files` and `certificate` read files, `credentials` replaces a context when its files change, `handshake` encrypts a
-stream. This package knows neither protocols nor ports; remoting, replication and the admin port get functions that
-encrypt a stream, and know no files.
+`files` creates contexts, `certificate` reads expiry dates, `credentials` replaces a context when its files change,
+`handshake` encrypts a stream, and `ports` makes all of this from configuration keys. The package knows no protocols;
+remoting, replication and the admin port get functions that encrypt a stream, and know no files.
 """

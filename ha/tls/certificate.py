@@ -22,7 +22,8 @@ _VERSION, _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x30, 0x17, 0x18
 
 
 def earliest_end_ms(pem: str) -> int:
-    """Returns the earliest expiry of the certificates in `pem`, ms since the epoch. ValueError if there are none."""
+    """Returns the earliest expiry of the certificates in `pem`, ms since the epoch. ValueError if there are none, or
+    one is malformed."""
     blocks = _PEM.findall(pem)
     if not blocks:
         raise ValueError("it contains no PEM certificate")
@@ -30,7 +31,7 @@ def earliest_end_ms(pem: str) -> int:
 
 
 def not_after_ms(der: bytes) -> int:
-    """Returns a certificate's notAfter in ms since the epoch. ValueError for other bytes."""
+    """Returns a certificate's notAfter in ms since the epoch. ValueError if `der` is not a certificate."""
     try:
         _, content, _ = _element(_element(der, 0)[1], 0)
         tag, position = content[0], 0

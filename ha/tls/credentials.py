@@ -1,8 +1,8 @@
 """An SSL context that follows its files, so that certificates can be replaced without a restart.
 
 `refresh` checks whether a file has changed (time, size, inode), and if so loads all of them. If that fails, for example
-because a file is half-written or the key does not match yet, the failure is logged once, the old context stays in use,
-and the next change triggers another attempt. Existing connections keep their context.
+because a file is half-written or the key does not match yet, the old context stays in use, and every further `refresh`
+tries again; the same failure is logged only once. Existing connections keep their context.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class Credentials:
         self._warn_about_exposed_key()
 
     def refresh(self) -> bool:
-        """Loads the files if one has changed; returns whether the context was replaced. Logs a coming expiry."""
+        """Loads the files if one has changed, or the last attempt failed; returns whether the context was replaced.
+
+        Also logs, once a day, that the certificate expires within EXPIRY_WARNING_MS or has expired.
+        """
         changed = self._refresh()
         self._warn_about_expiry()
         return changed

@@ -41,8 +41,8 @@ class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Handshakes:
     """All handshakes of a process: `accept` as a server, `connect` as a client.
 
-    At most `count_max` handshakes are accepted concurrently; one more cancels the oldest. A proper client needs only
-    milliseconds, so peers that keep handshakes open displace each other.
+    At most `count_max` accepted handshakes run concurrently; one more cancels the oldest. Proper clients need only
+    milliseconds, so this mostly cancels handshakes that peers keep open.
     """
 
     def __init__(self, *, timeout_s: float = HANDSHAKE_TIMEOUT_S, count_max: int = HANDSHAKE_COUNT_MAX) -> None:

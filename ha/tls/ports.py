@@ -58,7 +58,8 @@ def server_files(keys: ServerTlsKeys) -> TlsFiles:
 def load_server(
     keys: ServerTlsKeys, wall_clock_ms: Callable[[], int], *, role: str = "server", protocols: tuple[str, ...] = ()
 ) -> Credentials | None:
-    """Returns the credentials of a remoting port, or of another one; None without TLS. Blocks. ConfigError.
+    """Returns the credentials of a port that uses the keys tls.server.…; None if they turn TLS off. Blocks. ConfigError
+    for an unusable file.
 
     `protocols`: those that the port offers to clients that ask (ALPN).
     """
@@ -70,7 +71,7 @@ def load_server(
 
 
 def load_client(keys: LinkKeys, wall_clock_ms: Callable[[], int]) -> Credentials:
-    """Returns the credentials of connections to name servers and brokers. Blocks. ConfigError."""
+    """Returns the credentials of connections to name servers and brokers. Blocks. ConfigError for an unusable file."""
     files = TlsFiles(
         certificate=keys.tls_client_cert_path,
         key=keys.tls_client_key_path,
@@ -98,7 +99,7 @@ def connecting(handshakes: Handshakes, credentials: Credentials, connect: Connec
 def securing(
     handshakes: Handshakes, credentials: Credentials
 ) -> Callable[[trio.abc.Stream, bytes], Awaitable[trio.abc.Stream]]:
-    """Returns a function that encrypts a stream whose first bytes were already read."""
+    """Returns a function that encrypts a stream whose first bytes were already read. It raises HandshakeFailed."""
 
     async def secure(stream: trio.abc.Stream, first: bytes) -> trio.abc.Stream:
         return await handshakes.accept(stream, credentials.context, first)
@@ -107,7 +108,7 @@ def securing(
 
 
 async def keep_fresh(credentials: Collection[Credentials], interval_s: float, run_blocking: RunBlocking) -> NoReturn:
-    """Refreshes all `credentials` until cancelled."""
+    """Refreshes all `credentials` now and every `interval_s`, until cancelled."""
     while True:
         for each in credentials:
             await run_blocking(each.refresh)

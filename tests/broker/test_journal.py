@@ -51,6 +51,19 @@ def test_waiters_are_called_after_all_earlier_changes() -> None:
     assert told[2:] == [("nothing new, but that is not acknowledged", ACKNOWLEDGED)]
 
 
+def test_changes_that_no_request_waits_for_are_not_acknowledged_while_they_are_written() -> None:
+    journal = opened()
+    journal.offset("T@g", 0, 5)  # a oneway commit
+    journal.take(10_000)
+    told: list[Logged] = []
+    journal.call_when_logged(told.append)  # a commit of the same offset
+    assert told == []
+    journal.settle(1, TIMED_OUT)
+    assert journal.take(10_000) == [TablesRecord(epoch=1)]
+    journal.settle(1, ACKNOWLEDGED)
+    assert told == [ACKNOWLEDGED]
+
+
 def test_a_term_begins_with_changes_that_may_not_be_acknowledged() -> None:
     journal = Journal(lambda epoch: True)
     journal.open(1)

@@ -1,1 +1,1 @@
-"""POP consumption: messages are handed out for a time, and handed out again unless they are acknowledged."""
+"""POP consumption: a message is delivered for a limited time, and again unless it is acknowledged in that time."""

@@ -2,9 +2,9 @@
 
 A handle is valid while its message is in flight since the pop time in the handle. An acknowledgement with an invalid
 handle (the message was acknowledged or delivered again, or the handle was replaced) succeeds without effect, as in
-RocketMQ. So does a change of the invisible time, after which RocketMQ would deliver an acknowledged message again. Each
-request is answered when the record of its change is acknowledged. Sources: AckMessageProcessor,
-ChangeInvisibleTimeProcessor.
+RocketMQ. A change of the invisible time with an invalid handle succeeds without effect, too; RocketMQ would then
+deliver an acknowledged message again. Each request is answered when the record of its change is acknowledged. Sources:
+AckMessageProcessor, ChangeInvisibleTimeProcessor.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class AckRequests:
         self._serve(await self._pop_log.wait_ready(), connection, command)
 
     def _serve(self, state: PopState, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """Changes the state as requested; answers when the change is stored, or at once what is refused."""
+        """Changes the state as requested; answers when the change is acknowledged, or at once if the request is
+        refused."""
         try:
             step = self._steps.get(command.code)
             if step is None:
@@ -103,7 +104,8 @@ class AckRequests:
             connection.reply_error(command, error)
 
     def _acknowledge(self, state: PopState, connection: RemotingConnection, ack: AckCommand) -> None:
-        """200051: messages that were popped together were processed."""
+        """200051: messages that were popped together were processed. Refuses an offset outside the queue, unless in
+        flight."""
         popped = ack.popped
         queue = state.get((popped.group, popped.topic, popped.queue_id))
         missing: Sequence[int] = ack.offsets
@@ -118,7 +120,7 @@ class AckRequests:
             else:
                 self._pop_log.call(partial(_reply, connection, each, None), len(each.offsets))
 
-    # ---- the others: each changes the state, and returns the answer for when the change is stored
+    # ---- the other requests: each changes the state, and returns the answer for when the change is acknowledged
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
@@ -260,7 +262,8 @@ class AckRequests:
 def _reply(
     connection: RemotingConnection, command: RemotingCommand, answer: RemotingCommand | None, logged: Logged
 ) -> None:
-    """Answers with SUCCESS alone if `answer` is None."""
+    """Answers a request with `answer`, or with SUCCESS alone if that is None; with the failure if its change may be
+    lost."""
     if logged.fault:
         connection.reply(command, command.reply(logged.status.response_code, logged.fault))
     elif answer is None:

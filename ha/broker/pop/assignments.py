@@ -113,7 +113,10 @@ class Assignments:
     def _queues_for(
         self, asked: QueryAssignmentBody, queues: list[tuple[str, int]], mode: str, share_count: int
     ) -> list[tuple[str, int]] | None:
-        """The client's queues; None if its group has no members, or the strategy is unknown."""
+        """The client's queues, as (broker name, queue id or ALL_QUEUES); none if it is not a member of its group.
+
+        None if the group has no members, or the strategy is unknown.
+        """
         if asked.message_model == BROADCASTING:
             return queues
         clients = sorted(self._clients.consumer_ids(asked.consumer_group))
@@ -135,7 +138,7 @@ class Assignments:
         return list(shared)
 
     def _mode(self, group: str, topic: str) -> tuple[str, int]:
-        """The mode of a group for a topic, and popShareQueueNum."""
+        """The mode of a group for a topic, and popShareQueueNum; PULL if none was set, and for retry topics."""
         config = self._groups.get(group)
         value = "" if config is None else config.attributes.get(REQUEST_MODE_PREFIX + topic, "")
         mode, _, share_count = value.partition(":")

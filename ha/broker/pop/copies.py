@@ -1,11 +1,13 @@
 """Finds copies in retry topics whose messages are still in flight according to the log.
 
 A message is copied to its retry topic first, and its removal is in the next record of POP state. If the master dies in
-between, the state that is read from the log still has the message, which would be delivered twice. Such copies lie
-behind the last record, or before it if they were appended after that record was made. They lie behind the record before
-it, because a record is made once the one before is appended, unless the master died between several records of the same
-changes. Copies state the physical offset of their original in a field that RocketMQ uses only for half and committed
-messages: `prepared_transaction_offset`, as a negative number.
+between, the state that is read from the log still has the message, which would be delivered twice. Such a copy follows
+the last record but one in the log: a record is made once the one before is appended, and contains the removals of all
+copies appended until then. (If the master died while it wrote several records for the same changes, a copy may lie
+further back, and is not found.)
+
+A copy states the physical offset of its original as a negative number (`copy_mark`) in a field that RocketMQ uses only
+for half and committed messages: `prepared_transaction_offset`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 def copy_mark(physical_offset: int) -> int:
-    """The prepared transaction offset of the copy of the record at `physical_offset`."""
+    """The prepared transaction offset of the copy of the record at `physical_offset`, and the reverse."""
     return -1 - physical_offset
 
 
 async def finish_copied(store: MessageStore, state: PopState, records: ConsumeQueue) -> None:
-    """Removes messages from `state` of which there is a copy behind the last record but one in the queue `records`."""
+    """Removes messages from `state` whose copies follow the last record but one of the queue `records` in the log."""
     end = store.log.max_offset.value
     behind = records.last_record_before(records.last_record_before(end))
     finished = 0

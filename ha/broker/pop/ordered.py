@@ -24,8 +24,8 @@ class OrderedMessage(msgspec.Struct, frozen=True, gc=False):
 class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One pop of a queue. Times in ms since the epoch, the invisible time in ms; `messages` by queue offset, ascending.
 
-    Messages of earlier pops are kept behind those of this one, so that none is passed over. Acknowledged ones are kept
-    while one before them is not acknowledged, so that they are skipped.
+    Messages of earlier pops at higher offsets than those of this one are kept, so that none is lost. Acknowledged ones
+    are kept while a message before them is not acknowledged, so that they are not delivered again.
     """
 
     pop_time_ms: int
@@ -34,7 +34,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
     messages: Mapping[int, OrderedMessage]
 
     def due_ms(self, now_ms: int) -> int | None:
-        """When the queue is no longer blocked; None if it is not blocked at `now_ms`."""
+        """When the queue is no longer blocked, in ms since the epoch; None if it is not blocked at `now_ms`."""
         due = max((each.due_ms for each in self.messages.values() if not each.is_acknowledged), default=0)
         return due if due > now_ms else None
 
@@ -44,7 +44,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_offset(self) -> int:
-        """The first message that is not acknowledged, or the one after the last."""
+        """Queue offset of the first message that is not acknowledged, or the offset after the last message."""
         unfinished = (offset for offset, each in self.messages.items() if not each.is_acknowledged)
         return next(unfinished, max(self.messages, default=-1) + 1)
 
@@ -108,7 +108,7 @@ def ordered_batch(
     invisible_ms: int,
     attempt_id: str | None,
 ) -> OrderedBatch:
-    """The batch of a pop that returns `offsets`, after the batch `before`."""
+    """The batch of a pop that returns `offsets`, at least one and ascending; `before`: that of the previous pop."""
     is_same = before is not None and before.is_same_attempt(attempt_id)
     due_ms = pop_time_ms + invisible_ms
     messages: dict[int, OrderedMessage] = {}

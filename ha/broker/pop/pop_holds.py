@@ -45,7 +45,8 @@ class PopHolds(Holds[PopHold]):
         super().__init__(resume, **limits)
         self._wall_clock_ms = wall_clock_ms
         self._by_topic: dict[str, dict[tuple[str, str], _Group]] = {}
-        """Topic, or retry topic of one of its groups -> group and topic that it asked for -> its requests"""
+        """Topic that requests asked for, and both of its retry topics -> (group, topic asked for) -> the group's
+        requests"""
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Returns how many requests of a group wait with this queue id (−1: for any queue)."""
@@ -66,7 +67,7 @@ class PopHolds(Holds[PopHold]):
                     self._wake_first(chain(*group.by_queue.values()))
 
     def wake_one(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> None:
-        """Wakes a request that waits for this queue id; −1: for any."""
+        """Wakes one request that waits for this queue or for all queues; with −1, any one request of the group."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         if found is None:
             return
@@ -76,7 +77,8 @@ class PopHolds(Holds[PopHold]):
             self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
 
     def resume_ordered_by(self, topic: str, group: str, due_ms: int) -> None:
-        """Has requests in order mode try again when a queue that is blocked now is free."""
+        """Makes requests in order mode try again at `due_ms` (ms since the epoch), when a queue that is blocked is
+        free."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         if found is None:
             return
@@ -86,7 +88,7 @@ class PopHolds(Holds[PopHold]):
                 self.resume_by(hold, deadline)
 
     def time_of(self, at_ms: int) -> float:
-        """Returns Trio's time at a wall-clock time, or now if that is over."""
+        """Converts a wall-clock time (ms since the epoch) to Trio's clock; a past time becomes the current time."""
         return trio.current_time() + max(0, at_ms - self._wall_clock_ms()) / 1000
 
     def wake_all(self) -> None:

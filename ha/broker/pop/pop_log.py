@@ -9,7 +9,7 @@
     start       a master reads the records since the last snapshot; a slave keeps no state
 
 One record is appended at a time, so that records are in the log in the order of their changes; any number may wait for
-acknowledgement. The end of a turn appends one if that needs no wait; everything else is up to the task of `serve`. The
+acknowledgement. The end of a turn appends a record if that needs no wait; the task of `serve` appends all others. The
 group's consumer offset follows once the record is stored, so that it is never ahead of the log.
 
 A broker that becomes master waits until its log is dispatched, so that all acknowledged changes count.
@@ -58,7 +58,7 @@ SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
 """A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
 WAITING_COUNT_MAX = 65_536
-"""Maximum number of answers that wait for records; further requests are answered SYSTEM_BUSY."""
+"""Maximum number of requests that wait for records; further ones are refused (`Standing.refusal_code`)."""
 READY_TIMEOUT_S = 2.0
 """How long a request waits for a new master to read its log."""
 RELEASE_TIMEOUT_S = 10.0
@@ -72,8 +72,8 @@ Waiter: TypeAlias = Callable[[Logged], None]
 
 
 class _RecordPut(PutRequest, kw_only=True, gc=False):
-    """The put of one record. `waiters`: of requests whose changes it, or an earlier one, has, and how many requests
-    each stands for. `size`: of its body."""
+    """The put of one record. `waiters`: callbacks for requests whose changes are in it or in an earlier record, each
+    with the number of requests that it answers. `size`: of its body, in bytes."""
 
     number: int
     waiters: list[tuple[Waiter, int]]
@@ -82,7 +82,7 @@ class _RecordPut(PutRequest, kw_only=True, gc=False):
 
 
 class PopLog:
-    """`serve` while the broker is a master; `release` is for the store's retention."""
+    """Keeps the POP state in the log. `serve` while the broker is a master; `release` is for the store's retention."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options
@@ -138,7 +138,10 @@ class PopLog:
     # ---- requests
 
     def ready_state(self) -> PopState | None:
-        """Returns the state; None while a new master reads its log. RefusedError on a broker that is no master."""
+        """Returns the state; None while a new master reads its log.
+
+        Raises RefusedError if the broker is no master, or if WAITING_COUNT_MAX requests wait for the log.
+        """
         check_stores(self._standing)
         if self._waiting_count >= WAITING_COUNT_MAX:
             raise RefusedError(
@@ -147,7 +150,7 @@ class PopLog:
         return self.state
 
     async def wait_ready(self) -> PopState:
-        """Returns the state. Raises RefusedError on a broker that is no master, or has not read its log in time."""
+        """Returns the state. Raises RefusedError as `ready_state`, or if the log is not read within READY_TIMEOUT_S."""
         if self.ready_state() is None:
             with trio.move_on_after(READY_TIMEOUT_S):
                 await self._ready.wait()
@@ -161,8 +164,8 @@ class PopLog:
         await self._ready.wait()
 
     def call(self, waiter: Waiter, request_count: int = 1, *, since: int | None = None) -> None:
-        """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes, possibly at
-        once.
+        """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes, possibly
+        before this returns.
 
         `since`: the `failure_count` when its changes were made. If changes were undone after that, `waiter` gets their
         failure. Needed only if the caller has awaited something since its changes.
@@ -211,7 +214,7 @@ class PopLog:
     # ---- writing
 
     def _want_write(self) -> None:
-        """Has changes written: at the end of the turn if there is one, otherwise by `serve`."""
+        """Schedules the writing of changes: at the end of the poller's turn if there is one, otherwise by `serve`."""
         if self._is_write_due:
             return
         if self._poller is None or not self._poller.is_in_turn:
@@ -434,7 +437,8 @@ class PopLog:
             self._bytes_since += len(record.body)
 
     async def _find_snapshot(self, queue: ConsumeQueue) -> int | None:
-        """Returns the queue offset of the first part of the newest complete snapshot, and notes where it begins."""
+        """Returns the queue offset of the first part of the newest complete snapshot, and notes where it begins; None
+        if there is none."""
         end = queue.max_offset
         while end > queue.min_offset:
             begin = max(queue.min_offset, end - _ENTRY_COUNT)
@@ -480,7 +484,7 @@ class PopLog:
         if self._snapshot_begin < end:
             return False
         try:
-            await self._store.flusher.flush()  # the disk may lose the segment's file before the snapshot otherwise
+            await self._store.flusher.flush()  # a power loss must not keep the deletion and lose the snapshot
         except DiskFailed:
             return False  # the store ends the process
         return True

@@ -51,9 +51,9 @@ from ha.remoting import RemotingConnection, RequestHandler
 MESSAGE_COUNT_MAX = 32
 """Maximum number of messages per request."""
 RETRY_NAMES_LENGTH_MAX = NAME_SIZE_MAX - len(retry_topic("", "", is_v2=False))
-"""Maximum characters of a group's and a topic's name together: with longer ones, nothing could be delivered again."""
+"""Maximum characters of a group's and a topic's name together. With longer ones, there could be no retry topic."""
 LATE_MS = 500
-"""How much later than its poll time a request may arrive."""
+"""A pop that arrives more than this long after the end of its poll time is refused."""
 
 _FOUND, _NOTHING = ReadStatus.FOUND.value, ReadStatus.NO_MESSAGE_IN_QUEUE.value
 
@@ -98,7 +98,7 @@ class PopRequests:
     async def _check(
         self, request: TopicRequest | PollingInfoRequest, wrong_queue: ResponseCode = ResponseCode.SYSTEM_ERROR
     ) -> TopicConfig:
-        """Checks topic, queue and group, which may be created, and returns the topic. As `_check_topic`."""
+        """Checks topic, queue and group, and returns the topic. Creates the group if allowed. Raises RefusedError."""
         config = self._check_topic(request, wrong_queue)
         self._check_group(request.consumer_group, await self._groups.find_or_create(request.consumer_group))
         return config
@@ -143,8 +143,8 @@ class PopRequests:
     def take(
         self, connection: RemotingConnection, commands: Sequence[RemotingCommand], ends_at: float
     ) -> list[RemotingCommand]:
-        """Serves pops until `ends_at` (Trio's clock); returns those that are left to `pop`, because they come later, or
-        have to wait for something else than new messages."""
+        """Serves pops until `ends_at` (Trio's clock). Returns those that are left to `pop`: those not reached in time,
+        and those that have to wait for something other than new messages."""
         left: list[RemotingCommand] = []
         for number, command in enumerate(commands):
             if number and trio.current_time() >= ends_at:
@@ -178,7 +178,8 @@ class PopRequests:
         return True
 
     async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """200050: takes messages; waits for some if there are none."""
+        """200050: takes messages, or holds the request until there are some. Raises RefusedError and
+        RemoteProtocolError."""
         request = pop_request(command)
         left_s, _ = self._check_pop(request)
         self._check_group(request.consumer_group, await self._groups.find_or_create(request.consumer_group))

@@ -67,7 +67,7 @@ class _Due(msgspec.Struct, frozen=True):
 
 
 class Revival:
-    """`serve` while the broker is a master."""
+    """Delivers messages again that were not acknowledged in time. `serve` while the broker is a master."""
 
     def __init__(self, core: BrokerCore, log: PopLog) -> None:
         self._core = core
@@ -219,7 +219,8 @@ class Revival:
     async def _read_some(
         self, queue: ConsumeQueue, offsets: list[int], found: dict[int, MessageRecord | None]
     ) -> list[int]:
-        """Reads the first of `offsets`, and those in its neighbourhood, into `found`; returns those that are left."""
+        """Reads the messages at the first of `offsets`, as many as fit one batch, into `found`; returns the later
+        offsets."""
         wanted = set(offsets[:BATCH_COUNT_MAX])
         try:
             read = await self._reader.read(queue, offsets[0], min(BATCH_COUNT_MAX, offsets[-1] - offsets[0] + 1))

@@ -19,8 +19,12 @@ from ha.protocol.codes import RequestCode
 
 
 class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot of the broker's POP consumption. in_flight_count and next_due_ms (None: nothing in flight) are known on
-    the master only. waiting_count: requests that wait for messages. The other counts: since the start.
+    """Snapshot of the broker's POP consumption. The counts without further description are since the start.
+
+    in_flight_count: messages in flight, without those of order mode; 0 on a slave.
+    next_due_ms: when the first of them is due, in ms since the epoch; None without one, and on a slave.
+    waiting_count: requests that wait for messages.
+    lost_count: messages in flight that were gone when they were due.
     """
 
     in_flight_count: int
@@ -31,10 +35,10 @@ class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages in flight of one group.
+    """The messages in flight of one group, those of order mode included.
 
-    oldest_pop_ms: pop time of the oldest, since the epoch; None if there is none. revived_count: messages that were
-    delivered again since the start.
+    oldest_pop_ms: pop time of the oldest, in ms since the epoch; None if there is none.
+    revived_count: messages that were delivered again since the start.
     """
 
     in_flight_count: int
@@ -43,7 +47,7 @@ class GroupInFlight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PopService:
-    """The parts, for the broker that assembles them."""
+    """Creates and connects the parts of POP consumption."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._pop_log = PopLog(core)
@@ -96,7 +100,7 @@ class PopService:
         )
 
     def _on_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Moves a queue at once: the next pop may come after a restart, which takes the position from the log."""
+        """Moves a queue at once, not at its next pop, so that the new position is in the log before a restart."""
         state = self._pop_log.state
         queue = None if state is None else state.get((group, topic, queue_id))
         if state is not None and queue is not None:

@@ -5,9 +5,9 @@
     Batch           messages in flight that were popped together; each of them refers to the same object
     OrderedBatch    the messages of the last pop in order mode, of which no queue has more than one
 
-Changes take effect at once and are remembered until they are in the log: `take_changes` returns them as a record,
-`settle` reports whether that was stored, and undoes them and all later ones if not, except that a reset is repeated.
-No I/O, clock or tasks.
+Changes take effect at once and are remembered until they are in the log. `take_changes` returns them as a record, and
+`settle` takes the outcome of that record. If it was not stored, `settle` undoes its changes and all later ones, with
+the exceptions named there. No I/O, clock or tasks.
 
 Memory: about 120 bytes per message in flight, 400 per batch, bounded by the limits of `Limits`.
 """
@@ -37,21 +37,22 @@ QueueKey: TypeAlias = tuple[str, str, int]
 """(group, topic, queue id)"""
 
 STALE_COUNT_MIN = 1024
-"""Minimum number of stale entries in the schedule before they are removed; they also have to outnumber the valid ones
-"""
+"""Stale entries in the schedule are removed when they outnumber valid ones by more than this"""
 _SUSPENDED = 1
 _RUN_SIZE = 24
 _ORDERED_SIZE = 32
 """Estimated bytes of one run, and of one ordered message, in a record"""
 _SLICE_COUNT_MAX = 512
-"""Messages of one queue that follow each other in a snapshot; also bounds how many messages one part names"""
+"""Maximum number of messages per queue record of a snapshot, so that a part names fewer than OFFSET_COUNT_MAX"""
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):
     """Messages of one queue that were popped together, or whose invisible time was changed together. Times in ms.
 
-    offsets: all messages that were in it. left: how many are still in flight. is_suspended: their next delivery does
-    not count as a retry.
+    offsets: all messages that were in it.
+    is_suspended: the next delivery of its messages does not count as a retry.
+    left: how many messages are still in flight.
+    is_scheduled: whether it is in the schedule.
     """
 
     queue: PopQueue
@@ -151,7 +152,7 @@ class PopState:
         return self.queues.get(key)
 
     def room(self, queue: PopQueue) -> int:
-        """How many more messages may be in flight."""
+        """How many more messages of `queue` may be in flight; 0 or less if none."""
         limits = self.limits
         return min(limits.per_queue - len(queue.batches), limits.total - self.in_flight_count)
 
@@ -206,7 +207,8 @@ class PopState:
             queue.next_offset = next_offset
 
     def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
-        """Records that messages were popped."""
+        """Records that the messages at `offsets` were popped, and are due again at `due_ms`; the next pop begins at
+        `next_offset`."""
         undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         queue.next_offset = next_offset
@@ -253,7 +255,8 @@ class PopState:
             queue.order = order
 
     def reset(self, queue: PopQueue, next_offset: int) -> None:
-        """Moves a queue to another offset; messages in flight from there on will be popped again."""
+        """Moves a queue to another offset. Messages in flight from there on, and ordered ones, leave the state: they
+        will be popped again."""
         undo = self._undo_of(queue)
         for offset in [offset for offset in queue.batches if offset >= next_offset]:
             undo.batches.setdefault(offset, queue.batches[offset])
@@ -300,7 +303,7 @@ class PopState:
     def _drop_stale(self) -> None:
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
             for *_, batch in self._schedule:
-                batch.is_scheduled = batch.left > 0  # a change that is undone may bring messages of others back
+                batch.is_scheduled = batch.left > 0  # an undone change may add messages again, which then schedules it
             self._schedule = [entry for entry in self._schedule if entry[2].left]
             heapify(self._schedule)
 
@@ -322,8 +325,8 @@ class PopState:
         return bool(self._changed)
 
     def take_changes(self, size_max: int) -> PopRecord:
-        """Returns changes since the last record: about `size_max` bytes, of one queue at least; `has_changes` tells
-        whether there are more. `settle` must be called before this is called again."""
+        """Returns changes since the last record, of about `size_max` bytes but at least one queue's; `has_changes` then
+        tells whether more are left. `settle` must be called before this is called again."""
         assert not self._taken, "the previous record is not settled"
         records: list[QueueRecord] = []
         size = 0
@@ -413,8 +416,8 @@ class PopState:
     def snapshot(self, size_max: int) -> Iterator[PopRecord]:
         """Yields the whole state in records of about `size_max` bytes; the last one may be empty.
 
-        Changes may happen, and be written, between two of them. None removes anything, so that a snapshot that is not
-        completed loses nothing.
+        Changes may happen, and be written, between two of them. No record removes anything, so that a snapshot that is
+        not completed loses nothing.
         """
         part: list[QueueRecord] = []
         size = 0

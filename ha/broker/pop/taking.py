@@ -1,11 +1,11 @@
 """Takes messages for a pop: from which queues, how many, and what the answer says about them.
 
 A request for all queues begins with another one each time; topics with priorities begin with the highest queue id. The
-group's retry topic comes last, and first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue from which
+group's retry topics come last, but first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue from which
 another pop reads is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
 
-`take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same steps, which ask them for
-what to read.
+`take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same generator (`_steps`), which
+yields what they have to read.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ logger = logging.getLogger(__name__)
 RETRY_FIRST_EVERY = 5
 """One of this many pops reads the retry topic first (RocketMQ: popFromRetryProbability, 20 %)."""
 SCAN_COUNT_MAX = 8192
-"""Messages of one queue that a pop scans in search of selected ones."""
+"""Maximum number of messages of one queue that a pop scans for selected ones."""
 INIT_MAX = 1
 """Init mode of a group that has no offset yet: from the last message on."""
 
 _EVERYTHING = Selection()
 _SKIPPED_MESSAGES = (ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.OFFSET_TOO_SMALL)
-"""There are no messages at the offset, but there may be some after it"""
+"""No message was read at the offset, but there may be some after it"""
 
 TopicRequest = PopMessageRequest | NotificationRequest | PeekMessageRequest
 """Requests about messages of a topic"""
@@ -92,9 +92,12 @@ class _Wanted(msgspec.Struct, kw_only=True, gc=False):
 class Taken(msgspec.Struct, kw_only=True):
     """What a pop took.
 
-    since: the log's `failure_count` before. rest_count: messages that are left. again_ms: when another attempt may find
-    more without an arrival, as a queue that is blocked by ordered messages is free, or at once after `SCAN_COUNT_MAX`;
-    None if no time is known.
+    since: the POP log's `failure_count` before.
+    size: bytes of `bodies`.
+    rest_count: messages that are left.
+    again_ms: when, in ms since the epoch, another attempt may find more although no message arrives: when a queue that
+    is blocked by ordered messages is free, or at once if a scan ended at `SCAN_COUNT_MAX` or messages were dispatched
+    meanwhile. None if no time is known.
     """
 
     pop_time_ms: int
@@ -112,7 +115,7 @@ class Taken(msgspec.Struct, kw_only=True):
 
 
 class Taker:
-    """Takes messages. Changes only the `PopState`; nothing here waits for the log."""
+    """Takes messages: changes the `PopState`, and does not wait until its record is in the log."""
 
     def __init__(self, core: BrokerCore, log: PopLog) -> None:
         options = core.options
@@ -157,7 +160,7 @@ class Taker:
         return found
 
     def position(self, state: PopState, group: str, source: Source) -> tuple[int, int]:
-        """Where a pop would begin, and the end of the queue."""
+        """The queue offset where a pop would begin, and that of the queue's end."""
         store_queue = self._store.queues.get(source.topic, source.queue_id)
         queue = state.get((group, source.topic, source.queue_id))
         if queue is None:
@@ -170,20 +173,24 @@ class Taker:
     def take_nowait(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken | None:
-        """Takes messages that are in memory, up to the requested number; None if the first ones may not be."""
+        """Takes up to the requested number of messages without waiting. Raises RefusedError if too many files are open.
+
+        Returns None if `take` has to be called: the first messages are not in memory, or selected by a condition on
+        properties, or there are none and files of queues are being made.
+        """
         taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count)
         with closing(self._steps(state, request, config, selection, taken)) as steps:
             for wanted in steps:
                 wanted.read = self._read_nowait(wanted)
                 if wanted.read is None and not taken.count:
-                    self._pop_number -= 1  # `take` begins with the same queue: its messages are next in the log, too
+                    self._pop_number -= 1  # so that `take` begins with the same queue
                     return None
         return taken if taken.count or not self._store.dispatcher.is_making_files else None
 
     async def take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
-        """Takes up to the requested number of messages."""
+        """Takes up to the requested number of messages. Raises RefusedError if too many files are open."""
         dispatched = self._store.log.dispatched_offset
         dispatched_offset = dispatched.value
         taken = await self._take(state, request, config, selection)
@@ -206,7 +213,7 @@ class Taker:
     def _steps(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection, taken: Taken
     ) -> Generator[_Wanted, None, None]:
-        """Fills `taken`; yields what has to be read for that."""
+        """Fills `taken`. Yields each read that is needed for that; the caller sets its result before the next step."""
         for source in self.sources(request, config, is_order=request.order):
             if taken.count >= request.max_msg_nums or taken.size >= self._options.transfer_hot_bytes_max:
                 begin, end = self.position(state, request.consumer_group, source)
@@ -409,7 +416,7 @@ class Taker:
         return read
 
     def _as_original(self, raw: bytes, request: PopMessageRequest, source: Source, begin: int, taken: Taken) -> bytes:
-        """The record of a retry as one of the original topic, with its handle as a property."""
+        """Returns the record of a retry as one of the original topic, with its handle as a property."""
         try:
             record = decode_record(raw, verify_crc=False)
             properties = record.property_map()

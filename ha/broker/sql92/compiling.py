@@ -119,9 +119,8 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Part:
 
 
 def _as_boolean(part: _Part) -> _Part:
-    """Returns a part used as a condition. A property is a string, so as a condition it is never true, and false if it
-    is present.
-    """
+    """Returns a part used as a condition. A property is a string, so as a condition it is never true: false if it is
+    present, otherwise unknown. FilterSyntaxError for any other value."""
     if part.is_boolean:
         return part
     if not part.is_property:

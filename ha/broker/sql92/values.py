@@ -50,12 +50,13 @@ _BASIC_PLANE_MAX = "\uffff"
 def integer_of(text: str, least: int, greatest: int) -> int:
     """Parses `text` like Integer.valueOf or Long.valueOf. Raises Incomparable.
 
-    As in Java, digits of any script are accepted; blanks, underscores and decimals are not.
+    As in Java, digits of any script in Unicode's basic multilingual plane are accepted; blanks, underscores and
+    decimals are not.
     """
     if not _INTEGER.fullmatch(text) or max(text) > _BASIC_PLANE_MAX:
         raise Incomparable(text)
     digits = text.lstrip("+-")
-    if len(digits) > 20:  # zeros before it, or out of range
+    if len(digits) > 20:  # leading zeros, or out of range
         digits = digits.lstrip("".join({digit for digit in digits if int(digit) == 0})) or "0"
         if len(digits) > 20:
             raise Incomparable(text)
@@ -92,7 +93,7 @@ def compare(left: Value, right: Value) -> int:
             left = _convert(str(left), right)
         elif right_type is str:
             if left_type is bool:
-                raise Incomparable(right)  # a ClassCastException there
+                raise Incomparable(right)  # a ClassCastException in Java
             right = _convert(str(right), left)
         elif bool in (left_type, right_type):
             return -1
@@ -106,7 +107,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def compare_by_size(left: Value, right: Value) -> int:
-    """As `compare`, for <, <=, > and >=: two strings are two numbers, or Incomparable."""
+    """As `compare`, for <, <=, > and >=: two strings are compared as numbers; Incomparable if one is no number."""
     if type(left) is str and type(right) is str:
         return _compare_doubles(double_of(left), double_of(right))
     return compare(left, right)
