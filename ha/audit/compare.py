@@ -13,7 +13,11 @@ from ha.errors import RemoteProtocolError
 def compare(
     right: Examined, other: Examined, right_names: list[str], other_names: list[str], findings: Findings
 ) -> None:
-    """Add findings for records that `other` lacks, has in addition, or has with other bytes than `right`."""
+    """Add findings for the records and fillers in which two views of a range differ.
+
+    `right` counts as right, so findings name the copies `other_names`. They name `right_names` if `right` is damaged
+    where `other` has a record, or if its record is bad (CRC or physical offset) and the one of `other` is not.
+    """
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)
     is_damaged = damage_at(other.walked.damaged, right.positions) >= 0
@@ -57,10 +61,10 @@ def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[
 
 
 def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:
-    """Return the names of the fields in which two records at one offset differ."""
+    """Return the names of the fields in which two records at one offset differ; "unused bytes" if none does."""
     try:
         one, two = right.record(right_row), other.record(other_row)
-    except RemoteProtocolError as error:  # pragma: no cover - both were found sound
+    except RemoteProtocolError as error:  # pragma: no cover - the walk has checked both
         return str(error)
     names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(two, name)]
     return ", ".join(name.replace("_", " ") for name in names) or "unused bytes"

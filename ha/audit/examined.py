@@ -1,4 +1,4 @@
-"""The records of a range of one copy as arrays."""
+"""Decodes the records of a range of one copy into arrays."""
 
 from __future__ import annotations
 
@@ -53,16 +53,19 @@ class Examined:
         return steps
 
     def record(self, row: int) -> MessageRecord:
-        """Decode one record with the reference codec."""
+        """Decode the record of one row with the reference codec, without checking its CRC.
+
+        RemoteProtocolError if it is not a valid record.
+        """
         return decode_record(self.walked.data, int(self.positions[row]) - self.walked.begin, verify_crc=False)
 
     def raw(self, row: int) -> bytes:
-        """Return one record's bytes."""
+        """Return the bytes of the record of one row."""
         at = int(self.positions[row]) - self.walked.begin
         return self.walked.data[at : at + int(self.sizes[row])]
 
     def finding(self, kind: str, copy: str, row: int, detail: str = "") -> Finding:
-        """Return a finding about one record."""
+        """Return a finding about the record of one row."""
         return Finding(
             kind=kind,
             copy=copy,
@@ -75,7 +78,7 @@ class Examined:
         )
 
     def groups(self, rows: Int64s) -> list[tuple[str, int, Int64s]]:
-        """Group the given rows by queue: (topic, queue id, rows in physical order)."""
+        """Group the given rows by queue: (topic, queue id, its rows in physical order)."""
         if not len(rows):
             return []
         keys = np.stack([self.topic_codes[rows], self.queue_ids[rows]])

@@ -1,4 +1,4 @@
-"""Kinds of findings, and a collection of findings of bounded size.
+"""Defines the kinds of findings, and a collection of findings of bounded size.
 
 A finding names a copy (a store or the archive) and a physical offset in it. All findings are counted; at most
 `examples_max` of each kind and copy are kept in full.
@@ -36,6 +36,7 @@ HOUR_MS = 3_600_000
 NO_HOUR = -1
 """The hour of a finding without a readable store timestamp."""
 CELLS_MAX = 100_000
+"""Maximum number of cells; findings of further ones are counted under OTHER_TOPICS and NO_HOUR."""
 OTHER_TOPICS = "(other topics)"
 
 
@@ -55,7 +56,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct):
-    """Counts by (kind, copy) and by (topic, hour, kind), and some findings of each (kind, copy) in full."""
+    """Counts by (kind, copy) and by (topic, hour, kind), and the first findings of each (kind, copy) in full."""
 
     examples_max: int
     counts: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
@@ -63,7 +64,7 @@ class Findings(msgspec.Struct):
     examples: dict[tuple[str, str], list[Finding]] = msgspec.field(default_factory=dict)
 
     def add(self, finding: Finding, count: int = 1) -> None:
-        """Count `finding` `count` times, and keep it while there is room."""
+        """Count `finding` `count` times, and keep it unless `examples_max` of its kind and copy are kept."""
         key = (finding.kind, finding.copy)
         self.counts[key] = self.counts.get(key, 0) + count
         self._add_cell((finding.topic, finding.hour, finding.kind), count)

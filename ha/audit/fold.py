@@ -17,9 +17,11 @@ from ha.protocol.store_files import BLANK_SIZE
 
 _ENTRIES_AT_ONCE = 1 << 16
 _ENTRIES_LOOKED_AT_MAX = 1 << 24
-"""Entries of one queue read because no record has their queue offsets: 320 MiB of files."""
+"""Maximum number of entries of one queue that are read although no record has their queue offsets: 320 MiB of files.
+Further ones count as holes.
+"""
 SPANS_KEPT_MAX = 100_000
-"""Damaged spans kept to explain queue entries that point into them."""
+"""Maximum number of damaged spans kept to explain queue entries that point into them."""
 
 
 class CopyFold:
@@ -31,9 +33,11 @@ class CopyFold:
         self.byte_count = 0
         self.cells: dict[tuple[str, int], tuple[int, int]] = {}
         self.begin = place.begin
-        """Physical offset from which queues are followed: after the files that retention deleted during the audit."""
+        """Physical offset from which queues are checked: the copy's start, or the end of the last range that retention
+        deleted during the audit."""
         self.last_end: int | None = place.begin
-        """End of the last record; None inside damaged bytes, and after a gap."""
+        """Physical offset of the end of the last record, at first the copy's start; None inside damaged bytes, and
+        after a range that retention deleted."""
         self._is_behind_gap = False
         self._findings = findings
         self._queues: dict[tuple[str, int], QueueFold] = {}
@@ -124,7 +128,10 @@ class CopyFold:
         self._damaged = []
 
     def _check_entries_without_records(self, reader: LogReader) -> dict[int, tuple[str, int, int]]:
-        """Check entries without a record; return the queue offset of each damaged span, by the span's offset."""
+        """Check entries without a record, and report holes.
+
+        Returns, by the start of each damaged span, the (topic, queue id, queue offset) of an entry that points into it.
+        """
         named = {
             finding.physical_offset
             for (kind, copy), found in self._findings.examples.items()
@@ -175,7 +182,8 @@ class CopyFold:
         """Examine the entries [begin, end) of a queue, whose queue offsets no record has; return how many point into
         the audited part of the log.
 
-        One that points into damage is noted in `lost`; one that points to no record of its queue becomes a finding.
+        An entry that points into damage is added to `lost`. Any other becomes a finding, unless there is one already at
+        its physical offset (`named`).
         """
         entries = read_entries(reader, topic, queue_id, begin, end)
         physical = entries["physical_offset"].astype(np.int64)

@@ -1,7 +1,7 @@
-"""The ranges of an audit that examines them in parallel: how they are cut, and whether they join.
+"""Cuts copies into ranges that are examined in parallel, and finds those that must be examined again.
 
-A task searches for the first record of its range. Where that is not where the range before it ended, the range is
-examined again from there, so that the result is that of one walk from end to end.
+A task searches for the first record of its range. If that is not where the last record of the preceding range ended,
+the range is examined again from that end, so the result is the same as that of one walk through the whole log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class PlannedRange(msgspec.Struct, frozen=True):
-    """Physical offsets [begin, end) and the numbers of the copies that hold all of them."""
+    """Physical offsets [begin, end), and the indexes of the copies that hold all of them."""
 
     begin: int
     end: int
@@ -31,7 +31,8 @@ class PlannedRange(msgspec.Struct, frozen=True):
 def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRange]:
     """Cut the copies into ranges of at most `range_bytes`, in the order of the log.
 
-    The cuts are at multiples of `range_bytes`, so that another attempt has the same ranges whatever retention deleted.
+    Cuts are at multiples of `range_bytes` and where a copy begins or ends, so that another attempt has the same ranges
+    even if retention has deleted files in between.
     """
     cuts = sorted({place.begin for place in places} | {place.end for place in places})
     ranges = []
@@ -46,7 +47,7 @@ def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRa
 def range_tasks(
     ranges: Sequence[PlannedRange], places: Sequence[CopyPlace], examples_max: int, audit_id: str
 ) -> list[RangeTask]:
-    """Return a task for each range. The offset of its first record is known only at the start of a copy."""
+    """Return a task for each range. The offset of the first record is known only at the start of a copy."""
     return [
         RangeTask(
             each.begin,
@@ -63,8 +64,8 @@ def range_tasks(
 def unjoined_tasks(
     tasks: Sequence[RangeTask], ranges: Sequence[PlannedRange], facts: Sequence[RangeFacts], folds: Sequence[CopyFold]
 ) -> Iterator[tuple[int, RangeTask]]:
-    """Yield the number of each range that does not begin where the one before it ended, and the task that examines it
-    again. `folds` know where the range before the first one ended; `facts` are those of `tasks`."""
+    """Yield the index of each range that does not begin where the preceding one ended, and the task that examines it
+    again. `folds` have the end of the range before the first one; `facts` are the results of `tasks`."""
     ends = [fold.last_end for fold in folds]
     for number, (task, planned, found) in enumerate(zip(tasks, ranges, facts, strict=True)):
         starts: list[int | None] = []
@@ -85,9 +86,9 @@ def unjoined_tasks(
 
 
 def check_tails(places: Sequence[CopyPlace], findings: Findings) -> None:
-    """Compare the first record beyond each shorter copy's end with the longest copy's.
+    """Add a finding for each shorter copy whose bytes after its end differ from the longest copy's record there.
 
-    A copy whose last record is damaged no longer counts it as a record and merely looks shorter.
+    If a copy's last record is damaged, the copy ends before it, and looks shorter rather than damaged.
     """
     longest = max(places, key=lambda place: place.end)
     log = RawLog(longest.path)

@@ -16,11 +16,14 @@ import numpy as np
 from ha.arrow.heads import Int64s
 
 SPANS_MAX = 1_000
-"""Separate spans of one queue kept while folding; beyond this number the oldest hole counts as final."""
+"""Maximum number of separate spans of one queue kept while folding; if there are more, the oldest hole is final."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Queue offsets [begin, end) of records in the log, the first of them at `physical_offset`, stored in `hour`."""
+    """Queue offsets [begin, end) of records in the log, the first of them at `physical_offset`, stored in `hour`.
+
+    Hours are counted from 1970 (UTC); −1 is unknown.
+    """
 
     begin: int
     end: int
@@ -40,10 +43,10 @@ class QueueFacts(msgspec.Struct, array_like=True):
 def queue_facts(
     queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s | None = None, hours: Int64s | None = None
 ) -> QueueFacts:
-    """Return the facts of a queue's records in physical order.
+    """Return the facts of a queue's records, of which there is at least one, given in physical order.
 
-    `steps`: queue offsets that each record takes, None for 1 each. `hours`: store hour of each, since 1970; None if
-    unknown.
+    `steps`: number of queue offsets that each record takes; None for 1 each. `hours`: store time of each in hours since
+    1970; None if unknown.
     """
     count = len(queue_offsets)
     hours = np.full(count, -1, np.int64) if hours is None else hours
@@ -71,9 +74,9 @@ def queue_facts(
 
 
 def _in_order(values: list[int]) -> list[int]:
-    """Return the positions of a longest strictly rising subsequence; of several, one with a smaller spread.
+    """Return the indexes of a longest strictly rising subsequence: of two, the one with the smaller spread.
 
-    A search from the front skips values that are too high, one from the back those that are too low.
+    The search from the front skips values that are too high, the one from the back values that are too low.
     """
     forward = _longest_rising(values)
     last = len(values) - 1
@@ -86,7 +89,7 @@ def _in_order(values: list[int]) -> list[int]:
 
 
 def _longest_rising(values: list[int]) -> list[int]:
-    """Return the positions of a longest strictly rising subsequence (patience sorting, O(n log n))."""
+    """Return the indexes of a longest strictly rising subsequence (patience sorting, O(n log n))."""
     tails: list[int] = []  # smallest last value of a rising sequence of each length
     tail_positions: list[int] = []
     previous = [-1] * len(values)
@@ -114,9 +117,9 @@ class QueueFold:
     def __init__(self) -> None:
         self.count = 0
         self.repeated: list[Span] = []
-        """Spans found by the last `add` whose queue offsets an earlier record has."""
+        """Spans of the last `add` with a queue offset that an earlier record has."""
         self.displaced: list[Span] = []
-        """Spans found by the last `add` that are out of order."""
+        """Spans that the last `add` found to be out of order; one may be of an earlier `add`."""
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._places: list[int] = []
@@ -148,7 +151,10 @@ class QueueFold:
                 self._set_aside(stray)
 
     def _step_back(self, span: Span) -> None:
-        """Handle a span that begins below the highest offset: it, or the span that jumped ahead, is out of order."""
+        """Handle a span that begins below the highest queue offset so far.
+
+        It is out of order, or the span before it jumped ahead, or it repeats queue offsets (see `_insert`).
+        """
         assert self._high is not None
         jump = self._jump
         if (
@@ -178,7 +184,7 @@ class QueueFold:
             self._aside.append((span.begin, span.end))
 
     def _insert(self, span: Span) -> None:
-        """Add the span's offsets, and report it as repeated if some of them are known."""
+        """Add the span's queue offsets; the span counts as repeated if an earlier record has any of them."""
         if self._overlaps(span):
             self.repeated.append(span)
         first = bisect_left(self._ends, span.begin)  # the first that ends at or after span.begin

@@ -1,9 +1,9 @@
 """Examines one physical range of all copies, in any process; returns facts of bounded size.
 
-Level 1: the SHA-256 of each copy's bytes from the start of the range to the end of its last record. (Of the strong
-hashes this is the fastest on a CPU with instructions for it: 1.4 GB/s a core, against 0.66 for BLAKE2b.) Copies with
-equal bytes are examined once. Level 2, where they differ: record by record. Each copy's own structure, CRCs, queue
-offsets and consume queue are checked in either case.
+Level 1: the SHA-256 of each copy's bytes from the start of the range to its end, or to the end of a record that crosses
+it. (Of the strong hashes this is the fastest on a CPU with instructions for it: 1.4 GB/s per core, against 0.66 for
+BLAKE2b.) Copies with equal bytes are examined once. Level 2, where they differ: record by record. Each copy's own
+structure, CRCs, queue offsets and consume queue are checked in either case.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _HASH_BYTES = 4 << 20
 _ENTRY_GAP_MAX = 4096
-"""Longest gap of entries without records that is read through rather than split into two reads."""
+"""Maximum number of consecutive entries without a record that one read includes; a longer gap splits the read."""
 _EXTENSION_CODE_MAX = -(1 << 31) - 1
 """Tags codes up to this are addresses in a consume-queue extension file, not hashes (RocketMQ: ConsumeQueueExt)."""
 
 
 class CopyPlace(msgspec.Struct, frozen=True):
-    """The store of one copy, and its physical range [begin, end) that is audited."""
+    """The store of one copy, and the physical offsets [begin, end) of it that are audited."""
 
     name: str
     path: str
@@ -47,7 +47,11 @@ class CopyPlace(msgspec.Struct, frozen=True):
 
 
 class RangeTask(msgspec.Struct, frozen=True):
-    """Physical bytes [begin, end), which all of `copies` hold. `starts`: offsets of their first records, if known."""
+    """Physical offsets [begin, end), which all of `copies` hold.
+
+    `starts`: for each copy, the physical offset of the first record that begins there (at or after `end` if a record
+    covers the range), or None to search for it.
+    """
 
     begin: int
     end: int
@@ -59,7 +63,10 @@ class RangeTask(msgspec.Struct, frozen=True):
 
 
 class CopyFacts(msgspec.Struct):
-    """The facts of one copy's range. `Walked` defines the starts; times in ms, 0 without a record."""
+    """The facts of one copy's range. `first_start` and `next_start` are those of `Walked`.
+
+    Store times are in ms since 1970, 0 without a record; `first_position` is a physical offset, −1 without a record.
+    """
 
     copy: str
     digest: bytes
@@ -75,7 +82,7 @@ class CopyFacts(msgspec.Struct):
     first_position: int
     last_store_ms: int
     is_gone: bool = False
-    """Retention deleted the first bytes of the range during the examination: all other fields are meaningless."""
+    """Retention deleted the first bytes of the range during the examination: no field but `copy` has a meaning."""
 
 
 class RangeFacts(msgspec.Struct):
@@ -88,7 +95,11 @@ class RangeFacts(msgspec.Struct):
 
 
 def examine_range(task: RangeTask) -> RangeFacts:
-    """Run all checks of one range. StoreUnreadable if a copy can't be read at all."""
+    """Run all checks of one range and return the facts. StoreUnreadable if a copy can't be read at all.
+
+    If retention deletes first bytes of the range in a copy meanwhile, its facts are marked `is_gone`, and the other
+    copies are examined again without it.
+    """
     facts = _examine(task)
     # Checked afterwards: a file that still exists existed while it was read.
     is_gone = [RawLog(copy.path).min_offset > task.begin for copy in task.copies]
@@ -119,7 +130,7 @@ def _examine(task: RangeTask) -> RangeFacts:
     groups: dict[tuple[bytes, int | None], list[int]] = {}
     for index, key in enumerate(zip(digests, task.starts, strict=True)):
         groups.setdefault(key, []).append(index)
-    # The majority of the copies counts as right; in a tie, the group with the first copy.
+    # The largest group of equal copies counts as right; in a tie, the one whose copy comes first in the task.
     members = sorted(groups.values(), key=lambda group: (-len(group), group[0]))
     examined: list[Examined] = []
     facts: dict[int, CopyFacts] = {}
@@ -145,7 +156,7 @@ def _walk(task: RangeTask, logs: list[RawLog], index: int) -> Walked:
 
 
 def _digest(log: RawLog, begin: int, end: int, read: Walked | None) -> bytes:
-    """Return the SHA-256 of the bytes [begin, end) of the log; `read` may hold them already."""
+    """Return the SHA-256 of the bytes [begin, end) of the log. They are taken from `read` if it has all of them."""
     if read is not None and len(read.data) >= end - begin:
         return hashlib.sha256(memoryview(read.data)[: end - begin]).digest()
     digest = hashlib.sha256()
@@ -211,7 +222,10 @@ _READERS_MAX = 8
 
 
 def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
-    """Return a reader of this copy, opened after the audit took the copy's end, so that it has all entries up to it."""
+    """Return a reader of this copy, at most _READERS_MAX of which stay open.
+
+    It is opened after the audit determined the end of the copy, so it has all queue entries up to that end.
+    """
     key = (audit_id, place.path, place.broker_name)
     reader = _readers.get(key)
     if reader is None:
@@ -222,19 +236,22 @@ def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
 
 
 def has_plain_entries(reader: LogReader, topic: str, queue_id: int) -> bool:
-    """Return whether entry n is that of queue offset n: not so in batch queues (46 bytes, one for each batch)."""
+    """Return whether entry n of a queue is for queue offset n; False for batch queues, with one entry per batch."""
     return bool(reader.entries(topic, queue_id, 0, 0).dtype == ENTRY_DTYPE)
 
 
 def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-    """Return the entries [begin, end) of a queue; zeros where a file, or one after it, is missing."""
+    """Return the entries [begin, end) of a queue; zeros for those in or before a missing file."""
     entries = reader.entries(topic, queue_id, begin, end)
     lacking = end - begin - len(entries)
     return entries if not lacking else np.concatenate([np.zeros(lacking, entries.dtype), entries])
 
 
 def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
-    """Return which records are of topics that were deleted, and maybe created again: they are in no queue."""
+    """Return which records are of a topic that was deleted, and maybe created again: they are in no queue.
+
+    A topic without any queue counts as deleted, as RocketMQ deletes the directories of its queues.
+    """
     found = np.zeros(len(view.positions), np.bool_)
     deleted = deleted_topics(reader.path)
     topics = set(reader.topics())
@@ -245,7 +262,10 @@ def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
 
 
 def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, is_deleted: Mask, findings: Findings) -> None:
-    """Check that the consume queue of this copy has an entry for each queued record, with the same values."""
+    """Check that the consume queue of this copy has an entry for each queued record, with the same values.
+
+    Not for batches. Records of deleted topics become a notice.
+    """
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)
     for topic, queue_id, rows in view.groups(np.flatnonzero(is_plain)):

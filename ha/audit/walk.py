@@ -2,7 +2,8 @@
 
 The walk follows the record sizes, as a broker's recovery does. At bytes that are not a record it searches for the next
 one: a magic number after a size that fits, with a physical offset field equal to its position. A record inside a
-message's body passes this only if it was crafted to, and the caller notices, as ranges must join.
+message's body is found only if it was crafted for this position. The caller detects that, because each range must begin
+where the preceding one ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ha.protocol.record import FILLER_MAGIC, FILLER_SIZE_MIN, MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import segment_start
 
 RECORD_SIZE_MAX = 64 * 1024 * 1024
-"""Longer records count as damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
+"""Records longer than this count as damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
 _OVERHANG_BYTES = 64 * 1024
 _CHUNK_RECORDS_MIN, _CHUNK_RECORDS_MAX = 16, 65_536
 
@@ -38,9 +39,9 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class RawLog:
-    """The segment files of a store directory, read by physical offset without lock or memory map.
+    """The segment files that a store directory has at construction, read by physical offset, without a lock or a map.
 
-    Raises StoreUnreadable if there is no commitlog. Bytes that no file holds read as zeros.
+    Raises StoreUnreadable if there is no commitlog, or if a file can't be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -64,7 +65,8 @@ class RawLog:
         return self._starts[0] if self._starts else sys.maxsize
 
     def segment_end(self, physical_offset: int) -> int:
-        """Return the end of the segment that holds `physical_offset`: the next one's offset, or the end of its file."""
+        """Return the end of the segment that holds `physical_offset`: where the next one begins, or the end of the last
+        file. Returns `physical_offset` if it is before the first segment."""
         at = bisect_right(self._starts, physical_offset) - 1
         if at + 1 < len(self._starts):
             return self._starts[at + 1]
@@ -85,7 +87,7 @@ class RawLog:
         return [(low, high) for low, high in found if low < high]
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes [begin, end), with zeros where there is no file or one is deleted meanwhile."""
+        """Return the bytes [begin, end), with zeros where no file holds them or the file has been deleted meanwhile."""
         pieces, position = [], begin
         at = max(bisect_right(self._starts, begin) - 1, 0)
         while position < end and at < len(self._starts):
@@ -123,7 +125,7 @@ class RawLog:
 
 
 class Damaged(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes [begin, end) that are not a record, and the reason found at the first of them."""
+    """Bytes [begin, end) (physical offsets) that are not a record, and the reason found at the first of them."""
 
     begin: int
     end: int
@@ -131,7 +133,8 @@ class Damaged(msgspec.Struct, frozen=True, array_like=True):
 
 
 def damage_at(damaged: Sequence[Damaged], physical_offsets: Int64s) -> Int64s:
-    """Return for each offset which of the `damaged` bytes, in the order of the log, hold it; -1 for none."""
+    """Return for each physical offset the index of the span that holds it in `damaged`, which is in the order of the
+    log; −1 if none does."""
     begins = np.array([span.begin for span in damaged], np.int64)
     ends = np.array([-1, *(span.end for span in damaged)], np.int64)
     at = np.searchsorted(begins, physical_offsets, side="right")
@@ -139,27 +142,27 @@ def damage_at(damaged: Sequence[Damaged], physical_offsets: Int64s) -> Int64s:
 
 
 class Walked(msgspec.Struct):
-    """The records whose first byte is in [begin, end): physical offsets, rising. `data` begins at `begin`."""
+    """The records of a range, all by physical offset: `positions` ascend, and `data` begins at `begin`."""
 
     begin: int
     data: bytes
     positions: Int64s
     misplaced: Int64s
-    """The positions at which the record contains another physical offset"""
+    """Positions of records whose own field has another physical offset"""
     fillers: list[tuple[int, int]]
     """(physical offset, size) of each."""
     damaged: list[Damaged]
     first_start: int | None
-    """Offset of the first record or filler; None if none begins in the range."""
+    """The given start, or the offset of the first record or filler found; None if none begins in the range."""
     next_start: int | None
-    """End of the last one; None if the range ends inside damaged bytes."""
+    """End of the last record or filler; None if the range ends inside damaged bytes."""
 
 
 def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None = None) -> Walked:
     """Find the records that begin in [begin, end) (physical offsets) and end at or before `limit`.
 
-    `start`: the known offset of the first one; None: search for it, and count the bytes before it as the end of a
-    record that began before the range.
+    `start`: the known offset of the first record. With None it is searched for, and bytes before it count as the end of
+    a record that began before the range. Bytes that no file holds are damage. StoreUnreadable if a file can't be read.
     """
     walk = _Walk(log, begin, end, limit)
     walk.run(start)
@@ -171,7 +174,7 @@ def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None 
 class _Walk:
     def __init__(self, log: RawLog, begin: int, end: int, limit: int) -> None:
         self.log, self.begin, self.end, self.limit = log, begin, end, limit
-        # Includes room for the last record, so that its end need not be appended by another copy of all bytes.
+        # Includes the end of most last records: extending `data` later would copy all of it.
         self.data = log.read(begin, min(end + _OVERHANG_BYTES, max(end, limit)))
         self.positions: list[Int64s] = []
         self.misplaced: list[Int64s] = []
@@ -183,7 +186,7 @@ class _Walk:
     def run(self, start: int | None) -> None:
         position = self._find(self.begin) if start is None else start
         if start is not None and start >= self.end:
-            # The preceding record covers the whole range.
+            # A record that begins before the range covers all of it.
             self.first_start = self.next_start = start
             return
         self.first_start = position
@@ -206,8 +209,10 @@ class _Walk:
         self.next_start = position
 
     def _follow_sizes(self, position: int, count_max: int) -> tuple[Int64s, int, bool]:
-        """Step over up to `count_max` records from `position`; return their positions, where it stopped, and whether
-        the bytes there may be a record."""
+        """Step over up to `count_max` records from `position` on, in the range.
+
+        Returns their positions, where it stopped, and False if it stopped at bytes that are not a record.
+        """
         found: list[int] = []
         at = position - self.begin
         range_size = self.end - self.begin
@@ -243,13 +248,13 @@ class _Walk:
         return np.array(found, np.int64) + self.begin, at + self.begin, is_sound
 
     def _extend(self, size: int) -> None:
-        """Extend `data` to at least `size` bytes, if the log is as long."""
+        """Extend `data` to at least `size` bytes, with zeros where the log has none."""
         have = len(self.data)
         if size > have:
             self.data += self.log.read(self.begin + have, self.begin + size)
 
     def _count_sound(self, found: Int64s) -> tuple[int, str]:
-        """Return how many of the records at `found` precede the first invalid one, and what is wrong with that one."""
+        """Return how many of the records at `found` precede the first invalid one, and what is wrong with it."""
         if not len(found):
             return 0, ""
         heads = Heads(np.frombuffer(self.data, np.uint8), found - self.begin, None)
@@ -272,7 +277,8 @@ class _Walk:
             self.misplaced.append(found[own != found])
 
     def _find(self, position: int) -> int | None:
-        """Return the first offset from `position` on, within the range, of a sound record or filler."""
+        """Return the physical offset of the first sound record or filler from `position` on, within the range, or
+        None."""
         at = position - self.begin
         stop = self.end - self.begin
         if at >= stop:

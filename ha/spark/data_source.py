@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 class HalogDataSource(DataSource):
-    """Topics of a halog or RocketMQ log, as a table or a stream, read from store directories or over the network.
+    """Topics of a halog or RocketMQ log as a table or a stream: read from store directories or over the network, and
+    written over the network.
 
-    Created by Spark in short-lived processes, and pickled between them: it holds only the options.
+    Created by Spark in short-lived processes, and pickled between them: it holds only the options. All methods raise
+    OptionError for options that they don't accept, among them those of a permanent table.
     """
 
     @classmethod
@@ -32,7 +34,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def schema(self) -> StructType:
-        """Return the columns that the options select. OptionError for an option that neither kind of query accepts."""
+        """Return the columns that the options select. Options of a batch or of a stream are accepted."""
         from ha.spark.source.options import parse_any
         from ha.spark.source.schema import spark_schema
         from ha.spark.tables import refuse_table

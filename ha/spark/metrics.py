@@ -1,4 +1,4 @@
-"""Files in Prometheus' text format, for the textfile collector of its node exporter."""
+"""Writes files in Prometheus' text format, for the textfile collector of its node exporter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def quoted(text: str) -> str:
 
 
 def replace_metrics(file: Path, text: str) -> None:
-    """Replace `file` at once, so that the collector never sees a part of it; if that fails, a warning is logged."""
+    """Replace `file` atomically, so that the collector never reads a part of it; logs a warning if that fails."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         temporary.write_text(text)

@@ -26,17 +26,22 @@ JSON_FORMS = {
     "assign": 'JSON such as {"flights":[0,1]} or {"flights":["broker-a:0"]}',
     "paths": 'JSON such as ["data/a","data/b"]',
 }
-"""Valid alternatives, for error messages"""
+"""JSON option -> accepted form, for error messages"""
 QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
+"""Matches the name of a queue: its number, which a broker's name and a colon may precede."""
 
 Reader = Callable[[str, str], Any]
-"""Returns the value of an option, given its name and its text, which is not empty. OptionError."""
+"""Returns the value of an option, given its name and its text, which is not empty. OptionError if it is invalid."""
 Table = Mapping[str, tuple[str, Reader]]
 """Option -> field of the options struct, and reader."""
 
 
 def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
-    """Return the canonical name of an option; `names` has those of all, by lower-case name. OptionError."""
+    """Return the canonical name of the option `key`, which may be in any case.
+
+    `names`: canonical names by lower-case name. OptionError with a suggestion for any other key; `purpose` ("reading")
+    completes its message.
+    """
     lower = key.lower()
     if lower in names:
         return names[lower]
@@ -47,7 +52,7 @@ def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
 
 
 def words(name: str, text: str) -> tuple[str, ...]:
-    """Return comma-separated names."""
+    """Return the names that `text` lists, separated by commas. Implements `Reader`, like `servers` and `flag`."""
     found = tuple(word for word in (part.strip() for part in text.split(",")) if word)
     if not found:
         raise OptionError(name, f"{text!r} names nothing", "names, separated by commas")
@@ -55,7 +60,10 @@ def words(name: str, text: str) -> tuple[str, ...]:
 
 
 def servers(name: str, text: str) -> tuple[str, ...]:
-    """Return name servers, host:port, separated by commas or semicolons, as the SDK and the command line accept."""
+    """Return the addresses (host:port) of the name servers that `text` lists, separated by commas or semicolons.
+
+    The SDK and the command line accept the same.
+    """
     from ha.client.options import name_server_addresses  # the client is needed only with servers
 
     try:
@@ -65,7 +73,7 @@ def servers(name: str, text: str) -> tuple[str, ...]:
 
 
 def choice(*choices: str) -> Reader:
-    """Returns a reader that accepts one of `choices`, in any case."""
+    """Returns a reader that accepts the `choices`, which are in lower case, in any case; it returns lower case."""
 
     def read(name: str, text: str) -> str:
         if text.lower() not in choices:
@@ -76,7 +84,7 @@ def choice(*choices: str) -> Reader:
 
 
 def flag(name: str, text: str) -> bool:
-    """Return true or false."""
+    """Return whether `text` is "true", in upper or lower case. OptionError for all texts but "true" and "false"."""
     return bool(choice("true", "false")(name, text) == "true")
 
 
@@ -93,7 +101,10 @@ def count(least: int = 1, most: int = _LARGEST) -> Reader:
 
 
 def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> Reader:
-    """Returns a reader of numbers with one of the suffixes `units`, by whose value they are multiplied."""
+    """Returns a reader of whole numbers with an optional suffix in `units`, by whose value they are multiplied.
+
+    `least` and `most` are bounds of the product; `accepted` describes valid texts, for the error message.
+    """
 
     def read(name: str, text: str) -> int:
         found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.lower())
@@ -107,12 +118,12 @@ def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> R
 def milliseconds(
     least: int = 0, most: int = _LARGEST, accepted: str = "a time such as 500ms, 30s, 15m or 2h"
 ) -> Reader:
-    """Returns a reader of times in ms."""
+    """Returns a reader of times in ms from `least` to `most` ms."""
     return _scaled(_DURATION_MS, least, most, accepted)
 
 
 def seconds(least: float, most: float, accepted: str) -> Reader:
-    """Returns a reader of times in seconds; a number without a unit is in ms."""
+    """Returns a reader of times from `least` to `most` seconds, in seconds; a number without a unit is in ms."""
     read = milliseconds(round(least * 1000), round(most * 1000), accepted)
     return lambda name, text: read(name, text) / 1000
 
@@ -122,12 +133,12 @@ def size(
     most: int = _LARGEST,
     accepted: str = "a size above 0 in bytes, such as 1048576, 512k, 64m or 1g",
 ) -> Reader:
-    """Returns a reader of sizes in bytes."""
+    """Returns a reader of sizes from `least` to `most`, in bytes."""
     return _scaled(_SIZE_BYTES, least, most, accepted)
 
 
 class GivenOptions:
-    """The given options by their canonical names. Each method checks one value and raises OptionError."""
+    """The given options by their canonical names. Methods raise OptionError for an empty or invalid value."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = {name: str(value).strip() for name, value in values.items()}
@@ -148,11 +159,11 @@ class GivenOptions:
         return None if text is None else reader(name, text)
 
     def fields(self, table: Table) -> dict[str, Any]:
-        """Return the values of the given options in `table` by field."""
+        """Return the values of those options of `table` that were given, by field."""
         return {field: self.read(name, reader) for name, (field, reader) in table.items() if name in self}
 
     def json_object(self, name: str) -> dict[str, Any]:
-        """Return a JSON object; the option must be given."""
+        """Return the JSON object that the option, one of JSON_FORMS, contains; it must be given."""
         value = self.text(name)
         assert value is not None
         try:

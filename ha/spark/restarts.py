@@ -1,8 +1,7 @@
 """Runs a job or a streaming query again if Spark could not start one of its Python processes.
 
-Spark gives a process ten seconds to connect to the JVM, and has no setting for that. The process spends 0.3 seconds of
-CPU time until then, before it loads any data source, so on a machine with thirty runnable processes a core it may be
-late.
+Spark gives a process ten seconds to connect to the JVM, which can't be changed. The process needs 0.3 seconds of CPU
+time for that, before it loads any data source, so it may be late on a machine with thirty runnable processes per core.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ logger = logging.getLogger("ha.spark")
 Result = TypeVar("Result")
 
 DELAYS_S = (5, 10, 20, 40)
-"""Delays before the restarts; after the last one the error is raised."""
+"""Delays before successive restarts; an error after the last restart is raised."""
 _HEALTHY_S = 600.0
-"""A run of at least this duration counts as a success: the delays begin again."""
+"""Minimum duration of a run after which the delays begin again."""
 _NOT_STARTED = re.compile(
     r"Python worker failed to connect back|waiting for the Python worker to connect back"
     r"|Python (daemon )?failed to launch worker"
@@ -40,13 +39,15 @@ def with_restarts(
     report: Callable[[int, BaseException], object] | None = None,
     clock_s: Callable[[], float] = monotonic,
 ) -> Result:
-    """Return `run()`, and call it again, at most four times in a row, if Spark could not start a Python process.
+    """Return `run()`; if Spark could not start a Python process, wait 5 s and call it again.
 
         ha.spark.with_restarts(lambda: stream.writeStream.option("checkpointLocation", "c").start().awaitTermination())
 
-    Waits 5, 10, 20 and 40 s. Only for work that resumes: a query with a checkpoint, or a job of `ha.spark.jobs`. Other
-    errors are raised at once, as is the last one, and any while `stop` is set, which also ends the wait. `report` is
-    called with the delay in seconds and the error before each wait (default: a warning is logged).
+    Further restarts follow after 10, 20 and 40 s; then the error is raised. After a run of ten minutes or more, the
+    count begins at zero again. Only for work that resumes: a query with a checkpoint, or a job of `ha.spark.jobs`.
+
+    Other errors are raised at once. When `stop` is set, a wait ends, and the error is raised instead of a restart.
+    `report` is called before each wait with the delay in seconds and the error (default: log a warning).
     """
     stop = threading.Event() if stop is None else stop
     report = _log if report is None else report

@@ -18,13 +18,13 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def has_java() -> bool:
-    """Return whether there is a Java to run Spark with, on the PATH or in JAVA_HOME."""
+    """Return whether there is a Java, of any version, on the PATH or in JAVA_HOME."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java") is not None or bool(home and os.access(os.path.join(home, "bin", "java"), os.X_OK))
 
 
 def check_java() -> None:
-    """OptionError if there is no Java to run Spark with."""
+    """Raises OptionError if `has_java` finds none."""
     if not has_java():
         raise OptionError(
             "JAVA_HOME", "Spark requires Java, but no Java was found", "Java 17 or newer, on the PATH too"
@@ -36,8 +36,8 @@ def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | 
     """Open a session for one command, stopped when the block ends.
 
     `master`: any Spark URL. `conf` overrides the defaults: times in UTC, filters pushed down to the data source, Unix
-    sockets to Python, no web UI, and for a local master only the loopback interface and 1 GiB of heap (the work is done
-    in Python). OptionError without Java.
+    sockets to Python, no web UI, no progress bar, only errors in the log, and for a local master only the loopback
+    interface and 1 GiB of heap (the work is done in Python). OptionError without Java.
     """
     check_java()
     settings = {

@@ -1,8 +1,8 @@
-"""Refuses permanent tables, which can't be read.
+"""Refuses permanent tables whose options Spark does not pass on.
 
-Spark stores the options of a CREATE TABLE, but passes none of them to a Python data source that reads or writes the
-table (4.2 and 4.3), only those of WITH (…) in the query itself. A CREATE TABLE without columns asks the data source for
-its schema; its options are recognized by Spark's own `provider`.
+Spark (4.2 and 4.3) stores the options of a CREATE TABLE, but passes none of them to a Python data source that reads or
+writes the table, only those of WITH (…) in the query itself. For a CREATE TABLE without columns it asks the data source
+for the schema; the options of that call are recognized by Spark's own option `provider`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INSTEAD = (
 
 
 def refuse_table(options: Mapping[str, str]) -> None:
-    """Raises OptionError for the options of a permanent table, and if there are none, as when such a table is used."""
+    """Raises OptionError for the options of a CREATE TABLE, and for none at all, as from a table without WITH (…)."""
     reason = "Spark does not pass a permanent table's options to a Python data source"
     if not options:
         raise OptionError("path", f"there is no option at all; {reason}", _INSTEAD)

@@ -1,8 +1,8 @@
 """A topic as one table: the messages in an archive and, behind them, those in the log, each once.
 
-An archive covers the log of a broker up to a physical offset, and records the queue offsets of each file. The log is
-read from the queue offset behind the last archived message of each queue. A table is made from one state of the
-archive: what `ha spark archive` adds later is read from the log, as long as retention keeps it there.
+An archive covers the log of a broker up to a physical offset, and records the queue offsets of each file. Each queue of
+the log is read from the first message that the archive does not cover. A table is made from one state of the archive:
+what `ha spark archive` adds later is read from the log, as long as retention keeps it there.
 """
 
 from __future__ import annotations
@@ -50,22 +50,26 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     `options` are those of the data source: `path` or `servers`, and for example `failOnDataLoss`; none that select
     offsets, times or columns. The columns are the default ones of the source, as far as the archive has them, and
     those that the archive decodes from the bodies of this topic (`columns_from`), also for messages in the log.
-    `damagedRecords` is about the log: the archive has damaged records if it was written so.
+    `damagedRecords` applies to the log: the archive has damaged records if it was written with them.
 
-    The archive is read as it is now, and the log as it is at the first query, from where this state of the archive
-    ends. Meanwhile the archive may grow, and retention may delete: if it deletes what only a later state of the archive
-    has, the query fails with RecordsGone and leaves nothing out; call this again. Do so, too, if a query does not find
-    a Parquet file, which a compaction has replaced (with a Delta table not before VACUUM, with an Iceberg table not
-    before its snapshots expire), or for a queue that did not exist yet.
+    The archive is read as it is now, and the log as it is at the first query, from the end of this state of the archive
+    on. Call this function again to get a new table
 
-    A query fails with RecordsGone as well if a queue ends before its last archived message: the log is that of a slave
-    that is behind, or another one. With `servers` it fails, too, if all messages of a queue after the last archived one
-    were deleted before they could be archived, as brokers don't tell when that was.
+    - if a query fails with RecordsGone, because retention has deleted messages that only a later state of the archive
+      has (a query never leaves them out, unless failOnDataLoss is off),
+    - if a query does not find a Parquet file, because a compaction has replaced it (with a Delta table not before
+      VACUUM, with an Iceberg table not before its snapshots expire),
+    - to include queues that did not exist yet.
 
-    The messages of a topic that was deleted and created again are those of both, as far as the archive has the earlier
-    ones: physical offsets tell them apart, not queue offsets, which begin at 0 again with RocketMQ.
+    Queries also fail with RecordsGone if a queue ends before its last archived message, because the log is that of a
+    slave that is behind, or another log; and with `servers`, if all messages of a queue after the last archived one
+    were deleted before they could be archived, because brokers don't report when they were deleted.
 
-    Raises OptionError for an invalid option, an archive without the topic, or an unknown topic, and ArchiveDamaged.
+    If a topic was deleted and created again, the table has the messages of both topics, as far as the archive has the
+    earlier ones. They are distinguished by physical offsets, because with RocketMQ queue offsets begin at 0 again.
+
+    Raises OptionError for an invalid option, an archive without the topic, an unknown topic, and a node that is still
+    recovering; ArchiveDamaged; and StoreUnreadable or ClientError if the log can't be read.
     """
     parsed = _parse({**options, "topic": name})
     folder = Path(archive)
@@ -100,7 +104,7 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:
-    """Return the parsed options. OptionError, also for those with which the table would not be the whole topic."""
+    """Return the parsed options. OptionError if they are invalid, or select a part of the topic or other columns."""
     parsed = parse_options(options, "batch")
     if not parsed.reads_whole_topics:
         option = parsed.ending_option if parsed.starting == AtEdge(EARLIEST) else parsed.starting_option
@@ -113,12 +117,13 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict[QueueKey, int]:
-    """Return the queue offset from which each queue of a topic is read from the log: that of the first message after
-    those in the archive, whose states are given.
+    """Return the queue offset from which each queue of topic `name` is read from the log.
 
-    Messages before it that neither the archive nor the log has were deleted before they could be archived: they are no
-    loss again. Where the log may have lost messages after it, a start before the queue's first message makes the query
-    fail.
+    It is that of the first message after the physical end of the broker's archive (`states`); without an archive of
+    the broker, that of the queue's first message. Messages before it that neither the archive nor the log has were
+    deleted before they could be archived; they are not reported as lost again. If the log may lack messages after it,
+    or the queue ends before its last archived message, the result is an offset that the queue does not have, so that
+    the query fails with RecordsGone. OptionError while a node recovers.
     """
     brokers = source.brokers()
     archived = {brokers.name_of(state.broker_name): state for state in states if state.holds(name)}
@@ -141,7 +146,7 @@ def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict
         archived_end, log_begin = ends.get(queue), source.min_offset(queue.broker)
         first = _first_behind(source, queue, covered, archived_end)
         if archived_end is not None and begin < end == first < archived_end and queue not in again:
-            starts[queue] = archived_end  # which the queue does not have
+            starts[queue] = archived_end  # beyond the queue's end
         elif begin < first or (log_begin is not None and log_begin <= covered):
             starts[queue] = first
         elif archived_end is None:
@@ -152,8 +157,10 @@ def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict
 
 
 def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expected: int | None) -> int:
-    """Return the queue offset of the first message at or after `physical_offset`, else the queue's end. `expected`:
-    where it is, unless the topic was created again. OptionError while a node recovers."""
+    """Return the queue offset of the first message at or after `physical_offset`, or the queue's end if there is none.
+
+    `expected`: the result unless the topic was created again, if known. OptionError while a node recovers.
+    """
     low, high = source.queue_range(queue)
     probes = [] if expected is None else [expected, expected - 1]
     while low < high:
@@ -172,7 +179,7 @@ def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expe
 
 
 def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
-    """Returns the columns of the body as `archive` decodes them, as a struct."""
+    """Returns a struct of the columns that `ha spark archive` decodes from the body with the same schemas."""
     size_max = options.message_size_max
 
     def decode(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
@@ -187,7 +194,10 @@ def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
 
 
 def _inflated(size_max: int) -> Column:
-    """Returns the body before compression, as the source does; the archive has it as stored. `size_max` in bytes."""
+    """Returns the decompressed body, as the source does; the archive has the stored one.
+
+    Null if it is damaged or longer than `size_max` bytes.
+    """
     plain = F.udf(lambda body, flags: plain_body(body and bytes(body), flags, size_max), BinaryType(), useArrow=True)
     body, flags = F.col("body"), F.col("sysFlag")
     is_compressed = flags.bitwiseAND(SysFlag.COMPRESSED) != 0

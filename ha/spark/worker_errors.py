@@ -1,4 +1,4 @@
-"""How Spark shows errors that halog raises on purpose in Spark's Python processes."""
+"""Hides the tracebacks of errors that halog raises on purpose in Spark's Python processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _WORKER_MODULE = "pyspark.worker_util"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """Show a HalogError of the block as its class and text; other errors are bugs, and keep the traceback.
+    """Makes Spark show a HalogError of the block as its class and text, without a traceback; the error propagates.
 
-    The process ends with the error, so nothing else is hidden. Also a decorator, but not for generators.
+    Other errors are bugs, and keep their traceback. The process ends with the error, so the setting hides no other one.
+    Can decorate functions, but not generators.
     """
     try:
         yield

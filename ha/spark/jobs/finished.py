@@ -1,9 +1,9 @@
-"""Results of a job's tasks, kept on disk until the job ends, so that a stopped job resumes.
+"""Stores results of a job's tasks until the job ends, so that a stopped job resumes.
 
 The driver writes each wave of results into a file (SQLite, so that a kill at any moment leaves it consistent), one for
 each job and its options. A result is found by its task and by the files of the log that the task read: their names,
-inodes, sizes and modification times. So parts written to since are read again, and another log at the same path shares
-nothing with the earlier one. The file is deleted when the job succeeds.
+inodes, sizes and modification times. So ranges whose files were written to since are read again, and no result of
+another log at the same path is used. The file is deleted when the job succeeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ha.version import __version__
 logger = logging.getLogger("ha.spark")
 
 _TAKEN_AT_ONCE = 256
-"""Maximum number of kept results in the driver's memory at a time."""
+"""Maximum number of stored results in the driver's memory at a time."""
 _ENDINGS = ("", "-journal")
 
 
@@ -42,8 +42,9 @@ def state_folder() -> Path:
 def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Iterator[FinishedTasks]:
     """Open the results of an earlier, unfinished attempt at `job` with the same `options`; new results are added.
 
-    `folder` holds them, None: `state_folder()`. They are deleted when the block ends without an error. If they can't be
-    stored, that is logged, and the job continues without.
+    The attempts must have the same working directory and `folder`, in which the results are (None: `state_folder()`).
+    The results are deleted when the block ends without an error. If they can't be stored, a warning is logged, and the
+    job can't be resumed.
     """
     digest = hashlib.sha256(msgspec.msgpack.encode((os.getcwd(), options), enc_hook=str)).hexdigest()[:16]
     found = FinishedTasks((state_folder() if folder is None else Path(folder)) / f"{job}-{digest}.sqlite")
@@ -56,7 +57,7 @@ def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Ite
 
 
 class FinishedTasks:
-    """The file of one job's results."""
+    """The file with one job's results. No method raises an error of the file: it is logged."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -100,7 +101,7 @@ class FinishedTasks:
         return kept
 
     def note(self) -> str | None:
-        """Return a note for the report about results of an earlier attempt; None without any."""
+        """Return a note for the report about results of an earlier attempt; None if none was used."""
         if self.first_ms is None:
             return None
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.first_ms / 1000))
@@ -205,12 +206,12 @@ class LogFiles:
         return [file for file in self._files[first:] if file[0] < end and file[0] + file[1] > begin]
 
     def end_of(self, begin: int, end: int) -> int:
-        """Return the end of the last of these files; `end` if there is none."""
+        """Return the physical end of the last file that `between` returns; `end` if there is none."""
         return max((start + size for start, size, _, _ in self.between(begin, end)), default=end)
 
 
 def task_key(kind: str, *parts: Any) -> bytes:
-    """Return the key of a result of `kind`: a hash of `parts`, on which the result must depend alone, and of halog's
-    version.
+    """Return the key of a result of `kind`: a hash of `parts` and of halog's version. The result must not depend on
+    anything else.
     """
     return hashlib.sha256(msgspec.msgpack.encode((__version__, kind, *parts))).digest()

@@ -1,7 +1,7 @@
-"""`ha spark lag`: how far consumer groups are behind the end of the log, in messages, bytes and seconds.
+"""`ha spark lag`: measures how far consumer groups are behind the end of the log, in messages, bytes and seconds.
 
-For a store directory, `config/consumerOffset.json` has the offsets of every group (RocketMQ 5 has a second table, of
-pull consumers). Over the network, brokers are asked for the given groups and topics; bytes are unknown there.
+For a store directory, `config/consumerOffset.json` has the offsets of every group (with RocketMQ 5 also a second table,
+for pull consumers). Over the network, brokers are asked for the given groups and topics; bytes are unknown there.
 
 Seconds are the age of the oldest message that the group has not consumed: `now` minus its store timestamp.
 """
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TABLE_SIZE_MAX = 256 << 20
+"""Maximum size of consumerOffset.json in bytes"""
 _QUEUES_PER_TASK = 64
 _NAMES_SHOWN_MAX = 10
 _LOOKING_GROUP = "halog-lag"
-"""Group for pulling the oldest unconsumed message: not one of those measured, which stay untouched."""
+"""Consumer group for pulling the oldest unconsumed messages, so that the measured groups are not affected."""
 
 
 class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `path` or `servers`; with `servers`, `groups` and `topics` too."""
+    """Options of the job: either `path`, or `servers` with `groups` and `topics`."""
 
     path: str | None = None
     """A store directory"""
@@ -54,7 +55,10 @@ class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
-    """One group on one queue. Queue offsets in entries; `committed` is the next message to consume."""
+    """The lag of one group in one queue. `committed`, `begin` and `end` are queue offsets.
+
+    `committed`: the next message to consume.
+    """
 
     group: str
     topic: str
@@ -75,13 +79,16 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None
     """Size of the unconsumed records; None if unknown (over the network)"""
     seconds: float | None
-    """Age of the oldest unconsumed message; 0 without one; None if it can't be read"""
+    """Age of the oldest unconsumed message; 0 if there is none; None if it can't be read"""
     is_unknown: bool = False
     """Whether the queue does not exist in this log"""
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum over a group's queues; `seconds` is the maximum."""
+    """The sum over those queues of a group that exist; `seconds` is the maximum.
+
+    `bytes` is None if it is unknown for a queue, `seconds` if it is unknown for all.
+    """
 
     group: str
     topics: int
@@ -117,8 +124,11 @@ class _QueueTask(msgspec.Struct, frozen=True):
 
 
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """Measure the lag of each group. OptionError, also for a group or topic by name without a committed offset;
-    StoreUnreadable (also for a damaged offset table); ClientError."""
+    """Measure the lag of each group.
+
+    OptionError, also for a named group without a committed offset, and with `path` for such a topic; StoreUnreadable,
+    also for a damaged offset table; with `servers` ClientError.
+    """
     return lag_with(spark_runner(spark), options, progress)
 
 
@@ -137,7 +147,8 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
     """Return (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
 
-    None without the file: no group has committed yet. StoreUnreadable if the file and its backup are damaged.
+    Empty without the file, as no group has committed yet. The backup is read if the file is missing or damaged;
+    StoreUnreadable if neither can be read.
     """
     folder = path / "config"
     reasons = []
@@ -169,7 +180,10 @@ def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
 
 
 def _check_named(option: str, named: Sequence[str], found: Container[str], known: Collection[str]) -> None:
-    """OptionError for a group or topic by name without a committed offset: its lag is unknown, and not 0."""
+    """Raises OptionError if a name in `named` is not in `found`: without a committed offset, its lag is unknown, not 0.
+
+    `known`: names to show in the message.
+    """
     for name in named:
         if name not in found:
             reason = f"{name!r} has no committed offset: it is misspelt, or nothing was consumed yet"
@@ -274,7 +288,7 @@ def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int]
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
-    """Return the store timestamp of the first message in [begin, end) that has a readable one."""
+    """Return the store timestamp (ms) of the first readable message of [begin, end), or None. Looks at 16 at most."""
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
     for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
         known = pc.drop_null(batch.column(0))

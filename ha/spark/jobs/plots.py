@@ -1,4 +1,4 @@
-"""Plots of the jobs, drawn by matplotlib without a display: as PNG files, and as SVG in the colours of its page.
+"""Draws the plots of the jobs with matplotlib, without a display: as PNG files, and as SVG in the colours of its page.
 
 A `Plot` draws itself with a palette. For SVG the palette consists of placeholder colours that become CSS variables, so
 that one picture suits light and dark pages.
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 SERIES = ("#0077bb", "#ee7733", "#009988", "#cc3311", "#ee3377", "#997700", "#8877cc", "#888888")
-"""Colours that need no red-green vision, and are readable on white and on black."""
+"""Colours that red-green blind readers can tell apart, and that are readable on white and on black."""
 
 
 class Palette(NamedTuple):
@@ -123,8 +123,10 @@ def timed_bars(
     *,
     whole: bool = False,
 ) -> Plot:
-    """Stacked bars: for each series, a value by the start of an interval of `length_ms` (ms). `whole`: counts, so no
-    ticks between integers."""
+    """Return a plot of stacked bars. `series`: label -> start of an interval (ms since 1970) -> value.
+
+    `length_ms`: length of the intervals. `whole`: values are counts, so there are no ticks between integers.
+    """
     times = sorted({time for values in series.values() for time in values})
 
     def draw(axes: Any, palette: Palette) -> None:
@@ -155,7 +157,10 @@ def timed_bars(
 
 
 def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, length_ms: int) -> Plot:
-    """A line for each series, marked at the middle of each interval of `length_ms`; logarithmic y-axis."""
+    """Return a plot with a line for each series, which has values as in `timed_bars`; logarithmic y-axis.
+
+    Values are marked at the middle of each interval of `length_ms`.
+    """
     times = sorted({time for values in series.values() for time in values})
 
     def draw(axes: Any, palette: Palette) -> None:
@@ -182,7 +187,7 @@ def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylab
 
 
 def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, float]]], xlabel: str) -> Plot:
-    """Cumulative distributions: for each curve (share 0…1, value); logarithmic x-axis."""
+    """Return a plot of cumulative distributions. `curves`: label -> (share 0…1, value); logarithmic x-axis."""
 
     def draw(axes: Any, palette: Palette) -> None:
         for number, (label, curve) in enumerate(curves.items()):
@@ -208,7 +213,7 @@ def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, 
 
 
 def ranked_bars(name: str, title: str, values: Sequence[tuple[str, float]], xlabel: str) -> Plot:
-    """A horizontal bar for each (label, value), the first at the top."""
+    """Return a plot with a horizontal bar for each (label, value), the first at the top."""
 
     def draw(axes: Any, palette: Palette) -> None:
         labels = [_shortened(label) for label, _ in values]
@@ -239,7 +244,7 @@ class Mark(NamedTuple):
 
 
 def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: Sequence[Mark]) -> Plot:
-    """A bar for each (label, begin, end) of physical offsets in bytes, with markers on them by kind."""
+    """Return a plot with a bar for each (label, begin, end) of physical offsets, and with marks on the bars by kind."""
     rows = {label: row for row, (label, _, _) in enumerate(bars)}
     kinds = sorted({mark.kind for mark in marks})
     highest = max((end for _, _, end in bars), default=0)

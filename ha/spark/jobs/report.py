@@ -1,4 +1,4 @@
-"""HTML pages of the jobs: one self-contained file each, with style and plots, for light and dark mode.
+"""Makes HTML pages of the jobs: one self-contained file each, with style and plots, for light and dark mode.
 
 Text is escaped here and nowhere else: topics, keys and tags from a log may contain anything.
 """
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
 
 def page(title: str, verdict: tuple[Verdict, str], parts: Iterable[str], footer: str) -> str:
-    """Return the page: `parts` are HTML from the functions below."""
+    """Return the page as HTML. `verdict`: its kind and its text; `parts`: HTML from the functions below."""
     kind, text = verdict
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -91,12 +91,12 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, note: str
 
 
 def picture(plot: Plot) -> str:
-    """Return a plot with its title as caption."""
+    """Return a plot as SVG, with its title as caption."""
     return f"<figure>{to_svg(plot)}<figcaption>{escape(plot.title)}</figcaption></figure>"
 
 
 def number(value: float | None) -> str:
-    """Format as 1 234 567 with thin spaces; "–" for None; fractions with four significant digits."""
+    """Format as 1 234 567 with thin spaces; "–" for None; fractions below 1000 with four significant digits."""
     if value is None:
         return "–"
     if isinstance(value, int) or value == int(value):
@@ -107,7 +107,7 @@ def number(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Format bytes with a binary unit."""
+    """Format a number of bytes with a binary unit; "–" for None."""
     if value is None:
         return "–"
     amount, unit = float(value), 0
@@ -126,7 +126,7 @@ def hour(hours: int) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Format a time in UTC to the second."""
+    """Format a time in ms since 1970 in UTC, to the second."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):

@@ -25,11 +25,11 @@ def run_tasks(
     items: Sequence[Item],
     progress: Callable[[int, int], None],
 ) -> list[Made]:
-    """Return `function` of each item, in their order; each is a separate task. No items start no job.
+    """Return `function` of each item, in their order; each is a separate task. Without items, no job is started.
 
-    `progress(done, total)` is called on this thread with the number of tasks. Items and results are pickled. A
-    HalogError or OSError of a task is raised here once the others are done, without a retry, which would fail as well;
-    an OSError as DiskFailed. Any other error fails the job as usual in Spark. Interrupting the call cancels the job.
+    `progress(done, total)` is called on this thread with numbers of tasks. Items and results are pickled. A HalogError
+    or OSError of a task is raised here after all other tasks have ended, without a retry, which would fail as well; an
+    OSError as DiskFailed. Any other error fails the job as usual in Spark. Interrupting the call cancels the job.
     """
     from pyspark import InheritableThread
 

@@ -1,4 +1,4 @@
-"""Concurrent calls with a bound, whose first error is raised as itself rather than in an exception group."""
+"""Runs concurrent calls with a bound, and raises halog's errors as themselves rather than in an exception group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def unwrapped_tasks() -> AsyncIterator[TaskGroup]:
-    """A task group whose first error is raised as itself."""
+    """Open a task group that raises the first error as itself if all are HalogErrors; otherwise the exception group."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
@@ -33,14 +33,14 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 class BoundedCalls(Generic[T]):
-    """Runs up to a number of calls at once; a further one waits for a free place."""
+    """Runs up to `bound` calls at once."""
 
     def __init__(self, tasks: TaskGroup, bound: int) -> None:
         self._tasks = tasks
         self._room = anyio.Semaphore(bound)
 
     async def start(self, call: Callable[[T], Awaitable[None]], argument: T) -> None:
-        """Start `call` with `argument` as soon as there is a free place."""
+        """Start `call(argument)` in a task, as soon as fewer than `bound` calls run."""
         await self._room.acquire()
         self._tasks.start_soon(self._run, call, argument)
 
@@ -53,6 +53,6 @@ class BoundedCalls(Generic[T]):
 
 @asynccontextmanager
 async def bounded_calls(bound: int) -> AsyncIterator[BoundedCalls[Any]]:
-    """Run calls concurrently, all of which end with the block; the first error is raised as itself."""
+    """Run up to `bound` calls concurrently, all of which end with the block. Errors as in `unwrapped_tasks`."""
     async with unwrapped_tasks() as tasks:
         yield BoundedCalls(tasks, bound)

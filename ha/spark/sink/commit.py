@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> None:
-    """Commit the batch that consists of the parts `results`; nothing to do if no part had a row. SinkFailed,
-    ClientError.
+    """Commit the batch that consists of the parts `results`; does nothing if no part had a row.
 
-    Where a row was answered with less than `options.accepted`, or was found rather than sent, a fence asks its broker
-    again first: brokers flush and replicate in order, so a later record's safety implies that of the row.
+    A broker whose status for a row was not in `options.accepted`, or on which a row was found rather than sent, must
+    first store a fence with such a status: brokers flush and replicate in order, so the row is then as safe. SinkFailed
+    if the batch is committed with another number of rows, and if a record can't be stored; ClientError.
     """
     results = [result for result in results if result.row_count or result.already_committed]
     if not results:
@@ -33,7 +33,7 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
                     f"batch {part.batch} of {part.sink} is committed with {committed} rows and came again with {rows}: "
                     "the checkpoint was set back, or another write has this sinkId; nothing was sent"
                 )
-            # An earlier attempt wrote the record; only how safe it is is unknown.
+            # An earlier attempt stored the record. A later record with an accepted status shows that it is safe.
             await commits.append(ControlRecord("fence", part.sink), options.accepted)
             return
         for broker_name in sorted(set().union(*(result.doubtful for result in results))):
@@ -53,8 +53,11 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
 
 
 def commit_record(results: Sequence[PartResult]) -> ControlRecord:
-    """Return the commit of a batch with these parts, all of one sink and batch. SinkFailed if two have the same
-    message."""
+    """Return the commit record of a batch with these parts.
+
+    SinkFailed if they are of several batches, or if there are more or fewer queue offsets than rows, because parts have
+    the same message.
+    """
     part = results[0].part
     ranges: Ranges = {}
     floors: Floors = {}
@@ -89,7 +92,7 @@ def commit_record(results: Sequence[PartResult]) -> ControlRecord:
 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sort the [begin, end) pairs and join adjacent ones."""
+    """Return the [begin, end) pairs sorted, with adjacent and overlapping ones joined."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:

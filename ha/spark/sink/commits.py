@@ -28,7 +28,7 @@ COLUMNS_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "propertiesSt
 
 
 class Commits:
-    """The contents of the commit topic at the time it was read."""
+    """The commit records that have been read from the commit topic."""
 
     def __init__(self, records: Iterable[ControlRecord] = ()) -> None:
         self._commits: dict[tuple[str, int], ControlRecord] = {}
@@ -37,7 +37,7 @@ class Commits:
         self.add(records)
 
     def add(self, records: Iterable[ControlRecord]) -> None:
-        """Add records that were read later."""
+        """Add records that were read later; only commits are kept."""
         for record in records:
             if record.kind == "commit":
                 self._commits.setdefault((record.sink, record.batch), record)  # the first counts, as for the writer
@@ -45,7 +45,7 @@ class Commits:
                 self._brokers.update((topic, name) for topic, brokers in record.ranges.items() for name in brokers)
 
     def within(self, slices: Iterable[QueueSlice]) -> Commits:
-        """Return the part that a task needs for the rows of `slices`."""
+        """Return the commits that a task needs for the rows of `slices`."""
         wanted = list(slices)
         part = Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
         part._brokers = self._brokers
@@ -55,7 +55,7 @@ class Commits:
         """Return for each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or not written by a
         sink.
 
-        OptionError if the batch of a row has rows on several brokers, and no commit names the broker of this row.
+        OptionError if the batch of a row has rows on several brokers, and no commit of its topic names its broker.
         """
         found = np.ones(batch.num_rows, np.bool_)
         for row, part in _marked(batch):
@@ -103,7 +103,7 @@ def _touches(record: ControlRecord, piece: QueueSlice) -> bool:
 
 
 def _marked(batch: pa.RecordBatch) -> Iterable[tuple[int, SinkPart]]:
-    """Return the rows that a sink wrote, and the part of each."""
+    """Yield (row, part) for each row that a sink wrote."""
     texts = batch.column("propertiesString")
     maybe = pc.fill_null(pc.match_substring(texts, SINK_PROPERTY + "\x01"), False)
     for row in np.flatnonzero(maybe.to_numpy(zero_copy_only=False)):

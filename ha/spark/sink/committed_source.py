@@ -73,7 +73,7 @@ class CommittedSource(LogSource):
         return self._ranges[queue]
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """As in `inner`, within the range."""
+        """As in `inner`, but None beyond `queue_range`."""
         found = self._inner.offset_for_time(queue, timestamp_ms)
         return found if found is not None and found < self.queue_range(queue).end else None
 
@@ -86,7 +86,7 @@ class CommittedSource(LogSource):
         return self._inner.queue_bytes(queue, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's part, with the commits that it needs."""
+        """Return a task's partition for `slices`, with the commits that it needs."""
         return CommittedPartition(self._inner.queue_partition(slices), self._read_commits().within(slices))
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
@@ -130,7 +130,7 @@ class CommittedSource(LogSource):
 
 
 class CommittedPartition(LogPartition):
-    """Reads `inner` and excludes the rows that `commits` does not name."""
+    """Reads `inner` and excludes the rows of sinks that `commits` does not name."""
 
     def __init__(self, inner: LogPartition, commits: Commits) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class CommittedPartition(LogPartition):
         self.commits = commits
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the committed rows."""
+        """Yield the committed rows. OptionError as in `Commits.mask`."""
         columns = options.columns
         more = tuple(name for name in COLUMNS_NEEDED if name not in columns)
         for batch in self.inner.read(msgspec.structs.replace(options, columns=(*columns, *more))):

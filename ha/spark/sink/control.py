@@ -1,4 +1,4 @@
-"""The commit topic, in which a sink records its batches.
+"""Reads and writes the commit topic, in which a sink records its batches.
 
 Records are messages of the topic `commitTopic` (JSON; tag and first part of the key: the sink); the sink never deletes
 them:
@@ -10,7 +10,8 @@ them:
     fence    empty. Brokers put records into queues in the order of their commitlog: once a fence can be pulled, so can
              everything stored before it on that broker.
 
-All records of a sink go to one queue, chosen by its name; the other queues are searched only if it has none.
+All records of a sink go to one queue, chosen by the sink's name, except fences for a given broker. The other queues are
+searched only if that queue has no commit of the sink.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ PASSING = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Answers to a send that was not stored and may be if it is repeated"""
+"""Response codes to a send that was not stored, but may be if it is repeated"""
 PAUSE_S = 0.2
 _WINDOW_ENTRIES = 3200
+"""Queue entries that are searched at once, from the end of the topic backwards"""
 _DISPATCH_S = 1.0
 _CLOCKS_APART_MS = 600_000
+"""Assumed maximum difference between the clocks of driver and brokers"""
 
 Floors = dict[str, dict[str, dict[int, int]]]
 """topic -> broker name -> queue id -> queue offset"""
@@ -75,8 +78,10 @@ class History(msgspec.Struct, frozen=True):
         return self.commit.batch if self.commit is not None else -1
 
     def floors(self, topic: str, batch: int, partition: int) -> dict[str, dict[int, int]]:
-        """Return the lowest offset of that part's messages in each queue of `topic`, by broker name; without the
-        brokers to which no attempt at it can have sent."""
+        """Return by broker name and queue id the queue offset of `topic` before which no message of that part can be.
+
+        Brokers for which there is no record are left out: no attempt at the part can have sent to them.
+        """
         floors = dict(self.commit.floors.get(topic, {})) if self.commit is not None else {}
         for begin in self.begins:  # the oldest is first
             if begin.batch == batch and begin.partition == partition:
@@ -89,7 +94,7 @@ class History(msgspec.Struct, frozen=True):
 
 
 def decode_control(body: bytes) -> ControlRecord | None:
-    """Decode a message of the commit topic; None if it is not the sink's."""
+    """Decode the body of a message of the commit topic; None if it is not such a record."""
     try:
         return msgspec.json.decode(body, type=ControlRecord)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -107,7 +112,11 @@ class CommitTopic:
         self._settings = PullSettings(retry_s=timeout_s, fail_on_data_loss=False)
 
     async def history(self, sink: str, since_ms: int | None = None) -> History:
-        """Return the records of `sink`, since `since_ms` if the caller knows that there are no older ones."""
+        """Return the records of `sink`; none if the topic does not exist.
+
+        `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. ClientError;
+        SinkFailed if a record can't be read.
+        """
         try:
             queues = await self._consumer.queues(self._topic)
         except RouteNotFound:
@@ -131,8 +140,8 @@ class CommitTopic:
     ) -> SendResult:
         """Store `record`, in its sink's queue unless another is given; possibly more than once, which is harmless.
 
-        `accepted`: repeat until the broker answers with one of these statuses (None: stored is enough). SinkFailed if
-        that takes longer than the timeout.
+        `accepted`: repeat until the broker answers with one of these statuses (None: any). SinkFailed if that takes
+        longer than the timeout, or if the broker refuses the record.
         """
         body = msgspec.json.encode(record)
         message = Message(
@@ -171,8 +180,12 @@ class CommitTopic:
             pause_s = min(2 * pause_s, 2.0)
 
     async def fence(self, broker_name: str, accepted: frozenset[SendStatus] | None = None) -> None:
-        """Return when everything that `broker_name` stored before this call can be pulled; with `accepted`, also when
-        it is that safe, as brokers flush and replicate in order."""
+        """Wait until everything that `broker_name` stored before this call can be pulled.
+
+        With `accepted`, also until a later record there has one of these statuses, so that all of it is as safe, since
+        brokers flush and replicate in order. Errors as in `append` and `wait_pullable`; SinkFailed with `accepted` if
+        the commit topic has no queue there.
+        """
         queues = await with_retries(lambda: self._producer.queues(self._topic), self._timeout_s)
         queues = [queue for queue in queues if queue.broker_name == broker_name]
         if queues:
@@ -186,7 +199,10 @@ class CommitTopic:
             )
 
     async def wait_pullable(self, result: SendResult) -> None:
-        """Return when the stored record, and so everything before it on that broker, can be pulled."""
+        """Wait until the stored record, and so everything before it on that broker, can be pulled.
+
+        SinkFailed or ClientError after the timeout.
+        """
         give_up = anyio.current_time() + self._timeout_s
         while True:
             try:

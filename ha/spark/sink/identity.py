@@ -27,7 +27,7 @@ NAME_LENGTH_MAX = 64
 
 
 def check_sink_name(name: str) -> str:
-    """Return `name` if it can name a sink: 1 … 64 of A-Z a-z 0-9 _ . - . OptionError for others."""
+    """Return `name` if it consists of 1 to 64 of A-Z a-z 0-9 _ . - and so can name a sink; otherwise OptionError."""
     if not 0 < len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise OptionError(
             "sinkId",
@@ -59,14 +59,14 @@ def parse_sink_property(value: str) -> SinkPart | None:
 
 
 class UniqueKeys:
-    """Makes the unique ids of the rows of one attempt at a part."""
+    """Generates the unique ids of the rows of one attempt at a part."""
 
     def __init__(self, part: SinkPart) -> None:
         self._prefix = blake2b(part.text.encode() + b"\0", digest_size=HASH_DIGITS // 2, person=b"halog-sink")
         self._number = 0
 
     def hash(self, head: str, body: bytes) -> str:
-        """Return the hash of a row: `head` is everything except its body, as one unambiguous text."""
+        """Return the hash of a row in this part: HASH_DIGITS hex digits. `head`: see `Row`."""
         digest = self._prefix.copy()
         digest.update(b"%d\0" % len(body))
         digest.update(body)

@@ -1,4 +1,4 @@
-"""The sink's options, parsed once on the driver into the struct that tasks get."""
+"""Parses the sink's options, once on the driver, into the struct that tasks get."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     servers: tuple[str, ...]
     topic: str | None = None
-    """Topic of rows without one"""
+    """Topic of rows without a topic"""
     producer_group: str = "halog-sink"
     batch_row_count: int = 256
     batch_bytes: int = 512 * 1024

@@ -49,12 +49,16 @@ _NEW_TOPIC_PATIENCE_S = 5.0
 SETTLE_S = 2.5
 """How long a cancelled attempt may continue to send: slightly more than spark.python.task.killTimeout (2 s)"""
 _UNSENT_REQUESTS_MAX = 8
-"""Maximum rows that wait for more rows of their topic and queue, in requests"""
+"""Maximum rows that wait for more rows of their topic and queue, in multiples of batchSize; then all are sent."""
 
 
 class PartResult(msgspec.Struct):
-    """A task's result for the driver. `floors`: the end of each used queue at the start; `strays`: messages of an
-    earlier attempt that no row of this one matched; `doubtful`: brokers whose safety must be confirmed by a fence."""
+    """A task's result for the driver.
+
+    `row_count`: rows of this part, of which `found_count` were stored by earlier attempts. `strays`: number of messages
+    of earlier attempts that match no row. `ranges`: where the rows are. `floors`: the highest known end of each queue
+    of the topics. `doubtful`: brokers that must confirm by a fence that the rows are safe.
+    """
 
     part: SinkPart
     already_committed: bool = False
@@ -78,7 +82,7 @@ class PartResult(msgspec.Struct):
         self.see_end(queue, end)
 
     def see_end(self, queue: MessageQueue, end: int) -> None:
-        """Record that `queue` held messages up to `end`."""
+        """Record that `queue` has messages up to queue offset `end`."""
         ends = self.floors.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         ends[queue.queue_id] = max(end, ends.get(queue.queue_id, 0))
 
@@ -105,7 +109,8 @@ class _Waiting(msgspec.Struct):
 
 
 class _Topic(msgspec.Struct):
-    """A topic being written to: its queues, the next one in turn, their first ends, and the messages found."""
+    """A topic being written to: its queues, the number of requests distributed over them (round robin), and the queue
+    offsets from which its messages can be."""
 
     queues: list[MessageQueue]
     turn: int
@@ -125,10 +130,10 @@ async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, Pu
 
 
 class PartWriter:
-    """Writes the rows of one attempt at `part`. `is_repeated`: an earlier attempt may just have ended.
+    """Writes the rows of one attempt at `part`.
 
-    `since_ms`: no attempt at this part is older than this time (ms since 1970); None if unknown. `settle_s`: how long a
-    cancelled attempt may continue to send.
+    `is_repeated`: an earlier attempt failed or was cancelled, and may continue to send for `settle_s`. `since_ms`: no
+    attempt at this part is older than this time (ms since 1970); None if unknown.
     """
 
     def __init__(
@@ -156,7 +161,10 @@ class PartWriter:
         self._waiting: dict[tuple[str, MessageQueue | None], _Waiting] = {}
 
     async def write(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
-        """Store every row once. SinkFailed; the next attempt finds what was stored by then."""
+        """Store every row once; only count the rows if the batch is committed already.
+
+        SinkFailed or ClientError if that fails; the next attempt finds what was stored by then.
+        """
         for batch in batches:
             if batch.num_rows == 0:
                 continue
@@ -315,12 +323,12 @@ class PartWriter:
         return queues
 
     async def _check_without_rows(self, topic: str, broker_names: Set[str]) -> None:
-        """Check that no broker of these, to which no row can be sent now, holds rows: it does not have the topic.
-        SinkFailed for one that has it, or that has no master that answers.
+        """Check that none of these brokers, to which no row can be sent now, can hold rows: none has the topic.
+        SinkFailed if one has it, or if its master does not answer.
 
-        A producer makes up queues of every broker for a topic that does not exist yet, and a broker creates the topic
-        when it is sent to, so records have floors of brokers that never got it. The brokers themselves are asked, as
-        the name servers may learn of a new topic later.
+        A producer assumes queues on every broker for a topic that does not exist yet, and a broker creates the topic
+        with the first message, so records have floors of brokers that never got the topic. The brokers themselves are
+        asked, as the name servers may learn of a new topic later.
         """
         if not broker_names:
             return
@@ -340,11 +348,14 @@ class PartWriter:
             )
 
     async def _ends(self, queues: list[MessageQueue], *, may_be_new: bool) -> dict[MessageQueue, int]:
-        """Return the max offset of each queue; 0 for those of a topic that does not exist yet."""
+        """Return the max offset of each queue; 0 for those of a topic that does not exist yet.
+
+        `may_be_new`: the topic may just have been created, so wait up to _NEW_TOPIC_PATIENCE_S for the name servers.
+        """
         give_up = anyio.current_time() + _NEW_TOPIC_PATIENCE_S
         while True:
             try:
-                # The route is looked up here as well, as the producer makes up queues of a topic yet to be created.
+                # The route is looked up here as well, as the producer assumes queues for a topic that does not exist.
                 known = set(await self._consumer.queues(queues[0].topic))
                 break
             except RouteNotFound:
@@ -379,7 +390,7 @@ class PartWriter:
             self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
 
     async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
-        """Return the messages of this part in queue offsets [begin, end)."""
+        """Yield the messages of this part in queue offsets [begin, end). SinkFailed if a message can't be decoded."""
         settings = PullSettings(retry_s=self._options.send_timeout_s, fail_on_data_loss=False)
         mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
         at = begin
@@ -398,7 +409,7 @@ class PartWriter:
                             yield record
 
     async def _send(self, request: _Request) -> None:
-        """Store `request` once. SinkFailed if it can't be stored within the timeout."""
+        """Store `request` once. SinkFailed if it can't be stored within sendTimeout, or if the broker refuses it."""
         queue = request.queue
         give_up = anyio.current_time() + self._options.send_timeout_s
         pause_s = PAUSE_S

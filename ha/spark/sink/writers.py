@@ -70,7 +70,7 @@ class SinkMessage(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One `df.write…save()`. Created on the driver, pickled to the tasks; `sink` identifies this write."""
+    """One `df.write…save()`, identified by sinkId or a new id. Created on the driver and pickled to the tasks."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -86,7 +86,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the whole write. SinkFailed if that can't be stored."""
+        """Commit the whole write. SinkFailed if the commit can't be stored; see `commit_parts`."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -113,7 +113,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     # Spark calls these with the arguments by position, and its own names are camel case.
     @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Commit the micro-batch. SinkFailed if that can't be stored; the query then stops and can be restarted."""
+        """Commit the micro-batch. SinkFailed if the commit can't be stored; the query stops and can be restarted."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -1,11 +1,11 @@
 """The option `archive` of a stream: a `LogSource` over another one that also has the messages of an archive.
 
 Positions are queue offsets, as without an archive. A queue begins with its first archived message and ends where the
-log ends; what retention deleted from the log is read from the archive. So each message comes once, a checkpoint does
-not depend on what the archiver, its merges and retention do meanwhile, and an archive can be added to a query later.
+log ends; what retention deleted from the log is read from the archive. So each message is read once, a checkpoint
+stays valid whatever the archiver, its merges and retention do, and an archive can be added to a query later.
 
-Where the log of a broker begins after the end of its archive, the messages in between are lost (failOnDataLoss). Others
-that neither has were deleted before they could be archived, or erased: they are no loss again.
+Where the log of a broker begins after the end of its archive, the messages in between are lost (failOnDataLoss). Other
+messages that neither has were erased, or deleted before they could be archived; they don't count as lost again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _Offsets = dict[int, tuple[int, int]]
 
 
 class ArchivedSource(LogSource):
-    """Implements `LogSource` over `log` and the archive of the options.
+    """Implements `LogSource` over `log` and the archive that the options name.
 
-    OptionError for topics that the archive does not hold; ArchiveDamaged.
+    OptionError for a light queue, for a topic that the archive does not hold, and as in `check_broker_names`;
+    ArchiveDamaged.
     """
 
     def __init__(self, log: LogSource, options: SourceOptions) -> None:
@@ -88,13 +89,17 @@ class ArchivedSource(LogSource):
         return True
 
     def _is_wanted(self, topic: str | None) -> bool:
-        """Return whether the query may read `topic`. The states of the archive's other topics are left out, as these
-        may change every few seconds.
+        """Return whether the query may read `topic`.
+
+        Files of other topics are not listed: they may change every few seconds.
         """
         return topic is not None and (not self._named or topic in self._named)
 
     def refresh(self) -> bool:
-        """Refresh the log, then the archive, which has the messages that retention deletes in between."""
+        """Refresh the log, then the archive, which has the messages that retention deletes in between.
+
+        Returns False if nothing has changed. Errors as in the constructor.
+        """
         return self._log.refresh() | self._refresh_archive()
 
     def brokers(self) -> Brokers:
@@ -107,16 +112,17 @@ class ArchivedSource(LogSource):
         return self._log.min_offset(broker) if broker in self._log.brokers() else None
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return the queues of both."""
+        """Return the queues of the log and of the archive, sorted."""
         archived = (queue for queue in self._files if topics is None or queue.topic in topics)
         return sorted({*self._log.queues(topics), *archived})
 
     def topics(self) -> list[str]:
-        """Return the topics of both."""
+        """Return the topics of the log and of the archive, sorted."""
         return sorted({*self._log.topics(), *(queue.topic for queue in self._files)})
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the range from the first archived message to the end of the log."""
+        """Return the range from the first message in the archive or the log to the end of the log, or to the end of the
+        archive if the log does not have the queue. OptionError as in `_check_not_created_again`."""
         archived, logged = self._ranges.get(queue, QueueRange(0, 0)), self._log_range(queue)
         self._check_not_created_again(queue, archived, logged)
         if logged.end == 0 or archived.end == 0:
@@ -124,9 +130,9 @@ class ArchivedSource(LogSource):
         return QueueRange(min(archived.begin, logged.begin), logged.end)
 
     def _check_not_created_again(self, queue: QueueKey, archived: QueueRange, logged: QueueRange) -> None:
-        """OptionError if two messages may have one queue offset, as the archive has those of an earlier topic.
+        """OptionError if two messages may have one queue offset, because the archive has messages of an earlier topic.
 
-        The log shows it by a message that the archive does not cover, with the queue offset of one that it has.
+        The log then has a message that the archive does not cover with a queue offset that the archive has, too.
         """
         last = min(archived.end, logged.end) - 1
         covered = self._states[queue.broker].covered_end or 0 if queue in self._ranges else 0
@@ -147,7 +153,7 @@ class ArchivedSource(LogSource):
         return self._log.queue_range(queue) if is_known else QueueRange(0, 0)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Refused: archived messages are not searched by time."""
+        """Raises OptionError: archived messages are not searched by time."""
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
@@ -155,7 +161,10 @@ class ArchivedSource(LogSource):
         return self._log.physical_offset(queue, queue_offset) if queue.broker in self._log.brokers() else -1
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size of [begin, end) in bytes. Archived messages count with a share of their compressed files."""
+        """Return the size of the records [begin, end) in bytes; None if the log can't tell.
+
+        Archived messages count with a share of their compressed files.
+        """
         split = self._split(queue, begin, end)
         archived = 0
         for _, first, last, size in self._files.get(queue, ()):
@@ -165,14 +174,14 @@ class ArchivedSource(LogSource):
         return None if logged is None else archived + logged
 
     def _split(self, queue: QueueKey, begin: int, end: int) -> int:
-        """Return the first queue offset of [begin, end) that is read from the log."""
+        """Return the first queue offset of [begin, end) that is read from the log; `end` if all are archived."""
         logged = self._log_range(queue)
         return end if logged.end == 0 else min(end, max(begin, logged.begin))
 
     def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
-        """Return the tasks for messages that the log no longer has, and the other slices.
+        """Return the tasks for messages that the log no longer has, and the slices to read from the log.
 
-        RecordsGone if some are not in the archive, unless failOnDataLoss is off.
+        RecordsGone, unless failOnDataLoss is off, if retention deleted messages that were not archived yet.
         """
         archived: dict[tuple[str, str], _Offsets] = {}
         others = []
@@ -225,7 +234,7 @@ class ArchivedSource(LogSource):
             report_loss(self._options.fail_on_data_loss, str(queue), begin, end, reason)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's part of some queues."""
+        """Return a task's partition for `slices`: archived messages first, then those in the log."""
         tasks, others = self.archived_tasks(slices)
         return PartitionChain([*tasks, *([self._log.queue_partition(others)] if others else [])])
 
@@ -239,7 +248,7 @@ class ArchivedSource(LogSource):
 
 
 def _common_offsets(file: ArchivedFile, offsets: _Offsets) -> _Offsets:
-    """Return the part of `offsets` that a file may have."""
+    """Return the part of `offsets` that `file` can contain, according to its first and last queue offsets."""
     found: _Offsets = {}
     for span in file.queues:
         begin, end = offsets.get(span.queue_id, (0, 0))
@@ -276,7 +285,8 @@ def check_broker_names(archived: Sequence[str], known: Sequence[str]) -> None:
     """OptionError if a broker may have another name in the archive than at the name servers: its messages would be
     read twice. Archives of earlier versions, and of RocketMQ's stores, have the name of the store's directory.
 
-    A broker that only the archive has is one that no longer exists, if the archive has all others.
+    `archived` and `known` are broker names of the archive and of the name servers. If the archive has all known ones,
+    others in it belong to brokers that no longer exist.
     """
     unknown, missing = sorted(set(archived) - set(known)), sorted(set(known) - set(archived))
     if unknown and missing:

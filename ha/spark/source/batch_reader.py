@@ -1,4 +1,4 @@
-"""The log as a table: a batch reader, which exists in the planning process and, pickled, in each task."""
+"""Reads the log as a table: a batch reader, which exists in the planning process and, pickled, in each task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HalogReader(DataSourceReader):
 
     @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks for the log as it is now; messages stored later are not read."""
+        """Plan the tasks for the log as it is now; messages stored later are not read. Errors as in `plan_batch`."""
         with closing(open_source(self.options)) as source:
             return plan_batch(source, self.options, self.pushed, self.columns)
 
@@ -55,13 +55,11 @@ class HalogReader(DataSourceReader):
 
 
 class HalogPushdownReader(HalogReader):
-    """A `HalogReader` with filters, for processes in which Spark pushes filters down; elsewhere Spark refuses this
-    class.
-    """
+    """A `HalogReader` that accepts filters. Spark refuses it in processes in which it does not push filters down."""
 
     @without_traceback()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Takes over the filters that narrow the reading, and returns those that Spark must still apply."""
+        """Stores the filters that narrow the reading, and returns those that Spark must apply, too; see `push`."""
         self.pushed, left = push(filters, self.columns)
         return left
 
@@ -71,8 +69,9 @@ def plan_batch(
 ) -> list[LogPartition]:
     """Return the tasks of a batch.
 
-    Whole topics are read by physical range, in the order of the disk, if they are a large part of the log; everything
-    else by queue. RecordsGone as in `slices_between`; OptionError for invalid offsets and topics.
+    Whole topics are read by physical range, in the order of the disk, if `LogSource.range_partitions` returns tasks for
+    them, unless maxRecordsPerPartition is set, a filter selects queues, or the columns need no record; everything else
+    is read by queue. RecordsGone as in `slices_between`; OptionError for invalid offsets and topics.
     """
     pushed = pushed or Pushed()
     where = pushed.where
@@ -81,8 +80,8 @@ def plan_batch(
     is_of_queues = is_of_queues or where.queue_offset_begin is not None or where.queue_offset_end is not None
     if options.reads_whole_topics and options.max_records_per_partition is None and not is_of_queues:
         topics = source.topics() if options.reads_everything else {queue.topic for queue in subscribed(source, options)}
-        # Columns of the queues (enough for a count) are read only from them, and faster queue by queue, by 80 ns a
-        # record; but a light queue has records of other queues.
+        # If the queues have all selected columns (as for a count), only they are read, which is faster queue by queue,
+        # by 80 ns per record. But a light queue contains records of other queues.
         is_light = any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics)
         if is_light or not QUEUE_COLUMNS.issuperset(columns):
             whole = where if options.reads_everything else where.restrict(RowFilter(topics=frozenset(topics)))

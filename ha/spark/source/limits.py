@@ -1,4 +1,4 @@
-"""Limits of a micro-batch: records, bytes, and waiting for enough of them. No I/O."""
+"""Limits a micro-batch to a number of records or bytes, and delays it until there are enough records. No I/O."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ha.spark.source.log_source import QueueKey
 from ha.spark.source.offsets import OffsetMap
 
 QueueBytes = Callable[[QueueKey, int, int], int]
-"""Return the size of the records [begin, end) of a queue."""
+"""Returns the size in bytes of the records [begin, end) of a queue."""
 
 
 def record_count(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> int:
-    """Return the number of records in between; queues that are not beyond `start` count nothing."""
+    """Return the number of records between two positions; a queue that ends at or before its start counts as 0."""
     return sum(max(0, offset - start[queue]) for queue, offset in end.items())
 
 
@@ -20,7 +20,7 @@ def limit_records(limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueK
     """Return an end of about `limit` records in total, in proportion to each queue's records.
 
     As in spark-sql-kafka, a share below one record is raised to one so that no small queue starves (more than `limit`
-    may be read if more queues than that have records), and others are rounded down. `start` has every queue of `end`.
+    are read if more than `limit` queues have records), and others are rounded down. `start` has every queue of `end`.
     """
     total = record_count(start, end)
     if total <= limit:
@@ -38,10 +38,10 @@ def _share(limit: int, begin: int, end: int, total: int) -> int:
 def limit_bytes(
     limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], queue_bytes: QueueBytes
 ) -> OffsetMap:
-    """Return an end of about `limit` bytes of records in total, pro rata; at least one record of each queue that has
-    any.
+    """Return an end of about `limit` bytes of records in total, in proportion to each queue's bytes.
 
-    A queue's end is found by bisection: about 20 calls of `queue_bytes` for a million records.
+    It includes at least one record of each queue that has any. A queue's end is found by bisection: about 20 calls of
+    `queue_bytes` for a million records. `start` has every queue of `end`.
     """
     sizes = {queue: queue_bytes(queue, start[queue], offset) for queue, offset in end.items() if offset > start[queue]}
     total = sum(sizes.values())
@@ -76,7 +76,7 @@ class TriggerDelay:
         self._last_batch_ms: int | None = None
 
     def holds_back(self, waiting: int) -> bool:
-        """Return whether `waiting` records must wait. If not, the delay starts again."""
+        """Return whether `waiting` records (a count) must wait; True for 0. If not, the delay starts again."""
         now_ms = self._clock_ms()
         if waiting == 0:
             return True

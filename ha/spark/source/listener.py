@@ -44,7 +44,7 @@ logger = logging.getLogger("ha.spark")
 
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue."""
+    """The lag of a query in one queue."""
 
     topic: str
     broker: str
@@ -56,9 +56,9 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages not read yet that still exist"""
     bytes: int | None
-    """Their size; None if the source can't tell"""
+    """Size of their records; None if the source can't tell, as with `servers`"""
     seconds: float
-    """Age of the oldest of them; 0 if there are none"""
+    """Age of the oldest of them; 0 if there are none or it can't be read"""
     headroom: int
     """Messages read already that are still in the log"""
     lost: int
@@ -66,10 +66,10 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LagReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One query at one time."""
+    """The lag of one query at one time."""
 
     query: str
-    """Its name, or its id if it has none"""
+    """Name of the query, or its id if it has none"""
     query_id: str
     batch_id: int | None
     """The last finished batch; None if none finished since the listener was added"""
@@ -78,18 +78,18 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> int:
-        """Number of messages not read yet."""
+        """Number of messages not read yet that still exist, of all queues."""
         return sum(queue.messages for queue in self.queues)
 
     @property
     def bytes(self) -> int | None:
-        """Their size; None if the source can't tell."""
+        """Size of the unread messages' records; None if the source can't tell."""
         sizes = [queue.bytes for queue in self.queues]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def seconds(self) -> float:
-        """The age of the oldest."""
+        """Age of the oldest unread message in seconds; 0 if there is none."""
         return max((queue.seconds for queue in self.queues), default=0.0)
 
     @property
@@ -99,7 +99,10 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap, now_ms: int) -> tuple[QueueLag, ...]:
-    """Compare `positions` with the log as it is now; subscribed queues without a position count as unread."""
+    """Refresh `source` and return the lag of `positions` in each queue, sorted by queue.
+
+    Subscribed queues without a position count as unread. `now_ms` is in ms since 1970.
+    """
     source.refresh()
     queues = sorted({*positions, *subscribed(source, options)})
     ranges = {queue: source.queue_range(queue) for queue in queues}
@@ -140,20 +143,21 @@ def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[Que
     found = {}
     for batch in source.queue_partition(slices).read(ReadOptions(columns=columns, fail_on_data_loss=False)):
         for topic, broker, queue_id, stored in zip(*batch.columns, strict=True):
-            if stored.is_valid:  # Python's dates end with the year 9999
+            if stored.is_valid:  # as a number: Python's dates end with the year 9999
                 found[QueueKey(topic.as_py(), broker.as_py(), queue_id.as_py())] = stored.value // 1000
     return found
 
 
 class LagListener(StreamingQueryListener):
-    """Publishes a LagReport of each query that reads the log that `options`, those of a source, describe.
+    """Measures the lag of each query that reads the log given by `options`, which are those of the source.
 
-    `publish` is called with each report, on Spark's listener thread; `metrics_file` is rewritten with the newest report
-    of every query, in Prometheus' text format, for its textfile collector. A query is measured at most every
-    `interval_s`. `queries` limits it to queries of these names; `source` is the index of the query's source if several
-    read logs.
+    `publish` is called with each LagReport, on Spark's listener thread; `metrics_file` is rewritten with the newest
+    report of every query, in Prometheus' text format, for the textfile collector. A query is measured at most once in
+    `interval_s`. `queries` limits measuring to queries with these names; `source` is the index of the source within a
+    query that reads several logs (default: the first Python source).
 
-    Errors are logged: a listener never stops a query. OptionError in the constructor if the options are invalid.
+    Errors of measuring and of writing the file are logged: a listener never stops a query. OptionError in the
+    constructor if the options are invalid.
     """
 
     def __init__(
@@ -180,7 +184,7 @@ class LagListener(StreamingQueryListener):
         self._ended: set[str] = set()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Store the query's name."""
+        """Store the query's name, and remove an earlier query with this name and another id."""
         query_id = str(event.id)
         if event.name is not None:  # one that was started again without its checkpoint has another id
             for former in [known for known, name in self._names.items() if name == event.name and known != query_id]:
@@ -191,7 +195,7 @@ class LagListener(StreamingQueryListener):
         self._ended.discard(query_id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Measure, unless the last measurement is recent."""
+        """Measure, unless the last measurement is less than `interval_s` old."""
         progress = event.progress
         query_id = str(progress.id)
         self._names[query_id] = progress.name or query_id
@@ -213,7 +217,7 @@ class LagListener(StreamingQueryListener):
             self._write_metrics()
 
     def _end_offset(self, sources: Iterable[Any]) -> str | None:
-        """Return the JSON of the batch's end in our source, which the API identifies only by its Java class."""
+        """Return the JSON of the batch's end in our source, which the API shows only as a Python source; else None."""
         for number, source in enumerate(sources):
             is_ours = "PythonMicroBatchStream" in str(source.description) and bool(source.endOffset)
             if is_ours and (self._source_index is None or number == self._source_index):

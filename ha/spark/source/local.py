@@ -1,7 +1,7 @@
-"""Store directories as a `LogSource`; one broker's log may be in several of them, its master's and its slaves'.
+"""Implements `LogSource` over store directories, several of which may hold replicas of one broker's log.
 
-Replicas of a log are equal byte for byte as far as both reach, so any of them can be read: the driver plans by the
-longest one, and a task switches to another when files disappear.
+Replicas of a log are equal byte for byte as far as both reach, so any of them can be read: the driver plans with the
+longest one, and a task switches to another when reading one fails.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ of the log's pages."""
 class LocalSource(LogSource):
     """Implements `LogSource` over directories. Takes no lock and writes nothing; brokers may be running.
 
-    StoreUnreadable if no replica of a broker can be read; an unreadable replica of several is tried again at each
-    refresh.
+    The constructor and `refresh` raise StoreUnreadable if no replica of a broker can be read; if only some can't, they
+    are tried again at each refresh. The constructor raises the errors of `find_stores`, too.
     """
 
     def __init__(self, paths: Sequence[str], broker_names: Sequence[str] = ()) -> None:
@@ -45,7 +45,10 @@ class LocalSource(LogSource):
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read the directories again, and choose each broker's replica; returns False if nothing has changed."""
+        """Read the directories again, and choose the replica that each broker is read from.
+
+        Returns False if nothing has changed.
+        """
         changed = [self._refresh_broker(broker, paths) for broker, paths in self._stores.items()]
         if any(changed):
             self._queues.clear()
@@ -64,7 +67,7 @@ class LocalSource(LogSource):
                     has_changed = True
                 elif known.refresh():
                     has_changed = True
-                # The end of the log is the end of all its queues, which planning need not know of a single replica.
+                # Comparing ends examines all queues, which is not needed for a single replica.
                 reach[path] = (-known.queued_end(), known.min_offset) if len(paths) > 1 else (0, 0)
             except StoreUnreadable as error:
                 gone = self._readers.pop((broker, path), None)
@@ -77,7 +80,7 @@ class LocalSource(LogSource):
             assert refused is not None
             raise refused
         if has_changed:
-            # Of equally long ones the one with more data, then the one read before.
+            # The longest; among equally long ones the one that begins earlier, then the one read before.
             last = self._best.get(broker, paths)
             order = sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last)))
             self._best[broker] = tuple(order)
@@ -91,7 +94,7 @@ class LocalSource(LogSource):
         return self._brokers
 
     def min_offset(self, broker: str) -> int:
-        """Return where the log of `broker` begins."""
+        """Return the physical offset at which the log of `broker` begins."""
         return self._reader(broker).min_offset
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
@@ -117,7 +120,7 @@ class LocalSource(LogSource):
         return found
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms`."""
+        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
         return self._reader(queue.broker).offset_for_time(queue.topic, queue.queue_id, timestamp_ms)
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
@@ -125,11 +128,11 @@ class LocalSource(LogSource):
         return self._reader(queue.broker).physical_offset(queue.topic, queue.queue_id, queue_offset)
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
-        """Return the size of records [begin, end), from the consume queue."""
+        """Return the size of the records [begin, end) in bytes, from the consume queue."""
         return self._reader(queue.broker).queue_bytes(queue.topic, queue.queue_id, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's part of some queues."""
+        """Return a task's partition for `slices`."""
         brokers = {part.queue.broker for part in slices}
         return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
 
@@ -137,8 +140,9 @@ class LocalSource(LogSource):
         """Cut the logs into physical ranges, without what `where` excludes by physical offset.
 
         In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
-        None if the topics of `where` are only a small part of the log, if they include a light queue (whose records
-        belong to other queues and appear once in a range), or if there are batch queues, which ranges do not include.
+        None if the topics of `where` have less than _SHARE_READ_BY_RANGE of the log, if they include a light queue
+        (whose records belong to other queues and appear once in a range), or if there are batch queues, which ranges
+        do not include. StoreUnreadable if a log has records but no queues.
         """
         topics = where.topics
         if topics is not None and any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics):
@@ -148,7 +152,7 @@ class LocalSource(LogSource):
         wanted = 0
         if topics is not None:
             wanted = sum(self.queue_bytes(queue, *self.queue_range(queue)) for queue in self.queues(topics))
-            # Decides most cases without a look at the other topics' queues.
+            # Decides most cases without examining the queues of other topics.
             if wanted < _SHARE_READ_BY_RANGE * sum(self._reader(broker).size_min() for broker in self._stores):
                 return None
         bounds = {}
@@ -239,7 +243,10 @@ class _Replicas:
         self._open: dict[str, LogReader] = {}
 
     def read(self, broker: str, begin: int, end: int, position: str, rows: _Rows) -> _Batches:
-        """Yield what `rows` reads of [begin, end); the column `position` shows how far it came when a replica fails."""
+        """Yield the batches that `rows` reads from `begin` on; on failure, continue with the next replica.
+
+        The column `position` of the last batch shows where to continue. Raises the error of the last replica.
+        """
         columns = self._options.columns
         while True:
             others = len(self._paths[broker]) > 1

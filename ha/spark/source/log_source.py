@@ -1,8 +1,9 @@
-"""The interface of a log for planning, independent of where its bytes are.
+"""Defines the interface of a log for planning, independent of where its bytes are.
 
-Planning (offsets, limits, partitions) is written once for `LogSource`. There are two: `local` reads store directories,
-`network` asks brokers. The driver holds the source; a task gets a `LogPartition`, which holds only names and numbers
-and opens what it needs where it runs.
+Planning (offsets, limits, partitions) is written once for `LogSource`. `local` implements it over store directories and
+`network` over brokers; `archived_source` and `ha.spark.sink.committed_source` are wrappers of such a source. The driver
+holds the source; a task gets a `LogPartition`, which holds only names and numbers and opens what it needs where it
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 
 
 class Brokers(tuple[str, ...]):
-    """Names of brokers. `aliases`: other names of theirs, which checkpoints and options may have."""
+    """Names of brokers. `aliases`: other name -> name, for other names that checkpoints and options may have."""
 
     aliases: Mapping[str, str]
 
@@ -84,17 +85,19 @@ class LogSource(Protocol):
         consistent."""
 
     def brokers(self) -> Brokers:
-        """Return the brokers' names, in the order given. With a single broker, offsets are written without its name."""
+        """Return the brokers' names, in a fixed order. With a single broker, offsets are written without its name."""
 
     def min_offset(self, broker: str) -> int | None:
         """Return the physical offset (bytes) at which the log of `broker` begins; None if that is unknown."""
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return all queues of `topics` (None: all topics; the network source refuses None if it can't list them),
-        sorted."""
+        """Return all queues of `topics` (None: of all topics), sorted. A topic that does not exist has none."""
 
     def topics(self) -> list[str]:
-        """Return every topic that has a queue, sorted; `subscribePattern` is matched with these."""
+        """Return every topic that has a queue (with `servers`: that the name servers know), sorted.
+
+        `subscribePattern` is matched with these.
+        """
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the confirmed, readable part of `queue`."""
@@ -107,20 +110,20 @@ class LogSource(Protocol):
         UNWRITTEN if a recovering node has yet to write its queue entry again."""
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size of records [begin, end) in bytes; None if that is unknown without reading them."""
+        """Return the size of the records [begin, end) in bytes; None if that is unknown without reading them."""
 
     def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
-        """Return tasks for the part of `slices` that only an archive has (none, by default), and the other slices."""
+        """Return tasks for the part of `slices` that only an archive has (by default none), and the other slices."""
         return [], list(slices)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
         """Return a task's partition for `slices`, in this order."""
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Cut the whole log into at least `count_min` physical ranges of about `bytes_each` or less.
+        """Return tasks that read the log in physical ranges, about `count_min` or more, of up to `bytes_each` bytes.
 
-        `where` may exclude some of it (physical offsets, brokers); tasks filter the rest. None if the log can't be read
-        that way: then it is read queue by queue.
+        `where` limits the log by physical offsets and topics; tasks apply its other conditions. None if the log can't
+        be read that way, or if that would take longer: then it is read queue by queue.
         """
 
     def close(self) -> None:

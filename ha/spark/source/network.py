@@ -1,4 +1,4 @@
-"""Brokers as a `LogSource`, selected by the option `servers`, for logs without an accessible store directory.
+"""Implements `LogSource` over brokers (option `servers`), for logs without an accessible store directory.
 
 The driver asks name servers for topics and queues, and brokers for the range of each queue; a task pulls its slices
 with many concurrent requests, and decodes the answers to the same Arrow columns as from a store directory.
@@ -45,11 +45,11 @@ GROUP = "halog-spark"
 _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": ReadFrom.SUGGESTED}
 _PULL_COUNT_MAX = 4096
 _NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
-"""RocketMQ registers them on every broker, for its own use"""
+"""Topics that RocketMQ registers on every broker for its own use"""
 
 
 class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which servers to ask, and how. Part of every partition."""
+    """Name servers, and options of pulling. Part of every partition."""
 
     servers: tuple[str, ...]
     read_from: ReadFrom = ReadFrom.SUGGESTED
@@ -65,12 +65,12 @@ _VALUES: Table = {
 
 
 def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> NetworkSettings:
-    """Return the options for reading over the network. OptionError."""
+    """Return the settings for the name servers `servers` and the options `given`. OptionError for an invalid value."""
     return NetworkSettings(servers=tuple(servers), **GivenOptions(given).fields(_VALUES))
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Open the brokers of the option `servers`. OptionError if no name server answers."""
+    """Open the brokers of the option `servers`. OptionError if no name server answers; ClientError."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 
@@ -94,7 +94,7 @@ class _Client:
             raise
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` on the loop and return its result. Errors that the user can fix name the option."""
+        """Run `function` on the loop and return its result. Raises OptionError instead of NameServersUnreachable."""
         try:
             return self.portal.call(function)
         except NameServersUnreachable as error:
@@ -125,7 +125,7 @@ class NetworkSource(LogSource):
             raise
 
     def refresh(self) -> bool:
-        """Drop cached answers, and ask for the brokers' names again at once."""
+        """Drop cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed."""
         self._queues.clear()
         self._ranges.clear()
         self._topics = None
@@ -140,7 +140,10 @@ class NetworkSource(LogSource):
         """None: brokers report the ranges of queues."""
 
     def topics(self) -> list[str]:
-        """Return all topics known to the name servers, without RocketMQ's own, sorted."""
+        """Return all topics known to the name servers, sorted.
+
+        Without those that RocketMQ registers on every broker: _NOBODYS_TOPICS and topics named like a broker.
+        """
         if self._topics is None:
             known = self._client.call(self._client.consumer.topics)
             self._topics = [topic for topic in known if topic not in _NOBODYS_TOPICS and topic not in self._brokers]
@@ -166,7 +169,7 @@ class NetworkSource(LogSource):
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the range of `queue`, as reported by the broker that would be read from."""
         if queue not in self._ranges:
-            # The caller asks for one after the other, so all are fetched at once.
+            # Callers ask for one queue after the other, so the ranges of all known queues are fetched at once.
             missing = [key for keys in self._queues.values() for key in keys if key not in self._ranges]
             self._ask_ranges(missing if queue in missing else [*missing, queue])
         return self._ranges[queue]
@@ -192,7 +195,7 @@ class NetworkSource(LogSource):
             self._ranges[key] = _result_of(future, f"{key}", self._settings)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms`.
+        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none.
 
         Brokers differ in their answer for a time between two messages and after the last one (RocketMQ 4.9: the
         nearest), so their answer is only where the search begins.
@@ -238,7 +241,7 @@ class NetworkSource(LogSource):
         return None
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's part of some queues."""
+        """Return a task's partition for `slices`."""
         return NetworkPartition(tuple(slices), self._settings)
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:

@@ -6,7 +6,7 @@ queue offsets of further pulls are known in advance: a range is cut into slots o
 at once, and each is continued separately if an answer was short.
 
 A broker leaves out messages that it can't read (damage beyond repair, a segment that retention has just deleted), and
-blank entries of a queue, which are no messages. It tells one from the other when it is asked for one offset alone.
+blank entries of a queue, which are not messages. Its answer to a pull of one offset alone tells which of the two it is.
 
 Uses the SDK and raw records; knows no Spark and decodes nothing.
 """
@@ -34,6 +34,7 @@ SLOT_ENTRIES = 32
 FILTERED_SLOT_ENTRIES = 3200
 """Queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
+"""Codes of transient errors"""
 _PAUSE_S = 0.2
 _REMOVED = "MESSAGE_WAS_REMOVING"
 """Remark of an answer without messages, because the broker can't read them"""
@@ -42,8 +43,11 @@ _RECORD_HEAD = Struct(">i16xq8xi")
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of pulling. `lanes`: slots requested at once. `retry_s`: time for which one slot may fail before the
-    error is raised."""
+    """Options of pulling. `slot_entries`: queue offsets of a slot without tags. `lanes`: slots requested at once.
+
+    `retry_s`: time for which a request is repeated on transient errors, and for which a slot waits for a broker that
+    does not have its messages. `fail_on_data_loss`: False skips and counts messages that no longer exist.
+    """
 
     slot_entries: int = SLOT_ENTRIES
     lanes: int = 16
@@ -53,10 +57,10 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(msgspec.Struct):
-    """Queue offsets [begin, end) and the broker's records of them, in order.
+    """Queue offsets [begin, end); `bodies` has the broker's records of them, in order, as the bodies of its answers.
 
     With tags there may be records of other tags (equal hashes), and records after `end` where the broker examined more
-    than requested. `gone`: offsets whose records the broker no longer has.
+    than requested. `gone`: number of queue offsets whose records were deleted or can't be read.
     """
 
     begin: int
@@ -68,11 +72,11 @@ class Slot(msgspec.Struct):
 async def pull_slots(
     consumer: PullConsumer, queue: MessageQueue, begin: int, end: int, settings: PullSettings
 ) -> list[Slot]:
-    """Pull from `begin` on: at most `lanes` slots of [begin, end) at the same time; the last slot's end is where to
-    continue.
+    """Pull the first slots of [begin, end), at most `lanes`, at the same time, and return them in order.
 
-    Raises RecordsGone (unless told to skip them), and after `retry_s` BrokerError, ConnectionFailed or
-    RequestTimedOut.
+    The end of the last one is where to continue. Raises RecordsGone for missing messages if `fail_on_data_loss` is on,
+    and in any case if the broker does not have the queue offsets within `retry_s`; ConnectionFailed, RequestTimedOut
+    and transient BrokerErrors after `retry_s`, other BrokerErrors at once.
     """
     size = FILTERED_SLOT_ENTRIES if settings.tags else settings.slot_entries
     last = min(end, begin + size * settings.lanes)
@@ -125,7 +129,7 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
         elif raw.next_offset > at and at < raw.max_offset:
             at = raw.next_offset
         elif anyio.current_time() > give_up:
-            # A slave behind the broker that the plan was made with, or a log that was truncated.
+            # A slave that is behind the broker with which the query was planned, or a truncated log.
             raise RecordsGone(
                 f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}",
                 at,
@@ -140,7 +144,10 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
 async def _check_left_out(
     consumer: PullConsumer, queue: MessageQueue, slot: Slot, raw: RawPull, at: int, settings: PullSettings
 ) -> None:
-    """Count the messages that the answer to a pull at `at` leaves out. RecordsGone, unless told to skip them."""
+    """Add the number of messages that the answer to a pull at `at` leaves out to `slot.gone`.
+
+    RecordsGone instead if `fail_on_data_loss` is on.
+    """
     end = min(raw.next_offset, slot.end)
     if raw.status is PullStatus.FOUND:
         missing = [
@@ -166,7 +173,8 @@ async def _check_left_out(
 def _left_out(queue: MessageQueue, body: bytes, begin: int, end: int) -> list[int]:
     """Return the queue offsets of [begin, end) without a record in `body`.
 
-    None of them if the records don't tell: those of light queues have other offsets, inner batches have several.
+    Empty if the records don't show them: records of a light queue have offsets of other queues, and inner batches
+    cover several offsets.
     """
     found = set()
     position = 0
@@ -184,7 +192,8 @@ def _left_out(queue: MessageQueue, body: bytes, begin: int, end: int) -> list[in
 async def with_retries(attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:
     """Return the result of the idempotent `attempt`, repeated for `retry_s` on transient errors.
 
-    Then the last BrokerError, ConnectionFailed or RequestTimedOut is raised.
+    Transient are ConnectionFailed, RequestTimedOut, and BrokerErrors with a code in _PASSING; the last one is raised
+    after `retry_s`. Other errors are raised at once.
     """
     give_up = anyio.current_time() + retry_s
     pause_s = _PAUSE_S

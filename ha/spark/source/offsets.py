@@ -1,4 +1,4 @@
-"""Offsets as JSON, and where a query starts and ends.
+"""Encodes offsets as JSON, and determines where a query starts and ends.
 
 A query's position is one queue offset per queue, the next one to read: `{"flights":{"0":23,"1":7}}` with one broker,
 `{"flights":{"broker-a:0":23}}` with several. The prefixed form is always accepted. Topics with many queues have a
@@ -9,9 +9,9 @@ A stream's offsets have more keys, which can't be topics:
     $broker   the broker's name, if there is only one: the checkpoint stays valid when another is added
     $initial  in a query's initial offset: whether it stands for "latest" or for other offsets
     $start    in a batch's end: where the batch starts in queues that the previous end does not have
-    $read     with `path`, for each broker: the physical offset (bytes) before which the last message of each queue is
-              that was read. RocketMQ begins at queue offset 0 again when a topic is deleted and created again; then the
-              message with that queue offset is behind it
+    $read     with `path`, for each broker: a physical offset (bytes) after all messages that were read. When a topic of
+              RocketMQ is deleted and created again, its queue offsets begin at 0 again; a message with a queue offset
+              that was read, but stored after $read, shows this
 
 Spark stores a batch's end in the checkpoint, but not the initial offset, and asks for it again if the first batch was
 not finished; "latest" has moved by then, and "earliest" as well once retention has run. With $start the checkpoint
@@ -46,13 +46,13 @@ OffsetMap = dict[QueueKey, int]
 
 
 class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's decoded offset."""
+    """A stream's decoded offset; `started`, `initial` and `read` are $start, $initial and $read."""
 
     positions: OffsetMap
     started: OffsetMap = {}
     initial: str | None = None
     read: dict[str, int] = {}
-    """broker -> physical offset behind the last messages that were read"""
+    """broker -> physical offset after all messages that were read"""
 
 
 def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
@@ -63,7 +63,7 @@ def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
 def encode_positions(
     positions: Mapping[QueueKey, int], brokers: tuple[str, ...]
 ) -> dict[str, dict[str, int | list[int]]]:
-    """Return `positions` for JSON. Equal positions give equal JSON: keys are sorted."""
+    """Return `positions` for JSON: topic -> queue -> queue offset (see `runs`). Equal positions give equal JSON."""
     found: dict[str, dict[str, int | list[int]]] = {}
     for (topic, broker), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
         prefix = "" if len(brokers) == 1 else f"{broker}:"
@@ -75,9 +75,10 @@ def encode_positions(
 def decode_positions(
     found: Mapping[str, Any], brokers: Brokers, option: str = "checkpoint", *, unnamed: str | None = None
 ) -> OffsetMap:
-    """Return the positions in parsed JSON. OptionError, naming `option`, if they are not of these brokers.
+    """Return the positions in parsed JSON. Keys that begin with "$" are skipped.
 
-    `unnamed`: the broker of queues without a broker's name, if it is known.
+    `unnamed`: the broker of queues without a broker's name, if it is known. OptionError, naming `option`, if they are
+    malformed, name a broker that is not one of `brokers`, or lack the name where there are several.
     """
     _check_offsets(found, option)
     positions: OffsetMap = {}
@@ -102,15 +103,15 @@ def decode_positions(
 
 
 def _check_offsets(found: object, option: str) -> None:
-    """OptionError unless `found` is parsed JSON of offsets."""
+    """OptionError unless `found` is a JSON object."""
     if not isinstance(found, Mapping):
         raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
 
 
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
-    """Return the queue that `text` names; without a broker's name, that queue of every broker.
+    """Return the queue that `text` (see QUEUE_TEXT) names; without a broker's name, that queue of every broker.
 
-    OptionError for a broker that is not read, and, if `one`, for a name that several brokers' queues have.
+    OptionError for a broker that is not read; with `one`, also for a text that names queues of several brokers.
     """
     broker, _, number = text.rpartition(":")
     broker = brokers.name_of(broker)
@@ -140,7 +141,7 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 
 def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
-    """Decode a stream's offset. OptionError if it is not an offset of these brokers."""
+    """Decode a stream's offset. OptionError if it is malformed, or not an offset of these brokers."""
     _check_offsets(found, "checkpoint")
     _check_offsets(found.get(READ, {}), "checkpoint")
     # A single broker may have been renamed, so its name counts only among others.
@@ -157,7 +158,10 @@ def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
 
 
 def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
-    """Return the existing queues that the options subscribe to, sorted. Topics without a queue are not waited for."""
+    """Return the existing queues that the options subscribe to, sorted. Topics and queues that don't exist are skipped.
+
+    OptionError if `assign` names a broker that is not read.
+    """
     brokers = source.brokers()
     if options.assign is not None:
         wanted = {
@@ -176,7 +180,7 @@ def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
 
 
 def missing_topics(source: LogSource, options: SourceOptions) -> list[str]:
-    """Return the topics that the options name and that have no queue: they are misspelt, or without a message yet."""
+    """Return the topics that the options name and that have no queue: they are misspelt, or have no message yet."""
     named = options.subscribe if options.subscribe is not None else tuple(options.assign or ())
     return [topic for topic in named if not source.queues(frozenset({topic}))]
 
@@ -217,10 +221,11 @@ def _resolve(
     *,
     at_start: bool,
 ) -> OffsetMap:
-    """Return an offset for every queue.
+    """Return a queue offset for every queue; for a time after the last record, the queue's end.
 
-    OptionError: offsets or times by queue that omit one or name an unknown one; a starting time after the last record
-    of a queue, unless startingOffsetsByTimestampStrategy is latest.
+    OptionError for offsets or times by queue that omit a queue or name a topic that is not read, for an offset above 0
+    of a queue that does not exist, and for a starting time after the last record of a queue, unless
+    startingOffsetsByTimestampStrategy is latest.
     """
     if isinstance(position, AtEdge):
         return {queue: _edge(source, queue, position.edge) for queue in queues}

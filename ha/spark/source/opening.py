@@ -8,7 +8,10 @@ from ha.spark.source.options import SourceOptions
 
 
 def open_source(options: SourceOptions) -> LogSource:
-    """Open the source of the option `path` or `servers`. StoreUnreadable, ClientError or OptionError if that fails."""
+    """Open the source of the option `path` or `servers`, with that of `archive` or `isolation` around it.
+
+    StoreUnreadable, ClientError, ArchiveDamaged or OptionError if that fails.
+    """
     source = _open(options)
     if options.archive is not None:
         from ha.spark.source.archived_source import ArchivedSource

@@ -1,4 +1,4 @@
-"""The source's options: names and behaviour are spark-sql-kafka's where the concept is the same.
+"""Parses the source's options; names and behaviour are spark-sql-kafka's where the concept is the same.
 
 Precedence, as there: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same for ending….
 Unlike there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of Kafka's own
@@ -51,7 +51,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...] = ()
     """Name servers, host:port"""
     archive: str | None = None
-    """Directory of an archive of the log, which a stream reads first"""
+    """Archive of the log, whose messages a stream reads first"""
     subscribe: tuple[str, ...] | None = None
     subscribe_pattern: str | None = None
     assign: dict[str, tuple[str, ...]] | None = None
@@ -60,12 +60,13 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     starting_option: str = "startingOffsets"
     """The option that `starting` came from, for messages"""
     no_match: Literal["error", "latest"] = "error"
-    """The result of a starting time later than every record"""
+    """What a starting time after a queue's last record means: an OptionError, or the queue's end"""
     ending: Position = AtEdge(LATEST)
     ending_option: str = "endingOffsets"
     min_partitions: int | None = None
     cores: int = 1
-    """Value of min_partitions if that is None: the cores of the driver's host, the only ones known here"""
+    """Number of tasks if min_partitions is None (fewer for few records): the cores of the driver's host, the only ones
+    known here"""
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = 256 << 20
     max_offsets_per_trigger: int | None = None
@@ -79,7 +80,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Number of retries if a queue's end is before what was read already"""
     offset_retry_interval_ms: int = 1000
     columns: tuple[str, ...] = DEFAULT_COLUMNS
-    """The selected ones; with `kafka_columns` those of `kafka_columns.SOURCES`, too"""
+    """The selected columns, which with `kafka_columns` may also be Kafka's (`kafka_columns.SOURCES`)"""
     kafka_columns: bool = False
     damaged_records: Literal["report", "skip", "fail"] = "report"
     verify_crc: bool = False
@@ -91,17 +92,17 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_whole_topics(self) -> bool:
-        """Whether every record of some topics is read, so that it can be done in physical order."""
+        """Whether all records of the selected topics are read, which can be done in physical order."""
         return self.assign is None and self.starting == AtEdge(EARLIEST) and self.ending == AtEdge(LATEST)
 
     @property
     def is_trigger_unlimited(self) -> bool:
-        """Whether a micro-batch reads everything there is."""
+        """Whether a micro-batch reads all records that exist."""
         return self.max_offsets_per_trigger is None and self.max_bytes_per_trigger is None
 
     @property
     def reads_everything(self) -> bool:
-        """Whether these are all topics."""
+        """Whether all records of all topics are read."""
         return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None
 
     def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
@@ -113,7 +114,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             message_size_max=self.message_size_max,
             on_damage=self.damaged_records,
             verify_crc=self.verify_crc,
-            # Records that retention deleted after the batch was planned may be in the archive: plan the batch again.
+            # With an archive, records that retention deleted after planning may be in it. If the task fails, they are
+            # read from there when the query is started again.
             fail_on_data_loss=self.fail_on_data_loss or self.archive is not None,
         )
 
@@ -179,7 +181,7 @@ _KAFKA_ONLY = {
 
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
-    """Parse the options for a `kind` of query; names in any case. OptionError for the first invalid one."""
+    """Parse the options for a `kind` of query; names in any case. OptionError for the first invalid option found."""
     given = GivenOptions({_known(key): value for key, value in raw.items()})
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
         if name in given:
@@ -226,10 +228,13 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
 
 
 def parse_any(raw: Mapping[str, str]) -> SourceOptions:
-    """Parse the options before the kind of query is known. OptionError if they suit neither."""
+    """Parse the options before the kind of query is known: as a stream's, or as a batch's if they have an ending.
+
+    OptionError if they are valid for neither.
+    """
     kind: Kind = "stream" if any(_known(key) in _STREAM_ONLY for key in raw) else "batch"
     if kind == "batch" and not any(_known(key) in _BATCH_ONLY for key in raw):
-        # startingOffsets=latest is invalid only in a batch; nothing else distinguishes the kinds here.
+        # A stream accepts all other options of a batch, and more, such as archive and startingOffsets=latest.
         kind = "stream"
     return parse_options(raw, kind)
 

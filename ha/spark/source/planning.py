@@ -1,4 +1,4 @@
-"""Plans what a batch reads, and divides it among tasks. Pure functions over a `LogSource`."""
+"""Plans what a batch reads from a `LogSource`, and divides it among tasks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ logger = logging.getLogger("ha.spark")
 RECORDS_WORTH_A_TASK = 8192
 """Minimum records worth a task: about 5 ms to start one, 1–2 µs a record."""
 RECORDS_PER_TASK = 262_144
-"""Records of a task where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
+"""Maximum records of a task where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
 
 
 def report_loss(fail_on_data_loss: bool, what: str, first: int, end: int, reason: str) -> None:
-    """Raise RecordsGone, or log a warning with the same text if the option failOnDataLoss is off."""
+    """Raise RecordsGone for offsets [first, end) of `what`, or log a warning if `fail_on_data_loss` is off."""
     loss = RecordsGone(what, first, end, reason)
     if fail_on_data_loss:
         raise loss
@@ -36,8 +36,8 @@ def wait_for(
 ) -> OffsetMap:
     """Return the queues whose end is before `wanted`, with their ends, after up to `retries` refreshes.
 
-    An end moves back while a replica is copied again or recovers, and when a topic is deleted. The first two are
-    transient.
+    `pause` is called before each refresh. An end moves back while a replica is copied again or recovers, which is
+    transient, and when a topic is deleted.
     """
     for attempt in range(retries + 1):
         short = {}
@@ -61,7 +61,7 @@ def wait_for(
 def slices_between(
     source: LogSource, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], *, fail_on_data_loss: bool
 ) -> list[QueueSlice]:
-    """Return the slices to read between two positions, without missing records.
+    """Return the slices to read between two positions, sorted, without missing records.
 
     A queue without a start begins with its first record. RecordsGone, unless `fail_on_data_loss` is off, for records
     that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log now).
@@ -98,8 +98,9 @@ def task_count(
 ) -> int:
     """Return the number of tasks for `record_count` records of `byte_count` bytes (None: unknown); 0 for none.
 
-    At least `min_partitions`; without it enough for `cores`, each of at least RECORDS_WORTH_A_TASK. None reads more
-    than `records_max`, or (approximately) `bytes_max`.
+    At least `min_partitions`; without it `cores`, or fewer so that each task has RECORDS_WORTH_A_TASK. No task reads
+    more than `records_max` records, or (if records have about the same size) `bytes_max` bytes. At most one task per
+    record.
     """
     if record_count == 0:
         return 0
@@ -115,7 +116,7 @@ def _ceil(amount: int, each: int) -> int:
 
 
 def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]:
-    """Cut `slices` into `count` parts of equally many records (±1), in their order.
+    """Divide `slices` into `count` parts of equally many records (±1), in their order.
 
     Small queues share a task and a large one is split: sixteen queues of a topic do not require sixteen tasks per
     batch.
@@ -161,7 +162,7 @@ def clip(slices: Sequence[QueueSlice], where: RowFilter) -> list[QueueSlice]:
 
 
 def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
-    """Return the size of all records in `slices`; None if it is unknown."""
+    """Return the size of all records in `slices` in bytes; None if it is unknown."""
     total = 0
     for part in slices:
         size = source.queue_bytes(*part)
@@ -172,7 +173,7 @@ def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
 
 
 def queue_tasks(slices: Sequence[QueueSlice], source: LogSource, options: SourceOptions) -> list[LogPartition]:
-    """Return the tasks that read `slices`, as many as the options ask for."""
+    """Return the tasks that read `slices`; `task_count` and the options determine how many."""
     count = task_count(
         sum(part.entry_count for part in slices),
         total_bytes(slices, source),

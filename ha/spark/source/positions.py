@@ -1,4 +1,4 @@
-"""Where a query starts and ends, as given by its options, before the queues are known."""
+"""Parses where a query starts and ends, as given by its options, before the queues are known."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ PerQueue = dict[str, dict[str, int]]
 
 
 class AtEdge(msgspec.Struct, frozen=True):
-    """Every queue at its first (EARLIEST) or next (LATEST) record."""
+    """Every queue at its first record (EARLIEST) or its end (LATEST)."""
 
     edge: int
 
 
 class AtOffsets(msgspec.Struct, frozen=True):
-    """Each queue at its own offset, or EARLIEST or LATEST."""
+    """Each queue at its own queue offset, or EARLIEST or LATEST."""
 
     offsets: PerQueue
 
 
 class AtTime(msgspec.Struct, frozen=True):
-    """Every queue at its first record stored at or after `timestamp_ms`."""
+    """Every queue at its first record stored at or after `timestamp_ms` (since 1970)."""
 
     timestamp_ms: int
 
 
 class AtTimes(msgspec.Struct, frozen=True):
-    """Each queue at its first record stored at or after its own time, in ms."""
+    """Each queue at its first record stored at or after its own time (in ms since 1970)."""
 
     timestamps_ms: PerQueue
 
@@ -43,7 +43,11 @@ Position = AtEdge | AtOffsets | AtTime | AtTimes
 
 
 def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Position, str]:
-    """Return where to start or end (`side`) and the option that determines it, by precedence. OptionError."""
+    """Return where to start or end, and the name of the option that determines it.
+
+    `side`: "starting" or "ending". Of several options, Timestamp precedes OffsetsByTimestamp and Offsets. `default`
+    applies if there is none. OptionError for an invalid value.
+    """
     name = f"{side}Timestamp"
     if name in given:
         return AtTime(given.read(name, count(least=0))), name
@@ -80,7 +84,10 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
 
 
 def check_batch_positions(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
-    """OptionError for positions that are invalid in a batch: it would read nothing, or end before it starts."""
+    """OptionError for positions that are invalid in a batch.
+
+    It would read nothing or end before it starts, or the positions have different queues.
+    """
     if starting == AtEdge(LATEST):
         raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")
     if ending == AtEdge(EARLIEST):

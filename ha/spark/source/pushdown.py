@@ -1,7 +1,8 @@
 """Converts Spark's filters to a `RowFilter`.
 
-A condition that a `RowFilter` expresses exactly is applied only there. One that it expresses too widely (keys, as Spark
-compares the whole list; a broker's name) narrows the reading and is also left to Spark, as is everything else.
+A condition that a `RowFilter` expresses exactly is applied only there. One that it expresses too widely (on keys, as
+Spark compares the whole list), or that selects brokers, narrows the reading and is also left to Spark. All others are
+left to Spark alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class Pushed(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters that narrow the reading."""
+    """The filters that narrow the reading. `brokers`: names of the brokers to read; None for all."""
 
     where: RowFilter = RowFilter()
     brokers: frozenset[str] | None = None
@@ -39,14 +40,14 @@ def pushdown_is_on() -> bool:
     """Return whether this process plans a scan with filters.
 
     Spark refuses a reader that has `pushFilters` unless spark.sql.python.filterPushdown.enabled is set, and does not
-    expose the setting to Python. But with the setting on it plans in a process that runs a different module.
+    expose the setting to Python. But with the setting on, it plans in a process that runs another module (_PLANNER).
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
 
 
 def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, list[Filter]]:
-    """Return what narrows the reading of `columns`, and the filters that Spark must still apply, by identity."""
+    """Return what narrows the reading of `columns`, and those objects of `filters` that Spark must still apply."""
     names = {column.lower(): column for column in columns}
     pushed = Pushed()
     left: list[Filter] = []
@@ -117,10 +118,10 @@ def _is_whole(value: Any) -> bool:
 def _bounds(condition: Filter, unit: int) -> tuple[int | None, int | None] | None:
     """Return the range [begin, end) of column values that satisfy a comparison with a whole number or a time.
 
-    `unit`: how many units of the filter's value make one of the column: 1000 for µs and ms. None if the value has
-    another type.
+    A bound is None where there is none; the result is None for another kind of condition or value. `unit`: how many
+    units of the filter's value make one of the column: 1000 for a time (µs and ms), 1 for a number.
 
-    Store times are whole milliseconds and Spark's are microseconds: t > 1.5 ms is t >= 2 ms, t >= 1.5 ms too.
+    Store times are whole milliseconds and Spark's are microseconds: t > 1.5 ms is t >= 2 ms, and so is t >= 1.5 ms.
     """
     value = getattr(condition, "value", None)
     if isinstance(value, datetime) and unit == 1000:

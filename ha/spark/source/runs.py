@@ -1,7 +1,7 @@
-"""Numbers of many queues as short JSON: one member for consecutive queues of a topic.
+"""Encodes numbers of many queues as short JSON: one member for consecutive queues of a topic.
 
     {"0-99": 500}               each of the queues 0 to 99 is at 500
-    {"0-3": [500, 2, 0, -1]}    queue 0 is at 500, and the others where these differences to it say: 502, 500, 499
+    {"0-3": [500, 2, 0, -1]}    queue 0 is at 500, and the others at 502, 500 and 499: differences to queue 0
 
 The queues of a topic are usually close to each other, so a queue takes three bytes instead of eighteen. Topics with
 few queues are written queue by queue, which is easier to read; that form is always accepted.
@@ -22,7 +22,7 @@ _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def encode_runs(numbers: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int | list[int]]]:
-    """Yield the members for (queue, number) pairs, which ascend by queue."""
+    """Yield the JSON members (name, value) for the (queue, number) pairs of a broker's topic, ascending by queue."""
     if len(numbers) < QUEUES_WORTH_RUNS:
         yield from ((str(queue), number) for queue, number in numbers)
         return
@@ -37,9 +37,10 @@ def encode_runs(numbers: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int |
 
 
 def decode_run(text: str, value: Any) -> tuple[str, int, list[int]]:
-    """Return the broker's name with its colon ("" without), the first queue, and the number of each queue from it on.
+    """Decode a JSON member: return the broker's name with its colon ("" without a name), the first queue, and the
+    numbers of that queue and the following ones.
 
-    ValueError, which says why, for anything else.
+    ValueError, with the reason, if it is not such a member.
     """
     broker, colon, queues = text.rpartition(":")
     found = _NUMBERS.fullmatch(queues)

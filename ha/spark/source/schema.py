@@ -1,4 +1,4 @@
-"""The log's columns in Spark's types, and checks of a schema given by the user.
+"""Defines the log's columns in Spark's types, and checks schemas given by the user.
 
 The data source API has no column pruning: a user selects the columns with the option `columns` or with `.schema(…)`.
 """
@@ -29,7 +29,7 @@ from ha.spark.source.kafka_columns import SOURCES, kafka_column
 
 SPARK_TYPES: dict[str, DataType] = {
     **{name: from_arrow_type(type_) for name, type_ in COLUMNS.items()},
-    # Elements are declared non-null, which they are, so that the JVM does not check each text, twice for each row.
+    # Declaring elements as non-null, which they are, saves the JVM two checks of each text.
     "keys": ArrayType(StringType(), containsNull=False),
     "properties": MapType(StringType(), StringType(), valueContainsNull=False),
 }
@@ -50,7 +50,7 @@ _TYPES = {**SPARK_TYPES, **KAFKA_TYPES}
 
 
 def types_of(*, kafka: bool) -> dict[str, DataType]:
-    """Return the columns that can be selected, with the option kafkaColumns or without."""
+    """Return the types of the columns that can be selected; `kafka`: with the option kafkaColumns."""
     return _TYPES if kafka else SPARK_TYPES
 
 
@@ -67,8 +67,8 @@ def read_columns(selected: Iterable[str], *, kafka: bool) -> tuple[str, ...]:
 def columns_of(schema: StructType, *, kafka: bool = False) -> tuple[str, ...]:
     """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
-    OptionError for a name that is not a column, a repeated one, one that is NOT NULL (as a damaged record's fields may
-    be null), and another type than the column's: nothing is cast.
+    OptionError for a schema without columns, and for a column that does not exist, is repeated, has another type
+    (nothing is cast), or is NOT NULL (fields of a damaged record may be null).
     """
     columns = []
     types = types_of(kafka=kafka)
@@ -104,7 +104,7 @@ def batch_schema(schema: StructType) -> pa.Schema:
 def conform(batch: pa.RecordBatch, schema: pa.Schema, selected: tuple[str, ...]) -> pa.RecordBatch:
     """Return the selected columns of `batch` under `schema`.
 
-    Copies nothing if they are the log's: the schemas differ only in spelling and nullability then.
+    Copies nothing if they are columns of the log: then the schemas differ only in the case of names and in nullability.
     """
     if batch.schema.equals(schema):
         return batch

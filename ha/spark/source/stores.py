@@ -1,8 +1,8 @@
-"""Which brokers the directories of the option `path` belong to, and which of them are replicas of one log.
+"""Finds which brokers the directories of the option `path` belong to, and which of them are replicas of one log.
 
-A broker's name is the one that its store states, as by `servers`; a checkpoint holds for both. A store without one,
-such as RocketMQ's, is named after its directory, as all were by earlier versions: these names stay valid in checkpoints
-and options, as aliases.
+A broker has the name that its store states, the same as with `servers`, so that a checkpoint is valid for both. A store
+without a name, such as RocketMQ's, is named after its directory. Earlier versions named all stores like that, so these
+names are aliases, which stay valid in checkpoints and options.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ha.errors import OptionError, StoreUnreadable
 from ha.spark.source.log_source import Brokers
 
 Paths = tuple[str, ...]
-"""The replicas of one log, best first."""
+"""Directories with replicas of one log, the one to read first."""
 
 
 class Stores(msgspec.Struct, frozen=True):
-    """Broker name -> directories of its replicas, in the order given; and the brokers' names with their aliases."""
+    """`replicas`: broker name -> directories, in the order given. `brokers`: the names, with their aliases."""
 
     replicas: dict[str, Paths]
     brokers: Brokers
@@ -32,8 +32,9 @@ class Stores(msgspec.Struct, frozen=True):
 def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> Stores:
     """Return the stores that `paths` name; globs are expanded and sorted.
 
-    StoreUnreadable for a path that matches nothing. OptionError unless there is one name for each directory, or none at
-    all, or if replicas of one log have different names, or different logs one name.
+    With `broker_names`, directories with the same name count as replicas. StoreUnreadable for a glob that matches no
+    directory. OptionError if there are names, but not one for each directory; if replicas of one log have different
+    names; and without names, if different logs would be named after directories with the same name.
     """
     directories = _directories(paths)
     if broker_names and len(broker_names) != len(directories):
@@ -67,7 +68,7 @@ def _directories(paths: Sequence[str]) -> list[str]:
 
 
 def _logs(directories: Sequence[str]) -> list[int]:
-    """Return a number for each directory; equal ones for replicas of one log."""
+    """Return a number for each directory, equal for replicas of one log."""
     logs = list(range(len(directories)))
     for one, other in combinations(range(len(directories)), 2):
         if is_same_log(Path(directories[one]), Path(directories[other])):
@@ -76,9 +77,10 @@ def _logs(directories: Sequence[str]) -> list[int]:
 
 
 def _own_names(directories: Sequence[str], logs: Sequence[int]) -> list[str]:
-    """Return the name of each directory's broker: the stored one, else that of the log's first directory.
+    """Return the name of each directory's broker: the stored one, else the name of the log's first directory.
 
-    If different logs have the same stored name, they are of several clusters, and that name is not used.
+    If different logs have the same stored name, they are of several clusters, and that name is not used. OptionError
+    if two logs would be named after directories with the same name.
     """
     first: dict[int, str] = {}
     stored: dict[int, str] = {}

@@ -1,8 +1,8 @@
-"""The log as a stream: micro-batches between two positions of every queue.
+"""Reads the log as a stream: micro-batches between two positions of every queue.
 
-The object on the driver lives as long as the query, in one Python process; it keeps the log open and the limit of the
-current trigger. State that must survive that process is in the offsets (see `offsets`): a batch that is run again after
-a restart reads the same records.
+The reader on the driver lives as long as the query, in one Python process, and keeps the log open. State that must
+survive that process is in the offsets (see `offsets`): a batch that is run again after a restart reads the same
+records.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ logger = logging.getLogger("ha.spark")
 _LOOK_FREE_S = 0.001
 _LOOK_REST_FACTOR = 4
 _LOOK_REST_MAX_S = 1.0
-"""Maximum delay of an examination of the log after one that found nothing. The delay is _LOOK_REST_FACTOR times the
-duration of that examination, so that an idle query costs at most about a fifth of a core. Spark polls an idle query
-every 10 ms, and examining 256 queues takes as long.
+"""Maximum delay of an examination of the log after one that found nothing and took longer than _LOOK_FREE_S. The delay
+is _LOOK_REST_FACTOR times the duration of that examination, so that an idle query costs about a fifth of a core (more
+if an examination takes over 0.25 s). Spark polls an idle query every 10 ms, and examining 256 queues takes as long.
 """
 
 _TASKS_EXPECTED = 256
-"""Number of tasks above which a micro-batch without a limit causes a warning: nothing of the batch counts until all
-tasks are done.
+"""Number of tasks above which a micro-batch without a limit causes a warning, as it has no result until all tasks are
+done.
 """
 
 
@@ -81,7 +81,7 @@ class StreamPlanner:
         self._read_up: dict[str, Any] | None = None
 
     def initial(self) -> dict[str, Any]:
-        """Return where a new query starts."""
+        """Return the offset at which a new query starts. OptionError as in `starting_positions`."""
         self._source.refresh()
         for topic in missing_topics(self._source, self._options):
             logger.warning('stream.topic_missing topic=%r hint="it is read from its first message on"', topic)
@@ -99,13 +99,15 @@ class StreamPlanner:
         return starting == AtEdge(LATEST)
 
     def freeze(self) -> None:
-        """Fix the current end as the end of the query (Trigger.AvailableNow)."""
+        """Fix the current ends of the queues as the end of the query (Trigger.AvailableNow)."""
         self._source.refresh()
         self._target = self._ends()
 
     def _look(self) -> bool:
-        """Refresh the log, unless the last refresh was recent, expensive and found nothing. Returns whether it may have
-        changed."""
+        """Refresh the log, unless the last refresh was recent, expensive and found nothing.
+
+        Returns whether the log may have changed.
+        """
         began_s = self._clock_s()
         if began_s < self._rests_until_s or not self._source.refresh():
             return False
@@ -119,7 +121,11 @@ class StreamPlanner:
         return {queue: self._source.queue_range(queue).end for queue in subscribed(self._source, self._options)}
 
     def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next batch ends; `start` itself if there is none yet."""
+        """Return the offset at which the next batch ends, within `limit` and the options' limits.
+
+        `start` itself if there is no batch yet. RecordsGone as in `_still_there`; OptionError if `start` is of other
+        brokers.
+        """
         if not self._look() and start == self._read_up:
             return start
         brokers = self._source.brokers()
@@ -147,9 +153,9 @@ class StreamPlanner:
         return encode_stream(StreamOffset(positions=end_of, started=started, read=self._read_places(end_of)), brokers)
 
     def _still_there(self, at: StreamOffset) -> OffsetMap:
-        """Return the positions, without those of deleted queues. If a queue's end moved back, its position is that end.
+        """Return the positions without those of deleted queues. If a queue's end moved back, its position is that end.
 
-        RecordsGone instead, unless failOnDataLoss is off.
+        RecordsGone for such queues, unless failOnDataLoss is off. Waits first for ends that moved back; see `wait_for`.
         """
         positions = at.positions
         found = self._without_created_again(at)
@@ -163,9 +169,9 @@ class StreamPlanner:
         return found
 
     def _without_created_again(self, at: StreamOffset) -> OffsetMap:
-        """Return the positions without those of queues whose last message is another one than the one that was read.
+        """Return the positions without those of queues whose last read message has been replaced by another one.
 
-        RecordsGone instead, unless failOnDataLoss is off: all messages of the new topic are then read.
+        RecordsGone for such queues, unless failOnDataLoss is off; then all messages of the new topic are read.
         """
         found = dict(at.positions)
         for queue, offset in at.positions.items():
@@ -179,7 +185,10 @@ class StreamPlanner:
         return found
 
     def _read_places(self, positions: OffsetMap) -> dict[str, int]:
-        """Return for each broker the physical offset behind the last messages before `positions`, if it is known."""
+        """Return for each broker a physical offset after all messages before `positions`, if it is known.
+
+        Empty with `servers`.
+        """
         places: dict[str, int] = {}
         for queue, offset in positions.items() if not self._options.servers else ():
             if offset:
@@ -201,7 +210,7 @@ class StreamPlanner:
             records_min = limit.min_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        # Nothing may wait under AvailableNow: no more will come.
+        # With AvailableNow nothing waits, as no more records are read.
         if records_min and self._target is None and self._delay.holds_back(record_count(start, end)):
             return start
         if records_max is not None:
@@ -231,11 +240,11 @@ class StreamPlanner:
         return ReadAllAvailable()
 
     def report_latest(self) -> dict[str, Any] | None:
-        """Return the ends that `latest` found last, without limits."""
+        """Return the ends of the queues that `latest` found last, without limits; None before the first call."""
         return dict(encode_positions(self._latest, self._source.brokers())) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
-        """Return the tasks of a batch. RecordsGone as in `slices_between`."""
+        """Return the tasks of a batch. RecordsGone as in `slices_between`, and for queues that were created again."""
         brokers = self._source.brokers()
         first, last = decode_stream(start, brokers), decode_stream(end, brokers)
         # After a restart the log may need to catch up with what was read before it.
@@ -263,7 +272,7 @@ class StreamPlanner:
 
 
 class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's interface: on the driver through a planner that is created when needed, in tasks only `read`."""
+    """Spark's interface. On the driver it uses a planner, created at the first call; tasks call only `read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -284,25 +293,25 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where a new query starts."""
+        """Return the offset at which a new query starts."""
         return self.planner.initial()
 
     @without_traceback()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return where the next batch ends."""
+        """Return the offset at which the next batch ends."""
         return self.planner.latest(start, limit)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the options' limit of a trigger."""
+        """Return the limit that the options set; see `StreamPlanner.default_limit`."""
         return self.planner.default_limit()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the last known end of the log."""
+        """Return the last known ends of the queues; None before the first batch."""
         return self.planner.report_latest()
 
     @without_traceback()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the current end as the end of the query."""
+        """Fix the current ends of the queues as the end of the query."""
         self.planner.freeze()
 
     @without_traceback()

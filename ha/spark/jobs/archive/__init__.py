@@ -1,4 +1,4 @@
-"""The log as Parquet, Delta or Iceberg, each record once, and how to read it."""
+"""Archives the log as Parquet, Delta or Iceberg, each record once, and reads such archives."""
 
 from ha.spark.jobs.archive.job import archive
 from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, archive_path

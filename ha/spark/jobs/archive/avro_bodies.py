@@ -1,8 +1,8 @@
 """Decodes Avro bodies by the schema with which they were written. Requires fastavro, except for `columns`.
 
 A body is the binary encoding of one record, without the schema, and nothing else. It may be preceded by the marker and
-the fingerprint of this schema (Avro's single-object encoding). The headers of schema registries are not understood:
-they look like the first field of a record, so nothing tells a body with one from a body without.
+the fingerprint of this schema (Avro's single-object encoding). The headers of schema registries are not supported: they
+look like the first field of a record, so a body with a header can't be distinguished from a body without one.
 
 fastavro reads the underlying types. The logical types that have a type in Spark are converted here: fastavro would
 round a decimal that has too many digits, and can't represent all dates and times. Symbols of enums are looked up here
@@ -147,7 +147,7 @@ def _without(schema: Any, attributes: frozenset[str]) -> Any:
 
 
 class _Types:
-    """The types in a schema, which is valid. A named type is defined before it is used."""
+    """Converts the types in a valid schema, in which a named type is defined before it is used."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[pa.DataType, _Convert] | None] = {}

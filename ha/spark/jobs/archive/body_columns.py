@@ -1,4 +1,4 @@
-"""Columns of an archive that are decoded from bodies, by a schema for each topic. Uses no Spark job.
+"""Decodes columns of an archive from bodies, by a schema for each topic. Uses no Spark job.
 
 A body is decoded as a whole: if it is not of its topic's schema, or one value does not fit its column's type, all of
 its columns are null.
@@ -78,7 +78,7 @@ class BodyDecoder:
         return _array([None if body is None else decode(body) for body in plain], arrow)
 
     def append_columns(self, topic: str | None, rows: pa.RecordBatch, size_max: int) -> tuple[pa.RecordBatch, int]:
-        """Append all columns to archived rows of `topic`, and return also how many bodies could not be decoded.
+        """Append all decoded columns to rows of `topic`; return the rows, and how many bodies could not be decoded.
 
         Columns of other topics are null. `size_max` as in `decode`.
         """

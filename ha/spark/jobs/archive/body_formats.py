@@ -1,4 +1,4 @@
-"""The formats of bodies from which an archive decodes columns."""
+"""Selects the module for a format of bodies from which an archive decodes columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 class BodyFormat(Protocol):
-    """What the module of a format offers."""
+    """The interface of the module of a format."""
 
     @property
     def ACCEPTED(self) -> str:  # noqa: N802 - a constant of the module
@@ -30,7 +30,7 @@ class BodyFormat(Protocol):
 
 
 def body_format(name: Literal["json", "avro", "protobuf"]) -> BodyFormat:
-    """Return the format of this name. Imported when it is used, since each worker process of Spark imports it."""
+    """Return the module of a format. It is imported only when it is used, to save each worker process of Spark that."""
     if name == "avro":
         from ha.spark.jobs.archive import avro_bodies
 

@@ -1,4 +1,4 @@
-"""Selects the files of an archive to merge: small neighbours in physical order, but no large file for little gain.
+"""Selects the files of an archive to merge: small neighbours in physical order, but no large file with small ones.
 
 A run of neighbours is merged when its largest file is at most half of it, so that a row is rewritten about log2(target
 / first size) times in total, however many small files continuous archiving adds.
@@ -15,10 +15,11 @@ from ha.spark.jobs.archive.manifest import ArchivedFile
 def plan_merges(
     files: Iterable[ArchivedFile], *, target_file_bytes: int, files_min: int
 ) -> list[tuple[ArchivedFile, ...]]:
-    """Return runs of at least `files_min` files to be merged, each of one topic and day and in physical order.
+    """Return runs of files to be merged, each of one topic and day and in physical order.
 
-    A run is cut where it reaches `target_file_bytes`; files of at least half that size are left alone. It is also cut
-    where the queue offsets of a topic begin again, so that the manifest still shows that (`State.created_again`).
+    A run has at least `files_min` files, or two if they reach `target_file_bytes`, where it is cut. Files of at least
+    half that size are not merged, and separate runs. A run is also cut where the queue offsets of a topic begin again,
+    so that the manifest still shows that (`State.created_again`).
     """
     partitions: dict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
     for file in files:

@@ -1,7 +1,7 @@
-"""The Delta table of an archive. Requires Delta Lake in Spark (jars, extension), which writes the table's log.
+"""Writes the Delta table of an archive. Requires Delta Lake in Spark (jars, extension), which writes the table's log.
 
 A commit of the table is a transaction of Delta with `txn.appId` = `halog/<broker>` and `txn.version` = the number of
-the broker's commit. A merge of files is marked as one (`dataChange` false), so streams over the table pass it over.
+the broker's commit. A merge of files is marked as one (`dataChange` false), so streams over the table skip it.
 Deleting files that only earlier versions have, with VACUUM, is up to the user.
 """
 
@@ -87,7 +87,7 @@ class DeltaTable:
             self._seen = version
 
     def expire(self) -> None:
-        """See ArchiveTable. VACUUM does it."""
+        """Do nothing: the user runs VACUUM."""
 
     @contextmanager
     def _active(self) -> Iterator[None]:

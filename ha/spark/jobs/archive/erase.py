@@ -5,8 +5,8 @@ with them. Files without such rows stay as they are; the others are written agai
 one commit of the manifest, like a merge, so a kill at any moment leaves the archive with all of the rows or with none.
 A Delta or Iceberg table follows; its earlier versions have the rows until they are deleted.
 
-The manifest records the physical offsets of what was erased, for the audit, and no keys. The log is not changed: it has
-the messages until retention deletes their segments, and so have its readers.
+The manifest records the physical offsets of what was erased, for the audit, and no keys. The log is not changed: its
+readers get the messages until retention deletes their segments.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RewriteTask(msgspec.Struct, frozen=True):
 
 
 def search_file(task: SearchTask) -> Found:
-    """Find the matching rows of a file."""
+    """Find the matching rows of a file. OSError if it can't be read."""
     finds = Finds()
     with pq.ParquetFile(Path(task.archive, task.file.path)) as parquet:
         for batch in row_batches(parquet, range(parquet.num_row_groups), list(SEARCHED)):
@@ -141,7 +141,8 @@ def erase(
 ) -> EraseResult:
     """Erase what `options` select, or count it. Progress in files.
 
-    Raises OptionError, ArchiveDamaged, ArchiveConflict (an archiver is running; with `dry_run` it may), DiskFailed.
+    Raises OptionError, ArchiveDamaged, DiskFailed, and ArchiveConflict if an archiver is running (with `dry_run` only
+    if its merge does not end).
     """
     target = archive_path(options.archive)
     names = _broker_names(target, options)

@@ -55,11 +55,11 @@ REQUIRED_COLUMNS = (
     "preparedTransactionOffset",
     "crcOk",
 )
-"""The columns without which (and the topic, in the path) a record could not be restored."""
+"""Columns that are needed to restore a record, in addition to the topic, which is in the path."""
 EXTRA_COLUMNS = ("tags", "keys", "uniqKey")
 """Columns derived from the others, for queries."""
 RAW_PROPERTIES = "propertiesRaw"
-"""Binary; the property string where it is not UTF-8 (`propertiesString` then has U+FFFD), null elsewhere."""
+"""Binary column with property strings that are not UTF-8 (`propertiesString` has U+FFFD there), else null."""
 
 _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
@@ -136,7 +136,8 @@ def archive_schema(columns: Iterable[str], body_columns: BodyColumns | None = No
 
 
 def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Read the rows of `task` with all its columns, topic first. RecordsGone if retention deleted them; CorruptLog."""
+    """Yield the rows of `task` with all its columns, topic first. RecordsGone if retention deleted them; CorruptLog for
+    a damaged record with `on_damage` "fail"."""
     options = ReadOptions(
         columns=("topic", *task.columns),
         decompress=False,
@@ -152,7 +153,10 @@ def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
 
 
 def write_range(task: RangeTask, attempt: int = 0) -> Written:
-    """Write the rows of `task` into staging. `attempt` separates the files of two attempts at the same task."""
+    """Write the rows of `task` into staging. Errors as in `read_task`, and OSError.
+
+    `attempt` is part of the files' names, so that two attempts at the same task write different files.
+    """
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     rows = damaged = 0
     last: LastRecord | None = None
@@ -171,7 +175,7 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
 
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:
-    """Rewrite the rows of the task's files in the same order into staging."""
+    """Write the rows of the task's files into staging, in the same order. OSError."""
 
     def rows() -> Iterator[pa.RecordBatch]:
         for source in task.sources:
@@ -216,8 +220,10 @@ def readable_statistics(column: pq.ColumnChunkMetaData) -> pq.Statistics | None:
 
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:
-    """Yield the rows of each topic and day of `batch`, in their order. A time outside of the years 1 to 9999, of a
-    damaged record, has no day."""
+    """Yield (topic, day, rows) for each topic and day of `batch`, with the rows in their order.
+
+    A damaged record has no day if its time is null or outside of the years 1 to 9999, and may have no topic.
+    """
     if not batch.num_rows:
         return
     topics = batch["topic"].dictionary_encode()
@@ -238,7 +244,7 @@ def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None
 
 
 def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
-    """Return the property strings that are not UTF-8, read from the log again: rare."""
+    """Return the property strings that are not UTF-8, null for others. They are rare, and read from the log again."""
     suspects = pc.match_substring(batch["propertiesString"], _REPLACEMENT)
     if not pc.any(suspects).as_py():
         return pa.nulls(batch.num_rows, pa.binary())
@@ -253,14 +259,15 @@ def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
 
 
 def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
-    """Return the last sound record of an archived file in physical offsets [begin, end). OSError, ArrowException."""
+    """Return the last sound record of an archived file in physical offsets [begin, end), or None. OSError or
+    ArrowException if the file can't be read."""
     within = (pc.field("physicalOffset") >= begin) & (pc.field("physicalOffset") < end)
     columns = ["physicalOffset", "storeSize", "bodyCRC", "storeTimestamp", "crcOk"]
     return _last_record(pq.read_table(path, columns=columns, filters=within, partitioning=None))
 
 
 def _last_record(rows: pa.RecordBatch | pa.Table) -> LastRecord | None:
-    """Return the last sound record."""
+    """Return the last sound record, or None."""
     sound = np.flatnonzero(pc.fill_null(rows["crcOk"], False).to_numpy(zero_copy_only=False))
     if not len(sound):
         return None
@@ -322,8 +329,12 @@ class _Files:
         return _File(self._folder / name, self._schema, self._task.files.compression_level)
 
     def _flush(self, partition: _Partition) -> None:
-        """Write the buffered rows of a file. Topics with few rows have nothing but a buffer until their file is
-        finished, so that any number of them gets one file each."""
+        """Write the buffered rows of a file. If it is not on disk yet, but _OPEN_FILES_MAX others are, first finish the
+        least recently flushed of these.
+
+        Topics with few rows have only a buffer until their file is finished, so that each of any number of topics gets
+        one file.
+        """
         if partition not in self._open and len(self._open) >= _OPEN_FILES_MAX:
             self._finish(next(iter(self._open)))
         self._open.pop(partition, None)

@@ -1,18 +1,18 @@
-"""The Iceberg table of an archive, written with PyIceberg, which requires neither Spark nor a server.
+"""Writes the Iceberg table of an archive with PyIceberg, which requires neither Spark nor a server.
 
 Its default catalog is the archive's folder itself, in the layout of Iceberg's Hadoop tables:
 
     archive/
       metadata/v7.metadata.json     the table's metadata, numbered from 1, never changed. A writer that finds its number
                                     taken reads that version and tries again
-      metadata/version-hint.text    7: where readers begin to look for the last one
+      metadata/version-hint.text    7: the number from which readers look for the last version
       metadata/*.avro               Iceberg's lists of the files under topic=…/date=…
 
 Table properties `halog.commit.<broker>` and `halog.covered-end.<broker>` state the last commit of each broker and the
 physical offset up to which its log is archived. Properties of a snapshot are `halog.broker`, `halog.commit`,
 `halog.covered-begin` and `halog.covered-end`.
 
-The files have no topic and date, which are their partition, and no field ids: the table has a name mapping.
+The files have no columns topic and date, which are their partition, and no field ids: the table has a name mapping.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _PARTITIONS = PartitionSpec(
 def open_iceberg_table(archive: Path, name: str) -> IcebergTable:
     """Open the table `name`, which is TABLE_IN_FOLDER or `catalog.namespace.table`, or create it.
 
-    OptionError if there is no such catalog, or if the table is another one.
+    OptionError if there is no such catalog, or if the table is not at the archive's path.
     """
     if name == TABLE_IN_FOLDER:
         catalog: Catalog = FolderCatalog(archive)

@@ -1,4 +1,4 @@
-"""`archive`: the log as Parquet files, also as a Delta or Iceberg table, by topic and day, each record once.
+"""`archive`: writes the log as Parquet files, also as a Delta or Iceberg table, by topic and day, each record once.
 
 The driver plans ranges of the commitlog from the end of the archive to the confirmed end of the log; executors read
 them with `ha.arrow` and write the files themselves; the driver commits. Committed ranges are never read again,
@@ -65,6 +65,7 @@ def archive(
 
 
 def _earlier_name(options: ArchiveOptions, target: Path) -> str | None:
-    """Return the name of the store's directory if the archive has only that one: earlier versions used it."""
+    """Return the name of the store's directory, which earlier versions used, if the archive has a broker of that name
+    and none of the name that the store states; else None."""
     name, known = Path(options.path).resolve().name, brokers(target)
     return name if name in known and stored_broker_name(Path(options.path)) not in known else None

@@ -1,4 +1,4 @@
-"""The manifest of one broker: the files of its archive, and atomic changes to them.
+"""Keeps the manifest of one broker: the list of the files of its archive, and atomic changes to it.
 
     archive/
       topic=flights/date=2026-11-21/part-<broker>-<first physical offset>-<sequence>-<n>.zstd.parquet
@@ -13,14 +13,14 @@
 Spark, Delta and pyarrow ignore names that begin with an underscore.
 
 Steps of a commit: (1) files are written and synced in staging; (2) the commit's JSON is written, synced and *linked* to
-its number, which fails if that number is taken: now the commit is effective; (3) the files it removes are deleted and
-its own are renamed into place; (4) `applied` is replaced. After a kill, the next run on the archive finishes (3) and
-(4), and deletes the rest of staging. Each step can be repeated.
+its number, which fails if that number is taken: now the commit is effective; (3) the files it removes are deleted
+(unless a Delta or Iceberg table has them) and its own are renamed into place; (4) `applied` is replaced. After a kill,
+the next run on the archive finishes (3) and (4), and deletes the rest of staging. Each step can be repeated.
 
-A reader that lists the directory sees only committed rows and none twice. While a commit is applied (milliseconds) it
-may see a part of it; while a compaction is applied, rows of the merged files may be missing for that moment; a reader
-that listed before a compaction and opens after it fails with "file not found" and must be run again. `read_archive`
-reads the files in the manifest, so only the last of these can happen to it.
+A reader that lists the directory sees only committed rows and, without a Delta or Iceberg table, none twice. While a
+commit is applied (milliseconds) it may see a part of it; while a compaction is applied, rows of the merged files may be
+missing for that moment; a reader that listed before a compaction and opens after it fails with "file not found" and
+must be run again. `read_archive` reads the files in the manifest, so only the last of these can happen to it.
 
 An object store has no rename and no link. There, step 2 would be a conditional put (If-None-Match: *), files would be
 written under their final names, and only readers that use the manifest would be correct; Delta works this way.
@@ -70,7 +70,7 @@ class QueueSpan(msgspec.Struct, frozen=True, array_like=True):
 class ArchivedFile(msgspec.Struct, frozen=True):
     """One Parquet file. `path` and `staged` are relative to the archive; physical offsets [begin, end) in bytes.
 
-    `topic` and `date` are None for damaged records that tell neither."""
+    `topic` or `date` is None for damaged records in which it can't be read."""
 
     path: str
     staged: str
@@ -105,11 +105,11 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     topics: dict[str, int] = {}
-    """Topics that were erased as a whole -> the physical offset (bytes) up to which"""
+    """Topic -> physical offset (bytes) before which all of its rows were erased"""
     physical_offsets: tuple[int, ...] = ()
     """Physical offsets of the other erased rows, ascending"""
     spans: dict[str, tuple[QueueSpan, ...]] = {}
-    """Topic -> queue offsets of its rows"""
+    """Topic -> queue offsets of its erased rows"""
 
 
 class BodyColumns(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class Scope(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()
     """Topics that it does not hold; none in archives of earlier versions"""
     table: str = ""
-    """The Delta or Iceberg table that has the files, too: TABLE_IN_FOLDER, or `catalog.namespace.table`"""
+    """The Delta or Iceberg table with the same files: TABLE_IN_FOLDER, or `catalog.namespace.table`; "" for none"""
     body_columns: BodyColumns | None = None
 
 
@@ -174,7 +174,7 @@ class State(msgspec.Struct, kw_only=True):
         return sum(file.rows for file in self.files.values())
 
     def holds(self, topic: str) -> bool:
-        """Return whether the archive holds `topic`, as far as it goes."""
+        """Return whether the archive has the messages of `topic` within its covered offsets."""
         scope = self.scope
         return scope is not None and topic not in scope.left_out and (scope.topics is None or topic in scope.topics)
 
@@ -262,7 +262,10 @@ class Manifest:
             yield
 
     def state(self, *, applied_only: bool = False) -> State:
-        """Return the state after all commits; without the last one if `applied_only` and its files are not in place."""
+        """Return the state after all commits; without the last one if `applied_only` and its files are not in place.
+
+        ArchiveDamaged if a commit is missing or can't be read; OptionError for a Delta archive of halog 0.1.
+        """
         end = self.applied() if applied_only else None
         state = State(broker_name=self.broker_name)
         numbers, states = self._numbers()
@@ -278,7 +281,7 @@ class Manifest:
         return state
 
     def applied(self) -> int:
-        """Return the number of the last commit whose files are in place."""
+        """Return the number of the last commit whose files are in place; 0 if there is none. ArchiveDamaged."""
         try:
             return int((self.folder / "applied").read_text())
         except FileNotFoundError:
@@ -287,12 +290,15 @@ class Manifest:
             raise ArchiveDamaged(self.archive, f"{self.folder / 'applied'} holds no number") from None
 
     def unapplied(self) -> Commit | None:
-        """Return the commit whose files are not known to be in place."""
+        """Return the last commit if its files are not known to be in place, else None. Errors as in `state`."""
         numbers, _ = self._numbers()
         return self._commit(numbers[-1]) if numbers and numbers[-1] > self.applied() else None
 
     def recover(self) -> State:
-        """Finish what a killed archiver began and delete its leftovers. Raises ArchiveDamaged."""
+        """Finish what a killed archiver began, delete its leftovers, and return the state.
+
+        ArchiveDamaged if a file of its last commit is missing; errors as in `state`.
+        """
         commit = self.unapplied()
         if commit is not None:
             self.apply(commit)
@@ -314,7 +320,10 @@ class Manifest:
             shutil.rmtree(self._staging)
 
     def commit(self, commit: Commit) -> None:
-        """Make `commit` effective. ArchiveConflict, with nothing changed, if its number is taken."""
+        """Make `commit` effective.
+
+        ArchiveConflict, with nothing changed, if its number is taken or a staged file is gone.
+        """
         for file in commit.added:
             if not (self.archive / file.staged).exists():
                 raise ArchiveConflict(self.archive, f"the staged file {file.staged} is gone")
@@ -352,7 +361,10 @@ class Manifest:
         self.mark_applied(commit.sequence)
 
     def mark_applied(self, sequence: int) -> None:
-        """Record that the files of commit `sequence` are in place."""
+        """Record that the files of commit `sequence` are in place.
+
+        Every _STATE_EVERY commits, also write the state file and delete commits older than the last _COMMITS_KEPT.
+        """
         self.failpoint("mark applied")
         replace_file(self.folder / "applied", b"%d\n" % sequence)
         if sequence % _STATE_EVERY == 0:
@@ -403,14 +415,14 @@ def brokers(archive: Path) -> list[str]:
 
 
 def escape_path_name(value: str | None) -> str:
-    """Escape a partition's value for its path like Hive (FileUtils.escapePathName)."""
+    """Escape a partition's value for its path like Hive (FileUtils.escapePathName); empty and None as _NO_VALUE."""
     if not value:
         return _NO_VALUE
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value)
 
 
 def unescape_path_name(name: str) -> str:
-    """Undo `escape_path_name`."""
+    """Undo `escape_path_name`, except for _NO_VALUE."""
     first, *rest = name.split("%")
     return first + "".join(chr(int(piece[:2], 16)) + piece[2:] for piece in rest)
 

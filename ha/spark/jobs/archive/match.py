@@ -30,7 +30,10 @@ class Match(msgspec.Struct, frozen=True):
         return topic is None or topic == self.topic or topic in INTERNAL_TOPICS or is_system_topic(topic)
 
     def hidden_count(self, topic: str | None, rows: pa.RecordBatch) -> int:
-        """Return the number of rows that may be messages with one of the keys, but don't show it."""
+        """Return the number of rows that may have one of the keys, but can't be searched.
+
+        They have no readable property string, or are compressed batches. 0 without keys, and in files of other topics.
+        """
         if not self.keys or topic not in (self.topic, None):
             return 0
         flags = pc.fill_null(rows["sysFlag"], 0).to_numpy(zero_copy_only=False)
@@ -61,7 +64,10 @@ def _is_in(values: pa.Array, wanted: tuple[str, ...]) -> npt.NDArray[np.bool_]:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The matching rows of one file."""
+    """The matching rows of one file. `not_searched`: see `Match.hidden_count`.
+
+    Without keys, `physical_offsets` is empty for a file of the topic itself, all rows of which match.
+    """
 
     rows: int
     not_searched: int

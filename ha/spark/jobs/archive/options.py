@@ -1,4 +1,4 @@
-"""Options and result of `archive`."""
+"""Defines and checks the options of `archive`, and defines its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, BodyColumns, Hole
 EXIT_INCOMPLETE = 3
 _OWN_NAMES = {name.lower(): name for name in (*COLUMNS, RAW_PROPERTIES, "date")}
 _COLUMN_NAME = re.compile(r"[^\s,;{}()=.`\"]+")
-"""What Parquet, Delta and Iceberg all accept"""
+"""Matches names that Parquet, Delta and Iceberg all accept"""
 
 
 class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +33,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str
     """The archive: a local path or file://"""
     broker_name: str | None = None
-    """Default: the name that the store states, else the directory's; in an archive that has the log under the latter,
-    that one"""
+    """Default: the name that the store states, else the directory's. An archive that already has the log under the
+    directory's name keeps that"""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     iceberg_table: str | None = None
     """`catalog.namespace.table` of PyIceberg's configuration; None: the archive's folder is the table"""
@@ -49,27 +49,29 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """With columns_from: topic -> schema of its bodies, whose fields are columns. With json: DDL or JSON of Spark; with
     avro: the JSON of a record; with protobuf: (descriptor set, full name of the message)"""
     target_file_bytes: int = 256 << 20
-    """Compressed size"""
+    """Compressed size at which a file is closed"""
     range_bytes: int = 1 << 30
     """Maximum bytes of log per task"""
     row_group_bytes: int = 64 << 20
+    """Size of a row group in memory"""
     buffer_bytes: int = 192 << 20
     """Maximum size of the rows that a task holds before it writes them"""
     compression_level: int = 3
-    """zstd's"""
+    """Level of zstd, −7 to 22"""
     compact_files_min: int = 4
     """Minimum number of neighbouring small files to merge; 0: never merge"""
     on_damage: Literal["report", "skip", "fail"] = "report"
+    """report: a row with crcOk=false and null for unreadable fields; skip: no row; fail: CorruptLog"""
     fail_on_data_loss: bool = True
     """Raise RecordsGone for records deleted before they were archived, instead of recording a hole in the manifest"""
     every_s: float | None = None
-    """Interval for new records, in seconds, until stopped; None: run once"""
+    """Interval in seconds at which new records are archived until the job is stopped; None: run once"""
     metrics_file: str | None = None
     """Rewritten after each commit and each look at the log, for the textfile collector of Prometheus' node exporter"""
 
 
 class ArchiveResult(msgspec.Struct, kw_only=True):
-    """What one run did, and the state of the broker's part of the archive."""
+    """The result of one run, and the covered physical offsets of the broker's archive and log (bytes)."""
 
     archive: str
     broker_name: str
@@ -103,7 +105,11 @@ def table_name(options: ArchiveOptions) -> str:
 
 
 def body_columns(options: ArchiveOptions) -> BodyColumns | None:
-    """Return the columns that are decoded from bodies. OptionError."""
+    """Return the columns that are decoded from bodies; None without schemas.
+
+    OptionError for an invalid schema or name of a column, for a topic that is not archived, and if only one of
+    `columns_from` and `schemas` is given.
+    """
     if options.columns_from is None and not options.schemas:
         return None
     if options.columns_from is None or not options.schemas:
@@ -158,7 +164,7 @@ def archive_path(archive: str) -> Path:
 
 
 def check(options: ArchiveOptions) -> None:
-    """OptionError for the first invalid value."""
+    """Raises OptionError for the first invalid value, except those of `columns_from` and `schemas`."""
     for name in ("target_file_bytes", "range_bytes", "row_group_bytes", "buffer_bytes"):
         if getattr(options, name) < 1:
             raise OptionError(name, f"{getattr(options, name)} bytes", "1 or more")

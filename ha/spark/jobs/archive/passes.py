@@ -1,7 +1,7 @@
-"""One run of `archive` over one broker's log: its passes, ranges and commits, and the check that the log is the same.
+"""Runs `archive` over one broker's log: passes, ranges, commits, and the check that it is the log archived before.
 
-The executors write the files, the manifest commits them, and then the Delta or Iceberg table, if there is one, is made
-to have the same files (see `table.py`).
+The executors write the files and the manifest commits them. Then the Delta or Iceberg table, if there is one, gets the
+same files (see `table.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ versions.
 """
 
 _LEFT_OUT = (COMMIT_TOPIC,)
-"""Topics that an archive of all topics does not hold: what sinks have committed says nothing without their log."""
+"""Topics that an archive of all topics does not hold: the commits of sinks are useful only to readers of the log."""
 
 
 class ArchiveJob:
@@ -87,7 +87,10 @@ class ArchiveJob:
         self._expired_commits = 0
 
     def recover(self) -> None:
-        """Finish what a killed run left, and check that this archive and this log belong together."""
+        """Finish what a killed run left, check that archive and log belong together, and open the table.
+
+        OptionError if the archive was created with other options, ArchiveDamaged if it is of another log.
+        """
         self.state = self.manifest.recover()
         if self.state.scope is not None:
             self.scope = msgspec.structs.replace(self.scope, left_out=self.state.scope.left_out)
@@ -103,7 +106,10 @@ class ArchiveJob:
         self._follow()
 
     def run_pass(self, stop: threading.Event) -> None:
-        """Archive the log from the end of the archive on, then merge small files."""
+        """Archive the log from the end of the archive on, then merge small files. Errors as in `archive`.
+
+        `stop` ends the pass after the commit in progress.
+        """
         self.reader.refresh()
         self._check_same_log()  # a slave may have got another tail, or another log, since the last pass
         self._check_queues()
@@ -213,7 +219,7 @@ class ArchiveJob:
         self.result.file_bytes += sum(file.bytes for file in commit.added)
 
     def _follow(self) -> None:
-        """Make the table have the files of the manifest."""
+        """Bring the table up to date with the manifest."""
         if self.table is not None and self.state.sequence:
             self.manifest.failpoint("follow")
             follow(self.table, self.manifest.archive, self.state)
@@ -281,7 +287,10 @@ class ArchiveJob:
         return self.reader.min_offset if covered is None else covered
 
     def _plan_begin(self) -> tuple[int, tuple[Hole, ...]]:
-        """Return the offset to resume from, and the hole before it."""
+        """Return the physical offset to resume from, and the hole before it if retention deleted what comes next.
+
+        RecordsGone instead of a hole, unless `fail_on_data_loss` is off.
+        """
         begin, first = self._begin(), self.reader.min_offset
         if begin >= first:
             return begin, ()
@@ -328,7 +337,7 @@ class ArchiveJob:
             )
 
     def _archived_within(self, begin: int, end: int) -> LastRecord | None:
-        """Return an archived record in physical offsets [begin, end), or None."""
+        """Return an archived record in physical offsets [begin, end); None if the last file before `end` has none."""
         files = [file for file in self.state.files.values() if file.physical_begin < end]
         if not files:
             return None
@@ -339,7 +348,7 @@ class ArchiveJob:
             raise ArchiveDamaged(self.manifest.archive, f"{path}: {error}") from None
 
     def _check_queues(self) -> None:
-        """Refuse a log of which an archive would not have all messages, although it states to be complete.
+        """Refuse a log from which messages would be missing in an archive that counts as complete.
 
         OptionError for topics with batch queues, StoreUnreadable for a log without queues.
         """
@@ -350,7 +359,10 @@ class ArchiveJob:
             raise OptionError("topics", reason, "other topics")
 
     def _record_at(self, physical_offset: int) -> LastRecord | None:
-        """Return the record in the log's own bytes: after a crash of the broker, its queue may be incomplete."""
+        """Return the record at a physical offset, or None if there is no valid one.
+
+        It is read from the commitlog, because the queues may be incomplete after a crash of the broker.
+        """
         raw = next(self.reader.bytes_at(physical_offset, physical_offset + _SEGMENT_BYTES_MAX), None)
         try:
             record = None if raw is None else decode_record(raw, verify_crc=False)
@@ -380,7 +392,7 @@ def _difference(before: Scope, now: Scope) -> str:
 
 
 def _schema_difference(before: BodyColumns | None, now: BodyColumns | None) -> str:
-    """Name the topics only: schemas may have thousands of characters."""
+    """Return a description with the names of the topics only, because schemas may have thousands of characters."""
     if before is None or now is None or before.format != now.format:
         formats = [_shown(None if columns is None else columns.format) for columns in (before, now)]
         return f"columns_from {formats[0]}, not {formats[1]}"

@@ -1,4 +1,4 @@
-"""How far an archive is behind its log: a log line for each commit, and metrics in Prometheus' text format."""
+"""Reports how far an archive is behind its log: a log line for each commit, and metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Stored, but not archived yet"""
     seconds: float
-    """Age of the oldest message among them; 0 without one"""
+    """Age of the oldest message among them; 0 if there is none in their first _LOOK_BYTES"""
     headroom_bytes: int
     """Archived, and still in the log: what retention can delete before it reaches messages that are not archived"""
 
 
 def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> ArchiveLag:
-    """Compare the end of the archive with the log as `reader` has it now."""
+    """Compare the end of the archive, a physical offset, with the log as `reader` has it now."""
     end = reader.queued_end()
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=1, fail_on_data_loss=False)
     seconds = 0.0
@@ -49,7 +49,7 @@ def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> Arc
 
 
 class LagReports:
-    """Reports of one run."""
+    """Reports the lag during one run."""
 
     def __init__(self, metrics_file: str | None) -> None:
         self._metrics_file = None if metrics_file is None else Path(metrics_file)

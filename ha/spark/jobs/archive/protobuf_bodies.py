@@ -118,7 +118,10 @@ def _with_imports(name: str, files: dict[str, FileDescriptorProto]) -> set[str]:
 
 
 def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return Arrow's type of a message in messages of the names `within`, and the conversion. ValueError."""
+    """Return Arrow's type of a message, and the conversion. `within`: full names of the messages that contain it.
+
+    ValueError if it contains itself or has no fields, or if a message in it does.
+    """
     name = message.full_name
     if name == "google.protobuf.Timestamp":
         return TIMESTAMP, _timestamp
@@ -146,7 +149,7 @@ def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.Data
 def _field_type(
     field: FieldDescriptor, is_repeated: bool, within: tuple[str, ...]
 ) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return Arrow's type of a field, and a function that returns its value in a message. ValueError."""
+    """Return Arrow's type of a field, and a function that returns its value in a message. ValueError as above."""
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, _ = _value_type(field.message_type.fields_by_name["key"], within)
@@ -177,14 +180,14 @@ def _value_type(field: FieldDescriptor, within: tuple[str, ...]) -> tuple[pa.Dat
 
 
 def _timestamp(found: Any) -> int:
-    """Convert to µs, rounded down."""
+    """Convert to µs since 1970, rounded down. ValueError if it is out of range."""
     if found.seconds not in _TIMESTAMP_SECONDS or not 0 <= found.nanos < 1_000_000_000:
         raise ValueError("no valid Timestamp")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)
 
 
 def _duration(found: Any) -> int:
-    """Convert to µs, rounded down."""
+    """Convert to µs, rounded down. ValueError if it is out of range."""
     if found.seconds not in _DURATION_SECONDS or abs(found.nanos) >= 1_000_000_000 or found.seconds * found.nanos < 0:
         raise ValueError("no valid Duration")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)

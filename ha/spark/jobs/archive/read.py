@@ -1,7 +1,8 @@
 """Reads an archive as a table: the files in its manifests, with the right types.
 
-`spark.read.parquet(archive)` works as well, with two differences: Spark guesses the type of a partition column (topics
-that all look like numbers become numbers), and a reader may see a commit that is being applied (see `manifest.py`).
+With the format parquet, `spark.read.parquet(archive)` works as well, with two differences: Spark guesses the type of a
+partition column (topics that all look like numbers become numbers), and a reader may see a commit that is being applied
+(see `manifest.py`). With other formats it also returns rows of files that were merged or erased.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()
 
 
 def archive_states(archive: Path) -> list[State]:
-    """Return the state of each broker's manifest, after finishing what a killed archiver began.
+    """Return the last state of each broker's archive whose files are in place, as `steady_state` does.
 
-    Raises OptionError if there is no archive, ArchiveDamaged, and ArchiveConflict if a merge does not end.
+    Raises OptionError if there is no archive, ArchiveDamaged, and ArchiveConflict if a merge does not end within
+    _APPLY_WAIT_S.
     """
     names = brokers(archive)
     if not names:
@@ -58,7 +60,10 @@ def read_states(spark: SparkSession, archive: Path, states: list[State]) -> Data
 
 
 def steady_state(manifest: Manifest) -> State:
-    """Return the last state whose files are all in place. Errors as in `archive_states`."""
+    """Return the last state whose files are all in place, after waiting for a merge in progress.
+
+    If its archiver was killed, the merge is finished here. Errors as in `archive_states`.
+    """
     give_up = time.monotonic() + _APPLY_WAIT_S
     while True:
         commit = manifest.unapplied()

@@ -1,7 +1,7 @@
 """Reads rows of archived Parquet files on an executor, as the log's own reader returns them. Uses no Spark job.
 
-A merge may replace files between planning and reading. A part of an archive is therefore named by physical offsets of
-one topic and day, and the files that have them are taken from the manifest when they are read, again if one is gone.
+A merge may replace files between planning and reading. A part of an archive is therefore given by physical offsets of
+one topic and day. The files that have them are looked up in the manifest at reading, and again if one is gone.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def _overlaps(parquet: pq.ParquetFile, number: int, bounds: Mapping[str, tuple[i
 
 
 def _chosen(batch: pa.RecordBatch, part: FileRange, at: int) -> npt.NDArray[np.bool_]:
-    """Return which rows are in the part. One without a queue offset, of a damaged record, is in none."""
+    """Return which rows are in the part, from physical offset `at` on. A damaged record without a queue offset is in no
+    part."""
     places = batch["physicalOffset"].to_numpy(zero_copy_only=False)
     queue_ids = pc.fill_null(batch["queueId"], -1).to_numpy(zero_copy_only=False)
     offsets = pc.fill_null(batch["queueOffset"], -1).to_numpy(zero_copy_only=False)
@@ -175,7 +176,7 @@ def _properties(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _plain_bodies(batch: pa.RecordBatch, size_max: int) -> pa.Array:
-    """Return the bodies before compression, null for one that can't be decompressed."""
+    """Return the bodies decompressed; null for one that can't be, or that is longer than `size_max` bytes."""
     flags = pc.fill_null(batch["sysFlag"], 0).to_numpy(zero_copy_only=False)
     compressed = np.flatnonzero(flags & SysFlag.COMPRESSED)
     if not len(compressed):

@@ -1,4 +1,4 @@
-"""Files that are complete or absent after a crash, also of the machine."""
+"""Writes files so that they are complete or absent after a crash, also of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Delta or Iceberg table of an archive: another list of the same files, for other tools.
+"""Keeps the Delta or Iceberg table of an archive, another list of the same files for other tools, up to date.
 
 The manifest is the authority, and halog reads only it. After each commit of the manifest, `follow` makes the table have
 the same files of that broker, in one commit of the table, which also states the covered offsets. It compares the two,
@@ -36,7 +36,8 @@ class ArchiveTable(Protocol):
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
         """Add and remove files of the broker of `state`, and record its offsets, in one step.
 
-        `is_merge`: the added files have the rows of the removed ones. ArchiveConflict if others are always first.
+        `is_merge`: the added files have the rows of the removed ones. ArchiveConflict if another writer of the
+        table is first at each attempt.
         """
 
     def expire(self) -> None:

@@ -1,8 +1,8 @@
 """Compares an archive, made by `archive`, with the store that it was made from, row by row.
 
-For each physical range the store's records are walked and read with the archive's columns, and the archive's rows of
+For each physical range, the store's records are walked and decoded to the archive's columns, and the archive's rows of
 that range are selected by the manifest and the row groups' statistics. The row groups of a topic with few messages span
-many ranges, and are read again for each: the price of bounded memory.
+many ranges, and are read again for each, which limits the memory needed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ ARCHIVE = "archive"
 _NOT_COMPARED = frozenset(
     {"topic", "date", "brokerName", "crcOk", "physicalOffset", "keys", "properties", RAW_PROPERTIES}
 )
-"""Columns that are not compared: the topic is in the path, the archiver chose the broker's name, and keys and
-properties are in the property string.
+"""Columns that `_compare_rows` does not compare like others. The topic comes from the manifest; it and RAW_PROPERTIES
+are compared separately. Rows are matched by physicalOffset. The archiver chose brokerName, date follows from the
+store timestamp, and keys and properties are in the property string.
 """
 
 
@@ -47,18 +48,18 @@ class ArchivePlace(msgspec.Struct, frozen=True):
     begin: int
     end: int
     files: tuple[tuple[str, str | None, int, int], ...]
-    """(path, topic, first physical offset, end of the last record) of each."""
+    """(path, topic, first physical offset, physical end of the last record) of each."""
     topics: frozenset[str] | None
     left_out: frozenset[str]
     skips_damaged: bool
     erased_topics: tuple[tuple[str, int], ...] = ()
-    """Topics that were erased, and the physical offset up to which"""
+    """(topic, physical offset before which its rows were erased)"""
     erased: tuple[int, ...] = ()
     """Physical offsets of other erased rows"""
 
 
 class ArchiveTask(msgspec.Struct, frozen=True):
-    """Compare [begin, end) of the archive's log, whose first record begins at `start` if that is known."""
+    """Compare physical offsets [begin, end). The first record begins at `start`; None if that is unknown."""
 
     begin: int
     end: int
@@ -82,7 +83,7 @@ class ArchiveFacts(msgspec.Struct):
 def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
     """Read the manifest of `broker_name`, or of the only broker if that is None.
 
-    OptionError if there is no such archive or it can't be compared; ArchiveDamaged.
+    OptionError if there is no such archive or broker, or if there are several brokers and no name; ArchiveDamaged.
     """
     folder = Path(path).absolute()
     states = {state.broker_name: state for state in archive_states(folder)}
@@ -109,7 +110,10 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
 def archive_tasks(
     store: CopyPlace, archive: ArchivePlace, starts: dict[int, tuple[int, int | None]], examples_max: int
 ) -> list[ArchiveTask]:
-    """Return a task for each range in the archive. `starts`: begin of a range -> its end, its first record."""
+    """Return a task for each range that the archive covers.
+
+    `starts`: start of a range -> its end, and the physical offset of its first record or None.
+    """
     tasks = []
     for begin, (end, start) in sorted(starts.items()):
         low, high = max(begin, archive.begin), min(end, archive.end)
@@ -123,7 +127,10 @@ def archive_tasks(
 
 
 def compare_archive(task: ArchiveTask) -> ArchiveFacts:
-    """Compare one range. ArchiveDamaged if a file of the manifest is missing or can't be read, StoreUnreadable."""
+    """Compare one range; the facts are empty if retention deletes it meanwhile.
+
+    ArchiveDamaged if a file of the manifest is missing or can't be read; StoreUnreadable.
+    """
     facts = _compare(task)
     if RawLog(task.store.path).min_offset > task.begin:  # retention deleted the range
         return ArchiveFacts(task.begin, task.end, 0, 0, Findings(task.examples_max))
@@ -183,7 +190,8 @@ def _of_topics(view: Examined, ends: Mapping[str, int]) -> np.ndarray:
 
 
 def _archived(task: ArchiveTask) -> pa.Table:
-    """Read the archive's rows of the range, by physical offset, with their topic; not what was decoded from bodies."""
+    """Return the archive's rows of the range by physical offset, with their topic, and without the columns that were
+    decoded from bodies. ArchiveDamaged if a file can't be read."""
     parts = []
     condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)
     for path, topic, _, _ in task.archive.files:

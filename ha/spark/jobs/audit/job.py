@@ -1,9 +1,9 @@
-"""`ha spark audit`: whether the copies of a log are equal and each of them is sound.
+"""`ha spark audit`: checks whether the copies of a log are equal, and whether each of them is sound.
 
 The checks are those of `ha.audit`. Executors examine physical ranges of the log in every copy that has them; the driver
-folds the facts in the order of the log. Its memory is bounded by queues and topics, not by the size of the log.
-Every executor must see every path. Copies may be written to during the audit: each is examined up to its confirmed end
-at the start.
+folds the facts in the order of the log. Its memory depends on the number of queues and topics, not on the size of the
+log. Every executor must see every path. Copies may be written to during the audit: each is examined up to its confirmed
+end at the start.
 
 Results of ranges are kept until the audit ends (`ha.spark.jobs.finished`): another attempt examines only the remaining
 ranges and those written to since, and says so in the notes.
@@ -70,7 +70,7 @@ class CopySummary(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Physical bytes [begin, end) that only `copies` have, through retention or lag; not damage."""
+    """Physical offsets [begin, end) that only `copies` have, because of retention or lag; not damage."""
 
     begin: int
     end: int
@@ -78,7 +78,10 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class TopicHour(msgspec.Struct, frozen=True):
-    """A row of the closing table: records and bytes of the first copy. `hour` counts from 1970 (UTC), −1: unknown."""
+    """A row of the table by topic and hour: records and bytes of the first copy, and findings of all by kind.
+
+    `hour` counts from 1970 (UTC), −1: unknown.
+    """
 
     topic: str
     hour: int
@@ -88,7 +91,7 @@ class TopicHour(msgspec.Struct, frozen=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True):
-    """The result of an audit. `found` counts by kind and copy; `findings` has some of each in full."""
+    """The result of an audit. `found`: kind -> copy -> count; `findings` has the first of each in full."""
 
     copies: tuple[CopySummary, ...]
     compared_bytes: int
@@ -112,7 +115,8 @@ class AuditResult(msgspec.Struct, frozen=True):
 
 
 def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audit `options.paths`. OptionError for invalid options; StoreUnreadable for a path that is not a store.
+    """Audit `options.paths`. OptionError for invalid options; StoreUnreadable for a store that can't be read;
+    ArchiveDamaged.
 
     After an error or a kill, run it again with the same options: finished ranges are not read again.
     """
@@ -123,8 +127,8 @@ def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_pr
 
 
 class _Keys:
-    """Computes the key under which the facts of a range are kept. They depend on the task, except for settings of this
-    run, and on the files.
+    """Computes the key under which the facts of a range are kept: from the task, but without settings of this run only
+    (audit_id), and from the files. None, so that the range is examined, if a file of the archive is missing.
     """
 
     def __init__(self) -> None:

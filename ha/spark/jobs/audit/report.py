@@ -1,4 +1,4 @@
-"""An audit's result as an HTML page and as JSON."""
+"""Writes an audit's result as an HTML page and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ha.spark.jobs.report import Column, Verdict, heading, hour, moment, number,
 ROWS_MAX = 500
 """Maximum rows of a table on the page; the JSON has them all."""
 _PLOTTED_HOURS = range(24 * 366 * 200)
-"""Upper limit of plotted hours, against damaged store timestamps."""
+"""Hours that are plotted; damaged store timestamps may be outside."""
 TOPICS_PLOTTED = 6
 
 
@@ -68,7 +68,7 @@ def _records_plot(rows: list[TopicHour]) -> Plot:
 
 
 def audit_html(result: AuditResult) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     parts = [paragraph(_lead(result))]
     parts += [
         heading("Copies"),

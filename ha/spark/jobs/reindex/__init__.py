@@ -1,4 +1,4 @@
-"""Consume queues and key index rebuilt from the commitlog alone."""
+"""Rebuilds consume queues and the key index from the commitlog alone."""
 
 from ha.spark.jobs.reindex.job import ReindexResult, reindex
 from ha.spark.jobs.reindex.plan import ReindexOptions

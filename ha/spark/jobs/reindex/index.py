@@ -1,8 +1,8 @@
 """Builds index files from keys in the order of the log: an entry's place depends only on its number.
 
-Pass 1 leaves, for each range of the log, a file of `record_digest.KEY` in physical order. Their counts determine which
-keys belong to which index file, so each file is built independently, from slices of one or several of them, by the
-store's own `IndexFile`. Memory: the slot table (4 B a slot) and a chunk, regardless of the file's size.
+Pass 1 writes, for each range of the log, a work file of `record_digest.KEY` in physical order. Their counts determine
+which keys belong to which index file, so each index file is built independently, from slices of one or several work
+files, by the store's own `IndexFile`. Memory: the slot table (4 B per slot) and a chunk, regardless of the file's size.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> 
 
     A file takes `entry_count_max` − 1 keys, as entry 0 is never used. Reads one key per file, for the names, which must
     sort before those that a broker later gives by its local clock in any time zone. So a file is named after the store
-    time of its first key in the time zone 12 hours west of Greenwich, and a name already taken is raised by a
-    millisecond.
+    time of its first key in the time zone 12 hours west of Greenwich, or if that is not later than the name before, a
+    millisecond after it.
     """
     room = entry_count_max - 1
     plans: list[IndexFilePlan] = []

@@ -64,21 +64,21 @@ _QUEUES_PER_TASK = 256
 
 
 class RunTasks(Protocol):
-    """Runs `function` on every item somewhere, in any order, and returns the results in the order of the items."""
+    """Runs `function` on every item, in any order, and returns the results in the order of the items."""
 
     def __call__(
         self, function: Callable[[Item], Made], items: Sequence[Item], progress: Callable[[int, int], None]
     ) -> list[Made]:
-        """Run them; `progress` is called with the number of finished items and of all."""
+        """Run `function` on `items`; `progress` is called with the numbers of finished and of all items."""
 
 
 class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built. Offsets and sizes are bytes of the log."""
+    """The result of a rebuild. `begin_offset` and `end_offset` are physical offsets (bytes)."""
 
     target: str
     """Directory that holds the new `consumequeue` and `index`"""
     set_aside: str | None
-    """Directory of the store's former ones, if they were replaced"""
+    """Directory of the store's former files, if they were replaced"""
     begin_offset: int
     end_offset: int
     end_reason: str
@@ -86,7 +86,7 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
     record_count: int
     queue_count: int
     entry_count: int
-    """Queue entries, without the blank ones before a queue's first, and those of deleted topics"""
+    """Queue entries, except those of deleted topics and the blank ones before a queue's first entry"""
     not_dense_count: int
     """Queues whose offsets had gaps or repetitions, built in order"""
     deleted_count: int = 0
@@ -109,9 +109,10 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
 def reindex(spark: SparkSession, options: ReindexOptions, progress: Progress = no_progress) -> ReindexResult:
     """Build `options.target` from the store at `options.path`, and with `in_place` swap it in.
 
-    `progress` gets the stages "log" (bytes), "queues" and "index" (files). Raises OptionError, StoreUnreadable or
-    StoreLocked before anything is written; CorruptLog for damage before the log's last segment, RecordsGone if files
-    vanish while they are read, DiskFailed. Finished work stays in the target for another attempt.
+    `progress` gets the stages "log" (bytes), "queues" (queues) and "index" (files). Raises OptionError, StoreUnreadable
+    or StoreLocked before anything is written; then CorruptLog for damage before the log's last segment, StoreUnreadable
+    for records of batch queues, RecordsGone if files vanish while they are read, DiskFailed. Finished work stays in the
+    target for another attempt.
     """
     if not options.in_place:
         return _build_with(spark, options, progress)
@@ -133,7 +134,7 @@ def _build_with(spark: SparkSession, options: ReindexOptions, progress: Progress
 
 
 def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Progress) -> ReindexResult:
-    """Build the target with tasks run by `run`, `lanes` of them at a time; the store is only read."""
+    """Build the target with tasks run by `run`, `lanes` at a time; the store is only read. Errors as in `reindex`."""
     began = time.monotonic()
     plan = make_plan(options)
     begin_target(plan)
@@ -212,7 +213,8 @@ def _complete(task: ScanTask, queues: Sequence[QueuePart]) -> None:
 
 
 def _clear_deleted(run: RunTasks, plan: Plan, queues: Sequence[QueuePart], deleted: Mapping[str, int]) -> int:
-    """Remove the entries of deleted topics, `deleted` -> physical offset before which; return how many."""
+    """Remove the queue entries of deleted topics, and return how many. `deleted`: topic -> physical offset before which
+    its messages were deleted."""
     found = [queue for queue in queues if queue.topic in deleted]
     return sum(run(partial(_clear, plan.task, deleted), found, lambda done, of: None))
 

@@ -1,4 +1,4 @@
-"""Options of reindex, the plan made of a store before its log is read, and the state of a target directory.
+"""Defines the options of reindex, plans it before the log is read, and keeps the state of a target directory.
 
 The plan is stored in the target until the work is done. A call with the same plan resumes it; a call with another plan
 is refused, as is a directory that holds anything else.
@@ -35,7 +35,8 @@ FOLDERS = ("consumequeue", "index")
 
 
 class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Source, target and sizes of a rebuild. Sizes are the broker's; existing files determine them or must agree."""
+    """Source, target and sizes of a rebuild. Sizes are those of the broker, whose keys are in brackets; existing files
+    determine them or must agree."""
 
     path: Path
     """The store directory, with `commitlog` in it; all executors must see it and the target under the same paths"""
@@ -96,7 +97,7 @@ def make_plan(options: ReindexOptions) -> Plan:
 
 
 def target_of(options: ReindexOptions) -> Path:
-    """Return the absolute path of the directory to build."""
+    """Return the absolute path of the directory to build. OptionError if the options name none."""
     if options.target is not None:
         return options.target.absolute()
     if options.in_place:
@@ -127,8 +128,8 @@ def begin_target(plan: Plan) -> None:
 
 @contextmanager
 def store_lock(store: Path) -> Iterator[None]:
-    """Hold the lock that marks a store as in use. StoreLocked if a broker holds it, StoreUnreadable if there is no
-    store."""
+    """Hold the lock that marks a store as in use. StoreLocked if another process holds it, StoreUnreadable if there is
+    no store."""
     _check_is_store(store)
     held = OsDisk().lock(store / "lock", b"")
     if held is None:
@@ -140,7 +141,10 @@ def store_lock(store: Path) -> Iterator[None]:
 
 
 def swap_in(store: Path, target: Path) -> None:
-    """Replace the store's directories by the target's and keep the old ones; can be repeated after a crash."""
+    """Replace the store's directories by the target's, and move the old ones to SET_ASIDE.
+
+    Can be repeated after a crash.
+    """
     aside = store / SET_ASIDE
     for name in FOLDERS:
         built, live = target / name, store / name

@@ -1,4 +1,4 @@
-"""Consume-queue files written by several tasks: each range of the log writes its entries at their final places.
+"""Writes consume-queue files from several tasks: the task of each range of the log writes entries at their places.
 
 Entry n of a queue is at byte 20·n of its concatenated files, and a record holds its n, so ranges are independent as
 long as a queue's offsets are dense: each range reports where its part of a queue begins and ends, and the parts must
@@ -24,9 +24,10 @@ _BUFFERED_BYTES_MAX = 20 << 20
 
 
 class QueuePart(msgspec.Struct, array_like=True):
-    """One range's part of a queue, or all of it: queue offsets [begin, end) if dense, and the number of records.
+    """One range's part of a queue, or a whole queue: queue offsets [begin, end), and the number of records.
 
-    A queue that is not dense has to be built in order.
+    `is_dense`: records have all queue offsets from `begin` to `end`, in order. Otherwise the bounds mean nothing, and
+    the queue has to be built in order.
     """
 
     topic: str
@@ -74,7 +75,7 @@ class QueueSlices:
             self._write()
 
     def finish(self) -> list[QueuePart]:
-        """Write the rest; return the parts."""
+        """Write the buffered entries, and return the parts."""
         self._write()
         return list(self._parts.values())
 
@@ -167,7 +168,8 @@ def sync_files(directory: Path) -> None:
 class OrderedQueue:
     """Builds one queue from its records in order, whatever their queue offsets are, as the store does at dispatch.
 
-    A record is dropped if its place is taken, or more than a file ahead; `ConsumeQueue` treats smaller gaps.
+    A record is dropped if its queue offset is taken, beyond `ConsumeQueue.next_offset_max`, or above QUEUE_OFFSET_MAX;
+    `ConsumeQueue` fills smaller gaps. `dropped`: number of dropped records.
     """
 
     def __init__(self, root: Path, file_entries: int, topic: str, queue_id: int) -> None:

@@ -1,6 +1,6 @@
-"""Pass 1 of reindex, on an executor: one range of the log into its parts of the consume queues and a file of keys.
+"""Pass 1 of reindex: writes the queue entries and keys of one range of the log, on an executor.
 
-What becomes of a record is decided by `ha.protocol.record_digest`, which the store's dispatcher uses as well.
+`ha.protocol.record_digest`, which the store's dispatcher uses as well, derives entries and keys from the records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class ScanTask(msgspec.Struct, frozen=True):
-    """Settings of pass 1 that all ranges share: where the log is, where the files go, and sizes as of the plan."""
+    """Settings of pass 1 that all ranges share: paths of log, target and work files, and the plan's sizes."""
 
     commitlog: str
     target: str
@@ -61,13 +61,13 @@ class LogRange(msgspec.Struct, frozen=True):
 
 
 class RangeSummary(msgspec.Struct):
-    """What was found in a range; written to the work directory, it marks the range as done."""
+    """The result of a range; written to the work directory, it marks the range as done."""
 
     number: int
     end: int
     """Physical offset after the last record, or the range's own end"""
     end_reason: str
-    """Why the bytes there are not a record; empty where only zeros follow, or the range is full"""
+    """Why the bytes there are not a record; empty if only zeros follow, or if the range ends there"""
     record_count: int
     key_count: int
     unusable_count: int
@@ -86,8 +86,10 @@ def keys_path(work: str | Path, number: int) -> Path:
 
 
 def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
-    """Build a range's parts, unless an earlier attempt did. CorruptLog where the log is damaged, RecordsGone if its
-    files vanished."""
+    """Write a range's entries and keys, and return the summary, which an earlier attempt may have written.
+
+    CorruptLog where the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file vanished.
+    """
     done = summary_path(task.work, log_range.number)
     if done.exists():
         return msgspec.json.decode(done.read_bytes(), type=RangeSummary)
@@ -125,7 +127,10 @@ class OrderedResult(msgspec.Struct, frozen=True):
 
 
 def build_in_order(task: ScanTask, ranges: Sequence[LogRange], queues: Sequence[QueuePart]) -> list[OrderedResult]:
-    """Build queues that are not dense from their records in order, in one walk over all ranges."""
+    """Build queues that are not dense from their records in order, in one walk over all ranges.
+
+    Errors as in `scan_range`.
+    """
     root = Path(task.target)
     ordered = {(q.topic, q.queue_id): OrderedQueue(root, task.file_entries, q.topic, q.queue_id) for q in queues}
     for topic, queue_id in ordered:

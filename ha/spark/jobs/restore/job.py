@@ -5,8 +5,8 @@ Queue q goes to queue q of the target topic, modulo its queue count, on the brok
 has one; the order within each source queue is kept, and each of its messages is sent once, through kills, retries and
 repeated runs, as long as the state file is kept (see `send.py`). A run reads the ends of the target queues to find what
 was already sent, so a later run also sends new messages of the source. Not covered: two runs with one state file at the
-same time, a request of a killed run that reaches the broker after the next run has looked, a target whose retention
-has deleted what was sent, and a source topic that RocketMQ deleted and created again between two runs.
+same time, a request of a killed run that reaches the broker after the next run has read the target queues, a target
+whose retention has deleted what was sent, and a source topic that RocketMQ deleted and created again between two runs.
 
 Kept: body (decompressed, as the SDK sends plain bodies), flag, keys, tags, UNIQ_KEY and all properties except those
 that the broker sets or that describe the original sending (DROPPED_PROPERTIES). Not kept: born and store time and host,
@@ -52,17 +52,18 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     """The source's topic"""
     archive: str | None = None
-    """Either an archive written by `archive`,"""
+    """An archive written by `archive`; give either this or `path`"""
     path: str | None = None
-    """or a store directory"""
+    """A store directory"""
     broker_name: str | None = None
-    """With an archive: only this broker's messages. With a store: the broker's name (default: the directory's)"""
+    """With an archive: only this broker's messages. With a store: the broker's name (default: the one that the store
+    states, else the directory's)"""
     servers: str = ""
-    """Name servers; not needed for a dry run"""
+    """Name servers, host:port separated by ';'; not needed for a dry run"""
     target: str | None = None
     """The topic to send to; default: the source's"""
     state: str | None = None
-    """File that identifies runs of one replay; created by the first. Not needed for a dry run"""
+    """File that identifies runs of one replay; created by the first one. Not needed for a dry run"""
     queues: tuple[int, ...] | None = None
     begin_ms: int | None = None
     """Stored at or after this time, ms since 1970"""
@@ -82,7 +83,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreResult(msgspec.Struct, kw_only=True):
-    """What one run did, per source queue."""
+    """The result of one run, with `queues` per source queue."""
 
     topic: str
     target: str
@@ -98,7 +99,7 @@ class RestoreResult(msgspec.Struct, kw_only=True):
 
     @property
     def sent(self) -> int:
-        """Messages sent by this run."""
+        """Messages stored by this run."""
         return sum(queue.sent for queue in self.queues)
 
     @property
@@ -139,8 +140,8 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
 def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = no_progress) -> RestoreResult:
     """Send the selected messages, or count them (`dry_run`).
 
-    Progress in tasks ("restore"). Raises OptionError, StoreUnreadable, RecordsGone, ArchiveDamaged, RestoreFailed and
-    ClientError. After any of them, and after a kill, run it again.
+    Progress in tasks, stage "restore" or "count". Raises OptionError, StoreUnreadable, RecordsGone, ArchiveDamaged,
+    ArchiveConflict, RestoreFailed and ClientError. After any of them, and after a kill, run it again.
     """
     _check(spark, options)
     started = time.monotonic()
@@ -352,14 +353,15 @@ def _set(values: tuple[str, ...] | None) -> frozenset[str] | None:
 
 
 def _shared(plan: ReplayPlan, tasks: int) -> ReplayPlan:
-    """Return the plan of one of `tasks` that run at the same time."""
+    """Return the plan for one of `tasks` concurrent tasks, which gets its share of the maximum rate."""
     if plan.messages_per_s is None:
         return plan
     return msgspec.structs.replace(plan, messages_per_s=plan.messages_per_s / tasks)
 
 
 def _earlier_name(options: RestoreOptions) -> str | None:
-    """Return the broker's name in the state of a restore that an earlier version, which used the directory's, began."""
+    """Return the name of the store directory if an earlier version, which used it as the broker's name, began this
+    restore; else None. OptionError if the state file can't be decoded."""
     file = Path(options.state or "")
     if options.path is None or not file.is_file():
         return None
@@ -375,7 +377,10 @@ def _load_state(file: Path) -> ReplayState:
 
 
 def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
-    """Read the state file; create it if there is none."""
+    """Read the state file, or create it; brokers that are new in the source are added to it.
+
+    OptionError if it is the state of another replay, can't be decoded or can't be written.
+    """
     assert options.state is not None
     file = Path(options.state)
     source = options.path or options.archive
@@ -423,7 +428,10 @@ def _write_state(file: Path, state: ReplayState) -> None:
 
 
 async def _find_targets(servers: str, topic: str) -> tuple[TargetQueue, ...]:
-    """Return the queues of `topic` and their current ends; for a new topic, the queues that it will get."""
+    """Return the queues of `topic` and their current ends; for a new topic, the queues that it will get.
+
+    RestoreFailed if it has no writable queue; ClientError.
+    """
     async with (
         Producer(servers, group="halog-restore") as producer,
         PullConsumer(servers, group="halog-restore", read_from=ReadFrom.MASTER) as consumer,

@@ -1,4 +1,4 @@
-"""Sends archived messages into queues, each once and in order: one task of a restore.
+"""Sends the messages of one task of a restore into queues, each once and in order.
 
 Every message sent has two properties:
 
@@ -48,7 +48,7 @@ from ha.spark.sink.identity import SINK_PROPERTY
 REPLAY_PROPERTY = "HALOG_REPLAY"
 ORIGIN_PROPERTY = "HALOG_ORIGIN"
 BORN_PROPERTY = "HALOG_BORN_TIMESTAMP"
-"""ms since 1970; the new message's own born time is that of the restore."""
+"""Name of the property with the original born time in ms since 1970; the new message has a born time of its own."""
 SENT_COLUMNS = (
     "topic",
     "brokerName",
@@ -138,8 +138,11 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an earlier run may have sent something"""
 
     def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
-        """Return the target of queue `queue_id` of `broker_name`: on the broker of that name, or else on the brokers in
-        turn; there the queue of that number, modulo their count."""
+        """Return the target of queue `queue_id` of the source broker `broker_name`, one of `source_brokers`.
+
+        Its broker is the target topic's broker of that name, or else chosen by the position in `source_brokers`, modulo
+        the number of brokers. Of that broker's queues, it is the one at index `queue_id`, modulo their number.
+        """
         names = sorted({target.queue.broker_name for target in self.targets})
         name = broker_name
         if name not in names:
@@ -149,7 +152,10 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueReplay(msgspec.Struct, kw_only=True):
-    """The result of one source queue. `first` and `last` are queue offsets there, of messages sent by this run."""
+    """The result of one source queue.
+
+    `first` and `last` are queue offsets there of messages that this run sent, or in a dry run counted.
+    """
 
     topic: str
     broker_name: str
@@ -253,7 +259,7 @@ class _Task:
         await self._send(waiting)
 
     async def _send(self, waiting: list[tuple[int, Message]]) -> None:
-        """Send messages in one request, or if it is refused because of one of them, in two."""
+        """Send messages in one request, or in two if it is refused because of one of them. RestoreFailed."""
         assert self._queue is not None
         done = self.done[self._queue]
         assert done.target is not None
@@ -361,7 +367,8 @@ class _Task:
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
         """Return the queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
 
-        `may_be_new`: the topic may just have been created, and not be known to the name servers yet.
+        `may_be_new`: the topic may just have been created, and not be known to the name servers yet. RestoreFailed if
+        retention has deleted messages that an earlier run may have sent; ClientError.
         """
         target = self._plan.target_of(source[1], source[2])
         origin = "{}/{}/{}/".format(*source).encode()

@@ -1,4 +1,4 @@
-"""Statistics of a log."""
+"""`ha spark stats`: computes statistics of a log."""
 
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats
 from ha.spark.jobs.stats.report import write_stats

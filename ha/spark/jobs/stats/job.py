@@ -1,4 +1,4 @@
-"""`ha spark stats`: messages, bytes, sizes, rates, latencies, keys, tags, retries and dead letters of a log.
+"""`ha spark stats`: counts messages, bytes, sizes, rates, latencies, keys, tags, retries and dead letters of a log.
 
 Executors count physical ranges (`range.py`), the driver merges their cells and sketches: percentiles are accurate
 within RELATIVE_ERROR of their value, the counts of top keys and tags within the error shown beside them, everything
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CELLS_MAX = 200_000
 """Maximum number of (topic, queue, interval) cells; further ones are summed under ALL_QUEUES of their topic and
-interval."""
+interval, and if there are as many of these, under OTHER_TOPICS."""
 _BY_MINUTE_MAX_MS = 3 * HOUR_MS
 _LAST_BYTES = 8 << 20
 """Bytes read at the start and at the end to find the first and the last record; more than the largest record"""
@@ -39,7 +39,7 @@ OTHER_TOPICS = "(other topics)"
 
 
 class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to count. Times in ms since 1970, of storeTimestamp, [begin, end); sizes in bytes."""
+    """What to count in the store directory `path`. Times are store timestamps in ms since 1970, [begin, end)."""
 
     path: str
     broker_name: str | None = None
@@ -52,12 +52,14 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     tracked: int = 10_000
     """Counters for keys, and as many for tags: the error is at most (values counted) / tracked"""
     range_bytes: int = 256 << 20
+    """Bytes of the log per task"""
     unfinished: str | None = None
     """Directory for results until the job ends; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a set of messages. Sizes are of bodies as stored; latency is from born to store timestamp."""
+    """Figures of a set of messages. `size_…` are sizes of bodies as stored, in bytes; latency is from born to store
+    timestamp."""
 
     messages: int
     record_bytes: int
@@ -132,7 +134,7 @@ class GroupTrouble(msgspec.Struct, frozen=True):
 
 
 class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals and the table."""
+    """The totals and the table of topics, queues and hours (`rows`)."""
 
     path: str
     broker_name: str
@@ -165,7 +167,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Count `options.path`. OptionError, StoreUnreadable. Batch queues (46-byte entries) are not counted.
+    """Count the messages of `options.path`, except those in batch queues. OptionError, StoreUnreadable.
 
     After an error or a kill, run it again with the same options: finished ranges are not read again.
     """
@@ -232,8 +234,8 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
 
 
 def _interval_ms(reader: LogReader, options: StatsOptions) -> int:
-    """Return the length of the intervals to count by, from the store times of the first and the last record, as far as
-    they are counted."""
+    """Return the length of the intervals to count by: a minute if the counted part of the time between the first and
+    the last record is less than _BY_MINUTE_MAX_MS, else an hour."""
     begin, end = reader.min_offset, reader.end_offset()
     reading = ReadOptions(columns=("storeTimestamp",), on_damage="skip", fail_on_data_loss=False)
     times_us: list[int] = []

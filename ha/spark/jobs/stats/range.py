@@ -81,7 +81,10 @@ class Cell(msgspec.Struct):
 
 
 class RangeStats(msgspec.Struct):
-    """Cells by (topic, queue id, intervals since 1970), and the sketches of tags and keys, as topic SEPARATOR value."""
+    """Cells by (topic, queue id, intervals since 1970), and the sketches of tags and keys, as topic SEPARATOR value.
+
+    `damaged` is the number of records that could not be read; `end` is that of the task.
+    """
 
     cells: dict[tuple[str, int, int], Cell]
     tags: HeavyHitters
@@ -91,7 +94,7 @@ class RangeStats(msgspec.Struct):
 
 
 def stats_of_range(task: StatsTask) -> RangeStats:
-    """Read and count. StoreUnreadable, RecordsGone."""
+    """Count one range. Records that retention has deleted are left out. StoreUnreadable."""
     found = RangeStats({}, HeavyHitters(task.tracked), HeavyHitters(task.tracked), 0, task.end)
     where = RowFilter(
         topics=None if task.topics is None else frozenset(task.topics),

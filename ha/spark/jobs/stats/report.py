@@ -1,5 +1,5 @@
-"""A log's statistics as files: the table (Parquet, CSV), everything (JSON), the plots (PNG), and a page that shows
-them."""
+"""Writes a log's statistics as files: the table (Parquet, CSV), the whole result (JSON), the plots (PNG), and a page
+that shows them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPICS_PLOTTED = 6
 RANKED_MAX = 20
 ROWS_MAX = 500
 _PLOTTED_MS = range(HOUR_MS * 24 * 366 * 200)
-"""Upper limit of plotted times, against damaged store timestamps."""
+"""Times that are plotted; damaged store timestamps may be outside."""
 
 _MS = pa.timestamp("ms", tz="UTC")
 _TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64()}
@@ -145,7 +145,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def stats_html(result: StatsResult) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     total = result.total
     plots = {plot.name: plot for plot in stats_plots(result)}
     parts = [paragraph(_lead(result))]

@@ -1,7 +1,7 @@
-"""Percentiles and most frequent values of any number of messages, in bounded memory, mergeable, with known errors.
+"""Estimates percentiles and most frequent values of any number of messages, in bounded memory, with known errors.
 
 `LogHistogram` counts in buckets whose bounds grow by a constant factor (as DDSketch, Masson et al. 2019): a quantile is
-accurate within `relative_error` of its value, for any distribution and any order of merges.
+accurate within RELATIVE_ERROR of its value, for any distribution and any order of merges.
 
 `HeavyHitters` keeps at most `capacity` counters (Misra and Gries 1982; merged as by Agarwal et al. 2012): a true count
 is never below the returned one and exceeds it by at most `error`, which is at most n / (capacity + 1) for n values. So
@@ -84,7 +84,7 @@ class LogHistogram(msgspec.Struct):
 
 
 class HeavyHitters(msgspec.Struct):
-    """At most `capacity` values with their counts, at most `error` too low; `total` values were counted."""
+    """At most `capacity` values with their counts, which are at most `error` too low; `total` values were counted."""
 
     capacity: int
     counts: dict[str, int] = {}
