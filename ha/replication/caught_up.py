@@ -6,7 +6,7 @@ import math
 
 
 class CaughtUp:
-    """Time at which a slave last had everything that was in the log at that moment (`at`).
+    """Time at which a slave last had everything that was in the log at that moment (`at`); -inf if it never had.
 
     A slave of a busy master never reports the log's end. But the offset that it reports now was the log's end at some
     earlier time. So the log's end and the time are noted at a report, and `at` is set to that time when a later report

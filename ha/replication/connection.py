@@ -7,8 +7,8 @@ Reports:
 - The first valid report, the request, sets where the transfer starts. 0 means the start of the log's last segment, or
   the log's first offset if the slave asked the range question before (range_question.py); other values are literal.
 - Later reports acknowledge. A report beyond the master's end, below the previous one or above what was sent closes the
-  connection. RocketMQ 4.9 checks only the first, 5.x nothing, so that a wrong report corrupts push2SlaveMaxOffset.
-  Correct slaves see no difference.
+  connection. RocketMQ 4.9 checks only against the master's end, 5.x nothing, so that a wrong report corrupts
+  push2SlaveMaxOffset. Correct slaves see no difference.
 
 Frames are sent whenever the log has grown, with everything up to transfer_batch_size and the segment's end, so n puts
 between two wake-ups cost one frame. A heartbeat is sent when more than heartbeat_interval has passed since the last
@@ -55,9 +55,9 @@ REPORT_BUFFER_BYTES = 8192
 """Maximum bytes of reports per receive: a thousand reports, of which only the last counts."""
 
 JOINED_BYTES_MAX = 64 << 10
-"""Maximum bytes of a body that are copied behind its header, so that neither a small frame nor the header of a large
-one takes a separate send (a header alone wakes the slave once more). Copying this much costs a third of a system
-call on loopback."""
+"""Maximum bytes of a body that are copied after its header, so that neither a small frame nor the header of a large one
+takes a separate send (a header alone wakes the slave once more). Copying this much costs a third of a system call on
+loopback."""
 
 OPENING_S_MAX = 0.5
 """First bytes that may be a report or half a handshake are a report if nothing follows for this long."""
@@ -80,8 +80,8 @@ class HAConnection:
     ) -> None:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
 
-        `on_handshake` returns how to serve a member of a failover group, or why not to; None: this is no such group.
-        With a `poller`, reports are received in its turns.
+        `on_handshake` returns how to serve a member of a failover group, or why not to; None: this node is not in such
+        a group. With a `poller`, reports are received in its turns.
         """
         self.progress = progress
         self._stream = stream
@@ -114,7 +114,7 @@ class HAConnection:
         return self._close_reason is not None
 
     async def run(self) -> CloseReason:
-        """Serve the slave; return why it ended. Cancelling closes the stream, too."""
+        """Serve the slave; return why the connection ended. Always closes the stream."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
@@ -138,7 +138,7 @@ class HAConnection:
         return reason
 
     async def _authenticate(self) -> CloseReason | None:
-        """Check that the slave knows the secret; None if it does."""
+        """Check that the slave knows the secret; return None if it does, else why the connection is closed."""
         assert self._options.handshake is not None
         refused = await authenticate_slave(self._stream, self._options.handshake)
         if refused is None:
@@ -210,7 +210,8 @@ class HAConnection:
         return await self._read_all(chunk, take)
 
     async def _read_all(self, chunk: bytes, take: Callable[[bytes], CloseReason | None]) -> CloseReason:
-        """Pass `chunk` and everything after it to `take`, until that returns a reason to close."""
+        """Pass `chunk` and all later bytes to `take`, until that returns a reason to close, or the stream ends; return
+        the reason."""
         reason = take(chunk) if chunk else CloseReason.SLAVE_CLOSED
 
         def goes_on(chunk: bytes) -> bool:
@@ -329,7 +330,7 @@ class HAConnection:
                 progress.close_detail = f"the log here can't be read at {position}: {error}"
                 return CloseReason.DAMAGED_HERE
             if not body:
-                continue  # truncated to this position while it was read
+                continue  # the log was truncated to this position while it was read
             # Released as soon as it is sent, so that the store can unmap the segment.
             with body:
                 await self._send_frame(position, body)
@@ -337,7 +338,8 @@ class HAConnection:
                 await trio.lowlevel.checkpoint()  # a send that does not block is no checkpoint
 
     def _on_log_grew(self) -> None:
-        """Send what is new, or have the writer do it. Also called when the log is truncated."""
+        """Send what is new, or wake the writer for it. Also called when the log is truncated: closes the connection if
+        more was sent than the log now has."""
         progress = self.progress
         if self._log.max_offset.value < progress.transfer_offset:
             # Now: a writer that waits would not notice that other bytes have taken the place of those it has sent.
@@ -347,7 +349,7 @@ class HAConnection:
         if progress.sample_offset < 0 and progress.is_counted:
             progress.sample_offset, progress.sample_started_at = self._log.max_offset.value, now
         if not self._writer.is_idle:
-            return  # it looks before it is idle again
+            return  # the writer checks the log again before it becomes idle
         if progress.ack_offset == progress.transfer_offset:
             progress.caught_up.at = now
             if self._frames is not None and progress.broker_id is not None and not self.is_closing:
@@ -360,7 +362,7 @@ class HAConnection:
         self._writer.wake()
 
     def _try_send(self, now: float) -> bool:
-        """Send what is new as one frame without waiting; return False if something is left to do for the writer."""
+        """Send what is new as one frame without waiting; return False if something is left for the writer."""
         progress, log = self.progress, self._log
         position = progress.transfer_offset
         size = log.max_offset.value - position

@@ -3,8 +3,8 @@
     handshake ──▶ meet: is it still a master? ──▶ settle: truncate to the common part ──▶ request, frames, reports
 
 Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). What the slave
-has after that was written by a master whose bytes did not reach the sync-state set: it was not acknowledged, or by that
-master alone, and is truncated. Confirmed records are never truncated: a master that lacks one was elected against the
+has after that was written by a master whose bytes did not reach the sync-state set. It was not acknowledged, or only by
+that master, and is truncated. Confirmed records are never truncated: a master that lacks one was elected against the
 rules, or has lost bytes, and only an operator can decide to follow it. A part of a record proves nothing, even if it is
 confirmed: the set may have acknowledged the first bytes of a record, which a new master removes.
 
@@ -63,7 +63,7 @@ class EpochFollower:
         self._confirm_offset = self._known_confirm_offset()
 
     def meet(self, master: MasterHandshake) -> SessionEnd | None:
-        """Check the master's handshake; None if it may be followed."""
+        """Check the master's handshake; return None if the master may be followed, else why not."""
         self.epoch = master.epochs[-1].epoch if master.epochs else NO_EPOCH
         own = self._store.epochs.last
         least = max(self._terms.min_epoch, NO_EPOCH if own is None else own.epoch)
@@ -74,7 +74,11 @@ class EpochFollower:
         return None
 
     async def settle(self, master: MasterHandshake) -> SessionEnd | None:
-        """Truncate the log and its history here to a prefix of the master's; None if that succeeded."""
+        """Truncate the log and its history here to a prefix of the master's; return None if that succeeded, else why
+        not.
+
+        DiskFailed if the node must stop.
+        """
         epochs, log = self._store.epochs, self._log
         own_end = log.max_offset.value
         try:
@@ -97,7 +101,7 @@ class EpochFollower:
         return None
 
     async def _truncate(self, master: MasterHandshake, own_end: int) -> SessionEnd | None:
-        """Truncate the log here where it differs from the master's."""
+        """Truncate the log here where it differs from the master's; return None if that succeeded, else why not."""
         point = self._store.epochs.consistent_point(own_end, master.epochs, master.max_offset)
         if point is None:
             theirs = ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in master.epochs[-3:])
@@ -142,7 +146,8 @@ class EpochFollower:
         await self.adopt(own_end + 1)
 
     async def adopt(self, end: int) -> None:
-        """Add each term that starts before `end` to the history: call before the log is written up to there."""
+        """Add each term that starts before `end` to the history: call before the log is written up to there. DiskFull,
+        DiskFailed."""
         epochs = self._store.epochs
         while end > self._next_start:
             entry = self._ahead[0]
@@ -154,13 +159,14 @@ class EpochFollower:
             self._next_start = self._ahead[0].start_offset if self._ahead else math.inf
 
     def note_frame(self, header: EpochFrameHeader) -> None:
-        """Check a frame's header. RemoteProtocolError if its epoch is later than any in the master's handshake."""
+        """Check a frame's header and record its confirm offset. RemoteProtocolError if its epoch is later than the last
+        one in the master's handshake."""
         if header.epoch > self.epoch:
             raise RemoteProtocolError(f"a frame of term {header.epoch} after a handshake up to {self.epoch}")
         self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
 
     def note_held(self, offset: int, master_end: int) -> None:
-        """Record that the log here is a prefix of the master's, and may be acknowledged up to `offset`.
+        """Record that the log here is a prefix of the master's and is held up to `offset`.
 
         `master_end`: the end of the master's log at the handshake.
         """
@@ -169,7 +175,7 @@ class EpochFollower:
             self._terms.note_caught_up()
 
     def confirm(self) -> None:
-        """Let consumers read what is confirmed; call after bytes were appended, or a frame came."""
+        """Make what is confirmed readable for consumers; call after bytes were appended, or a frame came."""
         offset = min(self._master_confirm_offset, self._log.max_offset.value)
         if offset > self._confirm_offset:
             self._limit(offset)

@@ -33,7 +33,8 @@ class EpochFrames:
         return MasterHandshake(self._log.max_offset.value, tuple(self._epochs.entries)).encode()
 
     def header(self, position: int, size: int) -> bytes:
-        """Return the header for `size` bytes at physical offset `position`; size 0: a heartbeat."""
+        """Return the header of a frame with `size` bytes at physical offset `position`, or of a heartbeat if `size` is
+        0."""
         entry = self._epoch_at(position)[0]
         if not size and self._log.min_offset < 0:
             position = NOTHING_SENT
@@ -41,7 +42,7 @@ class EpochFrames:
         return EpochFrameHeader(position, size, entry.epoch, entry.start_offset, confirm_offset).encode()
 
     def cut(self, position: int, size: int) -> int:
-        """Return how many of `size` bytes at `position` belong to one epoch."""
+        """Return how many of the `size` bytes at physical offset `position` belong to the same epoch as the first."""
         end = self._epoch_at(position)[1]
         return size if end is None else min(size, end - position)
 

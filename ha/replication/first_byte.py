@@ -1,8 +1,8 @@
 """How an empty slave with haStartFrom=first copies a whole log from a RocketMQ master.
 
 RocketMQ interprets a request of 0 as "the last segment", and any other literally. So the slave requests offset 1 and
-restores byte 0 itself: a log that starts at 0 starts with the size of its first record, four bytes big-endian, and no
-record has 16 MiB, so byte 0 is 0. The record's magic code at offset 4 proves that a record starts there.
+restores byte 0 itself: a log that starts at 0 starts with the size of its first record, four bytes big-endian, and all
+records are smaller than 16 MiB, so byte 0 is 0. The record's magic code at offset 4 proves that a record starts there.
 
 If the master's log is empty or no longer starts at 0, a request of 1 gets heartbeats at 1 instead. So the injected
 `master_min_offset` is asked first; if it doesn't know, the slave tries 1, then falls back to 0 and logs that.

@@ -1,4 +1,4 @@
-"""Bytes per second of one connection: always measured, optionally limited.
+"""Measures the bytes per second of one connection, and optionally limits them.
 
 RocketMQ's FlowMonitor resets a counter every second in a separate thread, and its default HA connection counts headers
 only, which makes the limit ineffective. Here windows of one second are computed from the clock when they are read, and
@@ -36,12 +36,12 @@ class FlowMonitor:
         return max(0, self._bytes_per_s_max * self._part(now) // _PART_COUNT - self._counted)
 
     def next_budget(self, now: float) -> float:
-        """When the budget grows."""
+        """Time at which the budget grows next, on the clock of `now`."""
         part = self._part(now)
         return self._window_start + part * (1 / _PART_COUNT)
 
     def bytes_per_s(self, now: float) -> int:
-        """Bytes in the last complete window (RocketMQ: transferredByteInSecond)."""
+        """Bytes in the window before the present one (RocketMQ: transferredByteInSecond)."""
         self._roll(now)
         return self._rate
 
@@ -59,6 +59,7 @@ class FlowMonitor:
 
 
 def _whole(began: float, now: float, length: float) -> int:
-    """Return how many times `length` has passed. A time that was slept until counts as passed despite rounding."""
+    """Return how many times `length` has passed since `began`. A time that was slept until counts as passed despite
+    rounding."""
     count = int((now - began) / length)
     return count + (began + (count + 1) * length <= now)

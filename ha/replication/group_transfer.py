@@ -7,8 +7,8 @@ RocketMQ handles requests in order of arrival, so that one that waits delays all
 | ack_count | satisfied when | no longer possible when | then |
 | --- | --- | --- | --- |
 | 1 (RocketMQ 4.9) | any slave has acknowledged next_offset | no slave is counted | SLAVE_NOT_AVAILABLE |
-| n >= 2 (5.x inSyncReplicas, the master included) | n - 1 slaves have | fewer than n - 1 are | FLUSH_SLAVE_TIMEOUT |
-| ALL_IN_SYNC (5.x allAckInSyncStateSet) | every slave in sync has | the last in sync is gone | FLUSH_SLAVE_TIMEOUT |
+| n >= 2 (5.x inSyncReplicas, the master included) | n - 1 slaves have | fewer than n - 1 count | FLUSH_SLAVE_TIMEOUT |
+| ALL_IN_SYNC (5.x allAckInSyncStateSet) | every slave in sync has | no slave is in sync | FLUSH_SLAVE_TIMEOUT |
 | SYNC_STATE_SET (a failover group) | the sync-state set has, by its rules | the term is over | FLUSH_SLAVE_TIMEOUT |
 
 In RocketMQ a request that is no longer possible waits for its deadline: FLUSH_SLAVE_TIMEOUT after slaveTimeout. An
@@ -48,8 +48,9 @@ SYNC_STATE_SET = -2
 class AckRequest(msgspec.Struct, frozen=True):
     """A put whose record ends at physical offset `next_offset` and waits until `deadline` (trio clock, seconds).
 
-    `on_done` is called exactly once with the result; it must not raise or block. It may be part of a reference cycle,
-    for example with the frame of a cancelled task: no `gc=False`.
+    `ack_count`: a number of replicas, or a constant of this module. `on_done` is called exactly once with the result;
+    it must not raise or block. A request may be part of a reference cycle, for example with the frame of a cancelled
+    task: no `gc=False`.
     """
 
     next_offset: int
@@ -72,7 +73,8 @@ class Acknowledgements(Protocol):
         """One offset for each slave that is in sync now, highest first."""
 
     def acknowledged_by_set(self) -> int | None:
-        """The offset up to which the sync-state set has acknowledged; None if this node does not lead its group."""
+        """The offset up to which the sync-state set has acknowledged, -1 if it can't; None if this node does not lead
+        its group."""
 
 
 class GroupTransfer:
@@ -108,9 +110,9 @@ class GroupTransfer:
             submitted.close()
 
     def submit_nowait(self, requests: list[AckRequest]) -> None:
-        """Process a batch directly, unless others are queued in the channel.
+        """Process a batch directly, unless `run` is not active or batches are queued in the channel: then queue it.
 
-        Some may be completed before this returns. Raises what `submit_channel.send_nowait` raises.
+        Some requests may be completed before this returns. Raises what `submit_channel.send_nowait` raises.
         """
         if self._is_running and not self._submitted.statistics().current_buffer_used:
             self._take(requests)
@@ -125,7 +127,7 @@ class GroupTransfer:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether `run` is active."""
         return self._is_running
 
     @property
@@ -135,7 +137,8 @@ class GroupTransfer:
 
     @property
     def lowest_waiting_offset(self) -> float:
-        """The lowest next_offset that a request waits for; infinity if none waits, 0 if some are still queued."""
+        """The lowest next_offset that a request waits for; infinity if none waits, 0 if batches are still in the
+        channel."""
         if self._submitted.statistics().current_buffer_used:
             return 0
         return min((waiters.lowest_offset for waiters in self._classes.values()), default=math.inf)

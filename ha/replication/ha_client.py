@@ -2,7 +2,7 @@
 
     READY ──connected──▶ TRANSFER ──session ended──▶ READY … until `run` is cancelled: SHUTDOWN
 
-reconnect.py decides how long it waits between two attempts; another master address ends the wait. A permanent obstacle
+reconnect.py decides how long to wait between two attempts; another master address ends the wait. A permanent obstacle
 (the master's log is shorter than ours, or starts later) is thus retried for ever, slowly, and logged once per change of
 condition, not once per attempt.
 
@@ -73,9 +73,10 @@ class HAClient:
 
         `master_min_offset` returns the first physical offset that the master holds, None if it is not known now; it
         raises nothing, and is cancelled after connect_timeout_s.
+
         `member`: the store of `log`, if this node is a member of a failover group; `broker_id` and `run_id` identify
-        the member and its process. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers
-        in [0, 1) that shorten the waits between attempts. `poller`: what appended bytes cause is part of its turns.
+        the member and its process. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers in
+        [0, 1) that shorten the waits between attempts. With a `poller`, what appended bytes cause is part of its turns.
         """
         self._poller = poller
         self._log = log
@@ -89,9 +90,9 @@ class HAClient:
         self._run_id = run_id
         self._master_reads_run_ids = False
         self.min_epoch = NO_EPOCH
-        """Masters of earlier terms are not followed."""
+        """Latest term of the group that is known: masters of earlier terms are not followed."""
         self.has_caught_up = trio.Event()
-        """Set once a member's log has had everything that a master's log had when they connected."""
+        """Set once this member's log has everything that a master's log had when they connected."""
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()
@@ -118,7 +119,7 @@ class HAClient:
         """READY, TRANSFER or SHUTDOWN; set by `run` only."""
 
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
-        """Follow the master whose HA port is at `host:port`; None: none is known. The same address changes nothing.
+        """Follow the master whose HA port is at `host:port`, or none (None). The same address changes nothing.
 
         A connection to another address ends, and so do an attempt to make one and a wait between two attempts.
         `origin`: where the address is configured, for error messages. `reads_run_ids`: whether the master understands
@@ -255,7 +256,7 @@ class HAClient:
         return None
 
     def _prepare_retry(self, end: SessionEnd) -> bool:
-        """Record how the next connection differs; return whether it is made at once."""
+        """Record how the next connection differs, according to `end.retry`; return whether it is made at once."""
         if end.retry is Retry.WITHOUT_OVERLAP:
             self._refused_overlap_at = self._log.max_offset.value
         elif end.retry is Retry.WITHOUT_QUESTION:
@@ -266,7 +267,8 @@ class HAClient:
         return end.retry is not None
 
     async def _resync(self, end: SessionEnd) -> bool:
-        """Move the log aside and restart at the master's first offset, if configured and needed; return whether."""
+        """Move the log aside and restart at the master's first offset, if configured and needed; return whether that
+        was done."""
         first, own = end.first_offset, self._log.max_offset.value
         if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
             return False
@@ -294,7 +296,7 @@ class HAClient:
         self._condition, self._detail = Condition.NO_DATA_YET, detail
 
     def _set_condition(self, condition: Condition, detail: str) -> None:
-        """Set the condition; log it if it is another one than the last one logged."""
+        """Set the condition; log it if it differs from the last one logged."""
         if condition is not self._logged_condition:
             level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
             master = self._master.value

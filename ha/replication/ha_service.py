@@ -76,7 +76,7 @@ class HAService:
         """`identify` maps a peer's `host:port` to the identity of its slave, `secure` does the TLS handshake with it.
 
         `advertised_address`: `host:port` under which slaves look for this service, for explanations. `member`: the
-        store of `log`, if this node is a member of a failover group. `poller`: receives reports in its turns.
+        store of `log`, if this node is a member of a failover group. `poller`: reports are received in its turns.
         """
         self._poller = poller
         self._log = log
@@ -198,9 +198,8 @@ class HAService:
         return False
 
     def _remember(self, progress: SlaveProgress) -> None:
-        """Record a slave's position for retention, as it may reconnect. Found by host: on loopback the identity changes
-        with each connection.
-        """
+        """Record the position of a disconnected slave for retention, as it may reconnect. By host, because on loopback
+        the identity changes with each connection."""
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         if progress.transfer_offset >= self._log.min_offset:
@@ -265,7 +264,7 @@ class HAService:
 
     @property
     def push2_slave_max_offset(self) -> int:
-        """The highest offset that any slave ever acknowledged (RocketMQ: push2SlaveMaxOffset)."""
+        """The highest offset that any slave has acknowledged since the start (RocketMQ: push2SlaveMaxOffset)."""
         return self._push2_slave_max_offset
 
     def acknowledged(self) -> list[int]:
@@ -303,11 +302,14 @@ class HAService:
         return 1 + len(self.acknowledged_in_sync(offset))
 
     def acknowledged_by_set(self) -> int | None:
-        """Return the offset acknowledged by the sync-state set, -1 if there is none; None unless this node leads."""
+        """Return the offset that the sync-state set has acknowledged, -1 if it can't; None unless this node leads."""
         return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:
-        """Return why some connected slave is not in sync for a put that ends at `offset`, for people; "" if all are."""
+        """Return why slaves are not in sync for a put that ends at `offset`, for people; "" if all connected ones are.
+
+        If none is connected, the text says so, with how the last connection ended.
+        """
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.explain(offset)
         texts = [text for _, text in self._reasons(offset)]
@@ -316,7 +318,8 @@ class HAService:
         return "; ".join(texts)
 
     def cause(self, offset: int) -> Cause | None:
-        """Return the cause under which a put that ends at `offset` is counted if it fails; None if all are in sync."""
+        """Return the cause under which a put that ends at `offset` is counted if it fails; None if all connected slaves
+        are in sync."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             reasons = self.leadership.sync_state.reasons(offset)
         else:
@@ -383,10 +386,10 @@ class HAService:
         return text
 
     def lowest_needed_offset(self) -> int | None:
-        """Return, for retention, the lowest offset that a slave has yet to acknowledge; None if there is no slave.
+        """Return, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
 
         Disconnected slaves count with their last position until one from the same host reconnects or this process ends,
-        unless that position is deleted already.
+        unless that position is deleted already. Positions are kept for REMEMBERED_SLAVES_MAX hosts.
         """
         following = [
             connection.progress.held_offset
@@ -406,7 +409,7 @@ class HAService:
     async def wait_state(self, state: SlaveState, peer: str | None = None) -> None:
         """Wait until a connection is in `state`; SHUTDOWN: until none is left. `peer` selects a peer or an identity.
 
-        For tests, demonstrations and RocketMQ's HAConnectionStateNotificationRequest. Has no timeout.
+        For tests and demonstrations. Has no timeout.
         """
         await trio.lowlevel.checkpoint()
         while not self._is_in(state, peer):
@@ -459,7 +462,7 @@ class HAService:
 
 
 HOSTILE_ENDS = frozenset({CloseReason.MALFORMED_REPORT, CloseReason.REPORT_BEYOND_END, CloseReason.OFFSET_MISMATCH})
-"""Connections of peers that were no slaves of this log."""
+"""Ends that show that the peer was no slave of this log: its position is not kept for retention."""
 
 ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.SLAVE_CLOSED: "closed its connection",
@@ -484,4 +487,4 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
 EXPECTED_ENDS = frozenset(
     {CloseReason.SLAVE_CLOSED, CloseReason.REPLACED, CloseReason.TERM_ENDED, CloseReason.SERVICE_STOPPED}
 )
-"""Ends that need no attention."""
+"""Ends that need no attention: logged as INFO, not WARNING."""

@@ -1,11 +1,11 @@
 """One connection of a slave to its master: appends frames to the log and reports how far the log is.
 
 At most three tasks in one nursery; the first one that ends closes the connection:
-- the reader appends body bytes as they arrive, so that a frame of any size costs no memory; complete frames that only
-  have to be appended, with one call that reports them, too (pump.py);
-- the reporter sends the request, which is a little before the log's end (overlap.py), then one report each time it sees
-  that the log grew, or one for several times while much data is coming, and a heartbeat when nothing was written for
-  more than heartbeat_interval. While it is idle, the code that makes the log grow sends the report for it: the reader
+- the reader appends body bytes as they arrive, so that a frame of any size costs no memory. Complete frames that only
+  have to be appended are received, appended and reported with one call (pump.py);
+- the reporter sends the request, which is a little before the log's end (overlap.py), then a report when the log has
+  grown (one for up to REPORT_STEP_BYTES while much data is coming), and a heartbeat when nothing was written for more
+  than heartbeat_interval. While it is idle, the code that makes the log grow sends the report in its place: the reader
   after each receive, or with `ack_flushed` the flusher;
 - the watch, only with haOutOfRange=resync against a master that does not answer the range question: it asks the
   injected `master_min_offset` after each idle heartbeat.
@@ -80,10 +80,10 @@ class HASession:
         follower: EpochFollower | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE when the slave waits in that
-        condition.
+        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
+        in that condition.
 
-        With a `poller`, records that the pump appended are dispatched in one of its turns.
+        With a `poller`, what the log's growth by pumped frames causes, such as dispatch, is part of one of its turns.
         """
         self._poller = poller
         self._stream = stream
@@ -101,9 +101,9 @@ class HASession:
         if follower is not None:
             self._parser = MasterMessageParser(body_size_max=log.segment_size)
         self._pumps = follower is None and not options.ack_flushed
-        """Whether frames are only appended and reported in the steady state"""
+        """Whether the pump may take frames: no terms have to be recorded, and reports need not wait for a flush"""
         self._pumped_bytes = 0
-        """Bytes of the last receive that were handled while it was read"""
+        """Bytes of the last receive that the pump has taken"""
         self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
         self._reporter = EagerWriter(self._transport)
         self._bulk_count = 0
@@ -114,7 +114,7 @@ class HASession:
         self.reported_offset = -1
 
     async def run(self) -> SessionEnd:
-        """Follow the master; return why it ended. Cancelling closes the stream; what was appended stays."""
+        """Follow the master; return why the session ended. Always closes the stream; what was appended stays."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
@@ -159,7 +159,8 @@ class HASession:
         return SessionState.ASKING if self._plan.asks_range else SessionState.PREPARING
 
     async def _authenticate(self) -> SessionEnd | None:
-        """Prove that this side knows the secret and check that the master does; None if both do."""
+        """Prove that this side knows the secret and check that the master does; return None if both do, else why the
+        session ends."""
         assert self._options.handshake is not None
         refused = await authenticate_to_master(self._stream, self._options.handshake)
         self.last_read_at = self.last_write_at = trio.current_time()
@@ -297,7 +298,7 @@ class HASession:
         bulk_count = 0
         while True:
             offset = self._reportable_offset
-            # Before byte 1 came there is nothing to acknowledge; RocketMQ 4.9 would close the connection.
+            # Before byte 0 is restored there is nothing to acknowledge. RocketMQ 4.9 closes if its log is shorter.
             is_restoring = self._protocol.state.value is SessionState.RESTORING
             is_due = trio.current_time() >= self._heartbeat_due() and not is_restoring
             if bulk_count != self._bulk_count and 0 < offset - self.reported_offset < REPORT_STEP_BYTES and not is_due:
@@ -321,16 +322,16 @@ class HASession:
         return self.reported_offset
 
     def _note_held(self) -> None:
-        """Pass on to the follower how much of the master's log is here; with SYNC_FLUSH, how much is flushed."""
+        """Pass to the follower up to where the log here is held; with SYNC_FLUSH, up to where it is flushed."""
         follower, greeting = self._follower, self._greeting
         if follower is not None and greeting is not None and self._protocol.state.value is SessionState.FOLLOWING:
             follower.note_held(self._acknowledged.value, greeting.max_offset)
 
     def _on_log_grew(self) -> None:
-        """Report what is new, or have the reporter do it."""
+        """Report what is new, or wake the reporter for it."""
         self._note_held()
         if not self._reporter.is_idle:
-            return  # it looks before it is idle again, or is over
+            return  # the reporter checks the log again before it becomes idle, or has ended
         offset = self._reportable_offset
         if offset <= self.reported_offset:
             return
@@ -345,7 +346,7 @@ class HASession:
             self._reporter.wake()
 
     async def _negotiate(self) -> Request | SessionEnd:
-        """Exchange handshakes or the range question with the master; return what to request."""
+        """Exchange handshakes, or ask the range question; return what to request, or why the session ends."""
         protocol = self._protocol
         if self._follower is not None:
             await self._transport.send_all(self._follower.greeting)
@@ -396,8 +397,8 @@ class HASession:
         return Request(own if overlap is None else overlap.start, overlap)
 
     async def _begin_overlap(self, first: int, own: int) -> Overlap | SessionEnd | None:
-        """Read the end of the log for comparison, with the head of a record if there is one; None if there is nothing
-        to compare. `first`: the master's first offset."""
+        """Read the end of the log for comparison, including the head of a record if one is found; None if there is
+        nothing to compare, or why the session ends. `first`: the master's first offset."""
         log, size = self._log, self._options.overlap_bytes_max
         first = max(first, log.min_offset)
         earliest = overlap_start(first, own, log.segment_size, max(size, SEARCH_BYTES_MAX))
@@ -408,13 +409,14 @@ class HASession:
                 return held
             if not held:
                 return None
-            begin = own - len(held)  # later than `start` behind damage
+            begin = own - len(held)  # later than `start` if damage was skipped
             if begin > start or start == earliest or has_head(held, begin):
                 return Overlap(begin, held)
             size *= 2
 
     async def _read_end(self, start: int, own: int) -> bytes | SessionEnd:
-        """Return the bytes from `start` to the log's end, or those behind damage that is not healed soon."""
+        """Return the bytes from `start` to the log's end. If some are damaged and not healed soon, only those after the
+        damage, or why the session ends if there are none."""
         log = self._log
         held = b""
         while start + len(held) < own:
@@ -423,7 +425,8 @@ class HASession:
             except OSError as error:
                 return SessionEnd(Condition.DAMAGED, f"the end of the log here can't be read: {error}")
             except DamagedBytes as damaged:
-                # The master hears nothing meanwhile: it must not close first, or the damage is not what ends this.
+                # Nothing is sent meanwhile. Shorter than the master's housekeeping interval, after which it would close
+                # the connection, and the damage would not be the condition that is shown.
                 wait_s = min(self._options.reconnect_interval_s, self._options.housekeeping_interval_s / 2)
                 with trio.move_on_after(wait_s) as scope:
                     await log.wait_healed(damaged.begin, damaged.end)

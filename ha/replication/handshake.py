@@ -21,7 +21,7 @@ from ha.replication.progress import CloseReason
 
 
 class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What both sides need. `random_bytes` makes nonces, which must never repeat."""
+    """Secret and settings, for both sides. `random_bytes` makes nonces, which must never repeat."""
 
     key: HandshakeKey
     random_bytes: Callable[[int], bytes]
@@ -58,7 +58,7 @@ async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions)
 
 
 async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
-    """Authenticate both sides, as slave; "" if that succeeded, else why not.
+    """Authenticate both sides, as slave; an empty string if that succeeded, else why not.
 
     Raises what the stream raises, and RemoteProtocolError.
     """

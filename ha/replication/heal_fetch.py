@@ -1,12 +1,12 @@
-"""Reads a range of the log from a peer's HA port, to heal the own log with. The connection is no slave's.
+"""Reads a range of the log from a peer's HA port, to heal the log here. The connection is not that of a slave.
 
 Any broker, halog or RocketMQ, master or slave, sends its log from any offset that is requested. Two special cases:
 
 - A request of 0 means "the last segment", so 1 is requested instead, and byte 0 is restored: it is the first byte of a
   record's size, which is below 16 MiB (first_byte.py).
-- A request is also an acknowledgement. It is the start of the damaged range, which is below what is held here and what
-  any put waits for, and it is the only one. A halog peer learns before that this is no slave (range_question.py), and
-  doesn't count the connection.
+- A request is also an acknowledgement. It is the start of the damaged range, which is below what is held here and below
+  what any put waits for, and nothing else is reported. A halog peer learns before the request that this is no slave
+  (range_question.py), and doesn't count the connection.
 
 The bytes are untrusted: the caller proves them by checksums or records before it writes them.
 """
@@ -28,7 +28,8 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 RECEIVE_SIZE = 256 << 10
 SILENCE_S_MAX = 5.0
-"""Silence after which the peer is assumed not to have the bytes, or not to be able to send them now."""
+"""Time without a byte from the peer after which it is assumed not to have the bytes, or not to be able to send them
+now."""
 FETCH_S_MAX = 60.0
 """Time for one range. The bytes received by then are used, and other peers are asked for the rest."""
 ANSWER_COUNT = 2
@@ -40,7 +41,7 @@ class HealFetchError(Exception):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """The received start of a range, and why it is not the whole range: "" if it is."""
+    """The bytes received from the start of a range. `trouble`: why they are not the whole range, "" if they are."""
 
     raw: bytes
     trouble: str

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 ATTEMPTS = 6
-"""Number of attempts, 31 s in all if peers answer at once, longer if none does. By then a peer that restarts is back,
-and a running one has registered again at a restarted name server."""
+"""Number of attempts before a range is given up for now: 31 s in all if peers answer at once, longer otherwise. By then
+a peer that restarts is back, and a running one has registered again at a restarted name server."""
 RETRY_S_MAX = 300.0
 
 
@@ -54,16 +54,17 @@ class HealedLog(Protocol):
         """Return how many bytes of `raw`, for offset `begin`, are proven to be what was written there."""
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, for offset `begin`, are proven without what follows them."""
+        """Return how many bytes of `raw`, for offset `begin`, are proven independently of what follows them."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Write proven bytes over damaged ones, synced and compared. OSError."""
+        """Write proven bytes over damaged ones, synced and compared. OSError; OffsetGone if the range is no longer
+        listed."""
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
         """Whether `raw` equals the bytes on disk here: then their checksum was wrong, and is replaced."""
 
     def after_heal(self, damage: DamagedRange) -> None:
-        """Call after a range was healed: its blocks get checksums like new ones."""
+        """Call after a range was healed: blocks of it that have no checksum are checked again, and get one."""
 
 
 class Healer:

@@ -26,6 +26,6 @@ async def keep_time(
         if now >= last_read_at() + silence_s:
             return
         if now >= heartbeat_due():
-            # A sender that is busy needs no wake-up: what it sends counts as a heartbeat.
+            # Only once per interval: a sender that is busy needs no wake-up, as what it sends counts as a heartbeat.
             woken_until = now + options.heartbeat_interval_s + TICK_S
             wake()

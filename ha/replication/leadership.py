@@ -8,9 +8,10 @@ rules propose are written to the agreement service by the owner of the role: `pr
 `confirm_set` the result.
 
 A member is a broker id with one connection: a new one replaces the previous one, and messages on replaced connections,
-or on those of an ended term, don't count. Of two processes with one broker id, the one counts whose key is in the
-agreement service, as its run id shows: a process that was cut off from the service may not know that another has its id
-now, and keeps connecting. Slaves that send no run id count unless one is known for their id.
+or on those of an ended term, don't count. If two processes use one broker id, only the one counts whose key is in the
+agreement service; processes are distinguished by their run ids. A process that was cut off from the service may not
+know that another has its id now, and keeps connecting. Slaves that send no run id count unless one is known for their
+broker id.
 
 `lead` and `step_down` are synchronous: no acknowledgement counts in another term, and none is given once `step_down`
 has returned.
@@ -46,7 +47,7 @@ class Leadership:
     def __init__(
         self, log: ReplicatedLog, store: MemberStore, on_change: Callable[[], None], *, confirms_flushed: bool = False
     ) -> None:
-        """`on_change` is called when the set has acknowledged more, and when the term ends.
+        """`on_change` is called when the set may have acknowledged more, and when the term ends.
 
         `confirms_flushed` (SYNC_FLUSH): only the flushed part of the log here counts as confirmed, as on the slaves.
         """
@@ -70,7 +71,8 @@ class Leadership:
     # Called by the owner of the role
 
     def lead(self, sync_state: SyncStateSet) -> None:
-        """Start a term, whose epoch is the last one of the store's history, and admit the other members."""
+        """Start a term and admit the other members; ends the term before, if it has not ended. Its epoch must be the
+        last one in the store's history."""
         last = self._store.epochs.last
         assert last is not None
         assert last.epoch == sync_state.epoch, (last, sync_state.epoch)
@@ -113,7 +115,8 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def _set_run_id(self, broker_id: int, run_id: int) -> None:
-        """Record that process `run_id` has the broker id: acknowledgements of any other process no longer count."""
+        """Record that process `run_id` (0: unknown) has the broker id: the processes that had it before no longer
+        count."""
         known = self._run_ids.get(broker_id, 0)
         if not run_id:
             self._run_ids.pop(broker_id, None)
@@ -129,13 +132,15 @@ class Leadership:
             self.remove(connection)
 
     def _is_other_run(self, broker_id: int, run_id: int) -> bool:
-        """Whether a process no longer has this broker id. An unknown run id may be newer than the known one."""
+        """Whether a process no longer has this broker id. A run id that was never known may be newer than the known
+        one."""
         if not run_id:
             return broker_id in self._run_ids
         return run_id != self._run_ids.get(broker_id) and run_id in self._past_run_ids.get(broker_id, ())
 
     async def wait_held(self, broker_id: int, offset: int) -> None:
-        """Wait until that member has acknowledged the log up to `offset` in this term."""
+        """Wait until that member has acknowledged the log up to `offset`. Does not end with the term: limit the
+        wait."""
         while True:
             connection = self._connections.get(broker_id)
             if connection is not None and connection.progress.ack_offset >= offset:
@@ -146,11 +151,12 @@ class Leadership:
 
     @property
     def acknowledged_offset(self) -> int | None:
-        """The offset that the set has acknowledged, -1 if it can't; None while this node does not lead."""
+        """The physical offset up to which the set has acknowledged the log, -1 if it can't; None while this node does
+        not lead."""
         return None if self.sync_state is None else self.sync_state.acknowledged(self._log.max_offset.value)
 
     def admit(self, connection: HAConnection, handshake: SlaveHandshake) -> EpochFrames | CloseReason:
-        """Admit a member; return how to serve it, or why it is refused."""
+        """Admit a member; return how to serve it, or why it is refused (`close_detail` may say more)."""
         state, broker_id, progress = self.sync_state, handshake.broker_id, connection.progress
         if state is None:
             return CloseReason.NOT_MASTER
@@ -179,7 +185,7 @@ class Leadership:
         joining = state.joining
         state.report(progress.broker_id, progress.ack_offset, self._log.max_offset.value, trio.current_time())
         if state.joining is not joining:
-            self._term_changed.unpark_all()  # puts wait for it from now on, but not for long if it stalls
+            self._term_changed.unpark_all()  # puts wait for a slave that joins: `keep_set` notices if it stalls
         if self._reported:
             self._reported.unpark_all()
         if state.joining:
@@ -225,7 +231,7 @@ class Leadership:
         return connection is not None and connection.progress is progress
 
     def _confirm(self) -> None:
-        """Let consumers read what is confirmed now."""
+        """Make what is confirmed now readable for consumers."""
         state = self.sync_state
         if state is not None and state.advance(self._held_here.value):
             self._store.log.limit_dispatch(state.confirm_offset)

@@ -34,13 +34,14 @@ class ReplicatedLog(Protocol):
         """Bytes of a full segment (mappedFileSizeCommitLog), the same on master and slave."""
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Return up to `size_max` bytes, not beyond the segment, if they are surely in memory; else None."""
+        """Return up to `size_max` bytes of one segment if they are certain to be in memory; else None."""
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
-        """Return up to `size_max` bytes, at least one below max_offset; cold bytes are read in a worker and verified.
+        """Return up to `size_max` bytes of one segment, at least one below max_offset; cold bytes are read in a worker
+        and verified.
 
         OffsetGone outside [min_offset, max_offset]. DamagedBytes if the first byte is damaged: it must not leave this
-        node.
+        node. OSError if the disk can't read.
         """
 
     async def wait_healed(self, begin: int, end: int) -> None:
@@ -49,7 +50,8 @@ class ReplicatedLog(Protocol):
     async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
         """Append a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's end.
 
-        An empty chunk at offset X of an empty log creates the segment of X. DiskFull if a segment can't be created.
+        An empty chunk at offset X of an empty log creates the segment of X. DiskFull, OSError or TooSlowError if a
+        segment can't be created or the bytes can't be written.
         """
 
     def tail(self) -> LogTail | None:
@@ -63,9 +65,10 @@ class ReplicatedLog(Protocol):
         """Publish `size` bytes of the master that are written at the `tail` of this moment; `began`: trio clock."""
 
     async def reset(self, first_offset: int) -> None:
-        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment.
+        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment. It has that segment
+        then: an empty log without one would get the master's last segment.
 
-        DiskFull or OSError: it is as before. An empty log would start where the master's last segment does.
+        DiskFull or OSError: nothing has changed. DiskFailed: the node must stop.
         """
 
 
@@ -74,7 +77,7 @@ class ConfirmedLog(Protocol):
 
     @property
     def dispatch_limit(self) -> WatchedOffset:
-        """The confirm offset, or ha.store.commitlog.UNLIMITED if none is known."""
+        """The confirm offset, or ha.store.commitlog.UNLIMITED if dispatch has no limit."""
 
     def limit_dispatch(self, offset: int) -> None:
         """Stop consumers from reading at or after a physical offset; what was dispatched before stays readable."""
@@ -97,5 +100,5 @@ class MemberStore(Protocol):
     async def truncate(self, offset: int) -> None:
         """Truncate the log and its history at the start of a record. If cancelled, it is done completely or not at all.
 
-        ValueError if no record starts there, DiskFull if it could not start, DiskFailed.
+        ValueError if no record starts there, DiskFull if nothing has changed, DiskFailed if the node must stop.
         """

@@ -10,7 +10,8 @@ from ha.replication.handshake import HandshakeOptions
 
 
 class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of HAService, GroupTransfer and HAClient. `__post_init__` rejects invalid values."""
+    """Settings of HAService, GroupTransfer and HAClient. `__post_init__` asserts their ranges; config/ reports errors
+    before."""
 
     heartbeat_interval_s: float = 5.0
     """haSendHeartbeatInterval: silence after which either side sends a heartbeat (strictly more than this)."""
@@ -20,15 +21,17 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_batch_size_bytes: int = 1 << 20
     """haTransferBatchSize: largest body of a frame. RocketMQ's default is 32 KiB; its slaves take up to 4 MiB - 12."""
     fall_behind_max_bytes: int = 256 << 20
-    """haSlaveFallbehindMax / haMaxGapNotInSync: a slave further behind is not in sync."""
+    """haSlaveFallbehindMax / haMaxGapNotInSync: a slave that is this many bytes behind, or more, is not in sync."""
     transfer_bytes_per_s_max: int | None = None
-    """maxHaTransferByteInSecond if haFlowControlEnable, per connection, headers included; None: unlimited."""
+    """maxHaTransferByteInSecond if haFlowControlEnable, per connection, headers included, at least 1024; None:
+    unlimited."""
     connection_count_max: int = 64
     """Maximum HA connections. When full, a connection that never reported is evicted for a new one."""
     waiting_request_count_max: int = 100_000
     """Maximum puts that wait for acknowledgements; further ones are answered FLUSH_SLAVE_TIMEOUT at once."""
     submitted_batch_count_max: int = 1024
-    """Capacity of GroupTransfer's channel, in batches; senders wait while it is full."""
+    """Capacity of GroupTransfer's channel, in batches. While it is full, `send` waits and `submit_nowait` raises
+    trio.WouldBlock."""
 
     reconnect_interval_s: float = 5.0
     """Slave: maximum wait after a failed or ended connection (`ha.replication.reconnect`)."""
@@ -37,20 +40,22 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     range_answer_timeout_s: float = 1.0
     """Slave: timeout for the answer to the range question, which a RocketMQ master never gives."""
     receive_size_bytes: int = 1 << 20
-    """Slave: maximum bytes per receive, which is also the maximum in memory."""
+    """Slave: maximum size of the receive buffer, which is all that is held in memory. The buffer has at least 64
+    KiB."""
     start_from: Literal["last", "first"] = "last"
     """haStartFrom: where an empty slave starts: the master's last segment (as RocketMQ) or its first offset."""
     out_of_range: Literal["wait", "resync"] = "wait"
     """haOutOfRange: reaction of a slave whose position the master has deleted."""
     overlap_bytes_max: int = 64 << 10
-    """haOverlapMax: bytes of its log's end that a slave compares with the master's when it connects, or more if its
-    last record begins before these; 0: as RocketMQ."""
+    """haOverlapMax: bytes before its log's end that a slave compares with the master's when it connects; more if its
+    last record begins before these. 0: no comparison, as RocketMQ."""
     ack_flushed: bool = False
     """Report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here. A failover
     group's master confirms only what it has flushed, too."""
 
     handshake: HandshakeOptions | None = None
-    """haSharedSecret: no data is sent to a slave, or accepted from a master, before it has proved that it knows it."""
+    """haSharedSecret: no data is sent to a slave, or accepted from a master, before the peer has proved that it knows
+    the secret."""
 
     def __post_init__(self) -> None:
         assert self.heartbeat_interval_s > 0

@@ -19,7 +19,8 @@ HEAD_SIZE = 76
 case)
 """
 SEARCH_BYTES_MAX = 64 << 20
-"""How far before the log's end the head of a record is looked for. No record is that large unless maxMessageSize is"""
+"""Maximum bytes before the log's end in which the head of a record is searched. No record is that large unless
+maxMessageSize is"""
 _MAGIC = Struct(">i")
 _MAGICS = _MAGIC.pack(MAGIC_V1), _MAGIC.pack(MAGIC_V2)
 _MAGIC_AT = 4

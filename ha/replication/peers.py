@@ -46,9 +46,8 @@ def _join(host: str, port: int) -> str:
 
 
 def local_name(stream: trio.abc.Stream) -> str:
-    """Return the local end of a TCP or TLS stream as `host:port`, which is the peer's name for it; "" for other
-    streams.
-    """
+    """Return the local end of a TCP or TLS stream as `host:port`, which is the peer's name for it; an empty string for
+    other streams."""
     stream = getattr(stream, "transport_stream", stream)  # of TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return ""
@@ -78,7 +77,7 @@ def host_of(peer: str) -> str:
 def identify_by_address(peer: str) -> str:
     """Return the slave's identity: its IP address, so that two connections of one slave count once.
 
-    On loopback every connection is a separate slave, as the slaves of a test or demonstration share the address.
+    On loopback every connection is a separate slave, because the slaves of a test or demonstration share the address.
     """
     host = host_of(peer)
     try:

@@ -20,7 +20,7 @@ class SlaveState(Enum):
     """State of one slave's connection on the master."""
 
     CONNECTED = "connected"
-    """The slave has not reported its position. It isn't counted, and no bytes are sent."""
+    """The slave has not reported its position. It isn't counted, and no bytes of the log are sent."""
     TRANSFER = "transfer"
     """Bytes are sent from `transfer_offset` on, and acknowledgements count."""
     OUT_OF_RANGE = "out_of_range"
@@ -39,14 +39,15 @@ TRANSITIONS: dict[SlaveState, frozenset[SlaveState]] = {
 
 
 class CloseReason(Enum):
-    """Why a master ended a slave's connection."""
+    """Why a slave's connection to this master ended."""
 
     SLAVE_CLOSED = "slave_closed"
     CONNECTION_LOST = "connection_lost"
     HOUSEKEEPING_TIMEOUT = "housekeeping_timeout"
     MALFORMED_REPORT = "malformed_report"
     REPORT_BEYOND_END = "report_beyond_end"
-    """The slave claims bytes that the master lacks: it is no slave, or follows another log, or ours was longer."""
+    """The slave claims bytes that the master lacks: it follows another log, the master's log was longer before, or it
+    is no slave."""
     OFFSET_MISMATCH = "offset_mismatch"
     """A report below the previous one of this connection, or above what was sent on it."""
     LOG_TRUNCATED = "log_truncated"
@@ -79,7 +80,7 @@ class SlaveProgress:
     start_offset     where the transfer began, -1 before it; differs from the request only if that was 0
     transfer_offset  next byte to send (RocketMQ: nextTransferFromWhere); start_offset <= it <= the log's end
     ack_offset       last report, -1 before the first; never falls, never above max(request_offset, transfer_offset)
-    is_withheld      acknowledgements don't count yet, see `HAService`; only ever true for a slave that began empty
+    is_withheld      acknowledgements don't count yet, see ha_service.py; only ever true for a slave that began empty
     end_at_request   the log's end at the time of the request
     has_asked        the slave asked the range question, so it is a halog slave
     is_reader        it is no slave but reads a range to heal its own log: never counted or remembered
@@ -140,7 +141,8 @@ class SlaveProgress:
         self.sample_started_at = now
 
     def become_transfer(self, request_offset: int, start_offset: int, end: int) -> None:
-        """The slave requested `request_offset`; it gets the log, which ends at `end` now, from `start_offset` on."""
+        """Move to TRANSFER: the slave requested `request_offset` and gets the log, which ends at `end`, from
+        `start_offset` on."""
         self._move(SlaveState.TRANSFER)
         self.request_offset = self.ack_offset = request_offset
         self.start_offset = self.transfer_offset = start_offset
@@ -148,14 +150,14 @@ class SlaveProgress:
         self.is_withheld = request_offset < start_offset
 
     def become_out_of_range(self, offset: int) -> None:
-        """The bytes at the slave's position, `offset`, are deleted."""
+        """Move to OUT_OF_RANGE: the bytes at the slave's position, `offset`, are deleted."""
         if self.state is SlaveState.CONNECTED:
             self.request_offset = self.ack_offset = self.start_offset = offset
         self._move(SlaveState.OUT_OF_RANGE)
         self.transfer_offset = offset
 
     def become_shutdown(self, reason: CloseReason) -> None:
-        """The connection has ended."""
+        """Move to SHUTDOWN: the connection has ended for `reason`."""
         self._move(SlaveState.SHUTDOWN)
         self.close_reason = reason
 
@@ -179,24 +181,23 @@ class SlaveProgress:
         self.flow.count(size, now)
 
     def behind_s(self, end: int, now: float) -> float:
-        """Return the time since the slave last had the whole log, or connected if that is later; 0 if it has it. `end`:
-        the log's end now.
-        """
+        """Return the time since the slave last had the whole log or, if that is later, since it connected. 0 if it has
+        the whole log, which ends at `end`."""
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)
 
     @property
     def held_offset(self) -> int:
-        """The slave needs nothing below this offset; -1 before the first report."""
+        """The slave needs no byte below this offset; -1 before the first report."""
         return max(self.ack_offset, self.start_offset)
 
     @property
     def acknowledged_offset(self) -> int:
-        """Puts up to here are acknowledged.
+        """The slave acknowledges puts up to this offset.
 
         A request proves nothing: the slave's log may have another history. The slave notices that when it compares the
         end of its log with the bytes it receives (overlap.py), so it acknowledges only with a report beyond its
-        request. A slave that requests the log's end compares nothing, as RocketMQ's slaves, and is trusted. A member's
-        history is compared before its request.
+        request. A slave that requests the log's end compares nothing, like RocketMQ's slaves, and is trusted. A
+        member's history is compared before its request.
         """
         has_compared = self.ack_offset > self.request_offset or self.broker_id is not None
         return self.ack_offset if has_compared or self.request_offset >= self.end_at_request else 0

@@ -2,8 +2,8 @@
 
 `HASession` calls this once per wake-up while the master's frames are simply appended, and treats what is left in the
 buffer like any other input: an incomplete frame, a heartbeat, a frame that is not the next one or doesn't fit the
-segment. So this function decides nothing: what it takes, the session would have taken, and what it leaves, the session
-judges. The compiled twin (_pump.pyx) does the same without the GIL.
+segment. So this function decides nothing: it takes only frames that the session would take, and leaves all others to
+the session. The compiled twin (_pump.pyx) does the same without the GIL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.ha_frame import TRANSFER_HEADER_SIZE
 
 FRAMES_MAX = 64
-"""Frames that one call takes. A wake-up usually finds one."""
+"""Maximum number of frames that one call takes. A wake-up usually finds one."""
 
 _HEADER = Struct(">qi")
 _REPORT = Struct(">q")

@@ -20,8 +20,9 @@ Sent twice, 16 bytes, the question means: this is no slave, but a reader that he
 connection gets the same answer and the requested bytes, but doesn't count. RocketMQ ignores that, too; there the
 connection counts, as all do, with an offset below what any put waits for.
 
-A slave asks only if the answer matters: if it is empty and has haStartFrom=first, if it has haOutOfRange=resync, and if
-its last connection ended before a byte came, to find out why.
+A slave asks only if the answer matters: if it is empty and has haStartFrom=first, if it is not empty and has
+haOutOfRange=resync, if its last connection ended before usable bytes came, to find out why, and if the master sent
+nothing from before the end of the slave's log.
 
 Alternatives considered: configuring the master (both sides' files must agree, and all slaves must want the same);
 reporting 1 for "first" to every master (works only if nothing was deleted; it is the fallback for RocketMQ masters, see

@@ -38,7 +38,8 @@ class Reconnect:
         self._failed_count = 0
 
     def wait_s(self, condition: Condition, now: float, *, has_followed: bool) -> float:
-        """Return the wait after an end. `has_followed`: whether the master was followed before it."""
+        """Return the wait after a connection or attempt that ended with `condition`. `has_followed`: whether the master
+        was followed on it."""
         if condition not in LOST:
             return self._interval_s_max
         if has_followed and now >= self._immediate_at + self._interval_s_max:

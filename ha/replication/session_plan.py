@@ -14,12 +14,12 @@ class Retry(Enum):
     """How the next connection, made at once, differs."""
 
     FROM_LAST_SEGMENT = "from_last_segment"
-    """The master has no byte at offset 1: send a request of 0."""
+    """The master has no byte at offset 1: request 0, which means its last segment."""
     WITHOUT_QUESTION = "without_question"
     """The session only asked, and found nothing that keeps this slave from following."""
     WITHOUT_OVERLAP = "without_overlap"
-    """The master sends no byte of the segment before that of the log's end: request the end itself, unless the master
-    says that its log begins before that."""
+    """The master sends nothing from an earlier segment than that of the log's end. So request the end itself, without a
+    comparison, unless the master says that its log begins before the end."""
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class SessionEnd(msgspec.Struct, frozen=True):
     condition: Condition
     detail: str
     first_offset: int | None = None
-    """Where the master's log begins; set with OUT_OF_RANGE."""
+    """Where the master's log begins, if it is known"""
     retry: Retry | None = None
     """None: wait before the next connection, and make it in the same way."""
 
@@ -38,10 +38,14 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     asks_range: bool
     asks_only: bool = False
-    """End after the question: an empty slave that asked can't follow on the same connection, as its request of 0 has
-    another meaning there. It asks why the last connection was closed: a master may demand haSharedSecret."""
+    """End the session after the range question. An empty slave that is to start at the last segment asks only because
+    the answer may show why the last connection was closed: the master may demand haSharedSecret. It can't follow on a
+    connection on which it asked, because its request of 0 means the first offset there."""
     tries_first_byte: bool
     compares_overlap: bool
-    """False: the master sent nothing before the log's end, so compare only if it says that its log begins before."""
+    """Whether to compare the log's end. False after WITHOUT_OVERLAP: then only if the master says that its log begins
+    before."""
     master_min_offset: Callable[[], Awaitable[int | None]]
+    """Asks the master in another way where its log begins; None if it is not known now"""
     watches_min_offset: bool
+    """Whether to call `master_min_offset` after each heartbeat, to detect that the position here is deleted there"""

@@ -4,7 +4,8 @@
                ├─▶ ASKING ───────────────────┤              ├─▶ COMPARING ─┤
                └─────────────────────────────┘              └─▶ RESTORING ─┘        any state ─▶ CLOSED
 
-`HASession` does the I/O. Its reporter moves the state up to the request, the master's frames move it from there on.
+`HASession` does the I/O. Its reporter and the master's answers move the state up to the request, the master's frames
+from there on.
 """
 
 from __future__ import annotations
@@ -88,9 +89,8 @@ class SlaveProtocol:
         plan: SessionPlan,
         on_condition: Callable[[Condition, str], None],
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE when the slave waits in that
-        condition.
-        """
+        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
+        in that condition."""
         self._log = log
         self._options = options
         self._plan = plan
@@ -99,7 +99,7 @@ class SlaveProtocol:
         self._master_min_offset: int | None = None
         self.state: AsyncValue[SessionState] = AsyncValue(SessionState.CONNECTED)
         self.master_range: tuple[int, int] | None = None
-        """First and last offset of the master's log, if it answered the range question: it is a halog master."""
+        """Begin and end of the master's log, if it answered the range question: then it is a halog master."""
         self.has_followed = False
         """Whether FOLLOWING was reached."""
         self.end: SessionEnd | None = None
@@ -120,7 +120,8 @@ class SlaveProtocol:
         self.state.value = state
 
     def become_requested(self, request: Request) -> None:
-        """Call before the request is sent: the answer may be read before the sender runs again."""
+        """Move to the state that belongs to the request's check. Call this before the request is sent: the answer may
+        be read before the sender runs again."""
         self._check = request.check
         if isinstance(request.check, Overlap):
             self.become(SessionState.COMPARING)
@@ -130,7 +131,7 @@ class SlaveProtocol:
             self.become(SessionState.REQUESTED)
 
     def close(self, end: SessionEnd) -> None:
-        """Stop taking frames; the first reason counts."""
+        """Move to CLOSED, where no frames are taken. Only the first call counts."""
         if self.end is None:
             self.end = end
             self.become(SessionState.CLOSED)
@@ -141,7 +142,8 @@ class SlaveProtocol:
         return is_awaited and not size and offset != self.expected_offset and not offset % self._log.segment_size
 
     def take_header(self, offset: int, size: int) -> SessionEnd | None:
-        """Check a frame's position before any of its bytes is taken. Returns None if the connection continues.
+        """Check a frame's position before any of its bytes is taken. Returns None if the connection continues, else why
+        it ends.
 
         RemoteProtocolError if no master sends such a frame in this state.
         """
@@ -168,7 +170,11 @@ class SlaveProtocol:
         return None
 
     def take_body(self, offset: int, chunk: memoryview) -> Piece | SessionEnd | None:
-        """Return the part of a frame's next bytes that is to be appended; None if there is none yet."""
+        """Return the part of a frame's next bytes that is to be appended, None if there is none yet, or why the session
+        ends.
+
+        RemoteProtocolError if they can't be the start of a log.
+        """
         check = self._check
         if self.end is not None:
             return self.end
@@ -200,7 +206,8 @@ class SlaveProtocol:
         self._on_condition(Condition.CONNECTED, f"from offset {offset}")
 
     def _take_range_answer(self, offset: int, size: int) -> None:
-        """Take one of the two empty frames that answer the range question; nothing else comes before the request."""
+        """Take one of the two empty frames that answer the range question; RemoteProtocolError for anything else before
+        the request."""
         was_asked = self._plan.asks_range and self.state.value in {SessionState.ASKING, SessionState.PREPARING}
         if not was_asked or size or self.master_range is not None:
             raise RemoteProtocolError(f"a frame of {size} bytes at {offset} before any request")
@@ -247,7 +254,7 @@ class SlaveProtocol:
 REQUESTED_STATES = frozenset(
     {SessionState.REQUESTED, SessionState.COMPARING, SessionState.RESTORING, SessionState.FOLLOWING}
 )
-"""The request is sent, so the master may send its log."""
+"""States in which the request is sent, so that the master may send its log."""
 
 
 def _check_first_byte(check: FirstByte, offset: int, size: int) -> SessionEnd | None:

@@ -25,9 +25,10 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     transfer_offset: int
     ack_offset: int
     lag_bytes: int
-    """The master's end minus the acknowledged offset (HARuntimeInfo: diff)."""
+    """The master's end minus the acknowledged offset, or all of it before the first report (HARuntimeInfo: diff)."""
     lag_s: float
-    """Minimum time since the slave last had the whole log, or connected if that is later; 0 if it has it."""
+    """Lower bound of the time since the slave last had the whole log or, if that is later, since it connected; 0 if it
+    has the whole log."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int
@@ -54,9 +55,9 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     max_offset: int
     push2_slave_max_offset: int
     slave_count: int
-    """Number of identities that are counted, each once."""
+    """Number of slaves that are counted, each identity once."""
     in_sync_replicas_nums: int
-    """The master included."""
+    """Number of replicas that are in sync, the master included."""
     slaves: tuple[SlaveStatistics, ...]
     closed_counts: Mapping[CloseReason, int]
     waiting_request_count: int
@@ -65,7 +66,7 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HAClientState(Enum):
-    """RocketMQ's HAConnectionState of the slave's side."""
+    """State of the slave's side, with RocketMQ's names (HAConnectionState)."""
 
     READY = "ready"
     TRANSFER = "transfer"
@@ -73,7 +74,7 @@ class HAClientState(Enum):
 
 
 class Condition(Enum):
-    """State of the slave's connection to its master, or why the last one ended."""
+    """State of the slave's connection to its master, or why there is none."""
 
     NOT_STARTED = "not_started"
     NO_MASTER = "no_master"
@@ -103,7 +104,7 @@ class Condition(Enum):
     DIVERGED = "diverged"
     """The end of our log differs from the master's bytes at that position."""
     OUT_OF_RANGE = "out_of_range"
-    """The master has deleted the bytes that come next here."""
+    """The master has deleted the bytes that come next here, or, if it can't be asked, sends nothing from there."""
     NOT_AUTHENTICATED = "not_authenticated"
     """The two sides don't know the same haSharedSecret, or one of them has none."""
     DAMAGED = "damaged"
@@ -131,6 +132,6 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     ended_counts: Mapping[Condition, int]
     resync_count: int
     skipped_bytes: int
-    """Bytes that resyncs skipped, between the old log's end and the master's first offset."""
+    """Bytes that resyncs skipped, from the end of the old log to the master's first offset."""
     last_read_age_s: float | None
     last_write_age_s: float | None

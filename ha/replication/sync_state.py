@@ -1,8 +1,9 @@
 """The rules of the sync-state set on a master, for one term: which slaves must have a byte before it counts.
 
 The agreement service keeps the set (broker ids, including the master's own). Every member of the set has every
-acknowledged byte, so any of them may become the next master. The master itself knows how much of the log each slave
-has, from connections of this term only: a slave may have truncated what it acknowledged to an earlier master.
+acknowledged byte, so any of them may become the next master; if `ack_count` is lower, enough of them have it that an
+election finds it. The master itself knows how much of the log each slave has, from connections of this term only: a
+slave may have truncated what it acknowledged to an earlier master.
 
     agreed     the set that the agreement service is known to have
     proposed   the set that this master asked it to adopt, from before the request until the result is known: the
@@ -16,8 +17,8 @@ puts wait for it.
 
 Why `joining`: a slave may be proposed once it has everything confirmed or acknowledged. If the master is alone, that is
 its whole log, which no slave ever has under load at the moment of its report. So puts wait for a slave once it is
-close, and it is proposed when it has caught up. If it falls behind, it is removed from `joining`, which no one else
-needs to know.
+close, and it is proposed when it has caught up. If it falls behind, it is removed from `joining`, for which no
+agreement is needed.
 
 A member is dropped if
 
@@ -52,7 +53,7 @@ UNKNOWN = -1
 
 
 STALL_FORGOTTEN_S = 60.0
-"""Time after which a slave's stall no longer makes its next one last longer."""
+"""If a slave's last stall is longer ago than this, its next one has the normal limit again."""
 
 
 class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +67,11 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     not_catch_up_s_max: float = 15.0
     """haMaxTimeSlaveNotCatchup: time without the whole log after which a member is dropped."""
     gone_s_max: float = 1.0
-    """The same for a member whose lease has ended."""
+    """The same for a member whose lease in the agreement service has ended."""
     stalled_s_max: float = 15.0
-    """The same for a member that acknowledges nothing at all. Not less than the master's lease, so that a master that
-    was frozen itself has lost its lease before it drops slaves for that."""
+    """The same for a member that acknowledges nothing meanwhile; doubled for each such drop of the member within
+    STALL_FORGOTTEN_S, up to not_catch_up_s_max. Not less than the master's lease, so that a master that was frozen
+    itself has lost its lease before it drops slaves for that."""
     connect_s_max: float = 3.0
     """Time to connect after the start of the term before a member is dropped: RocketMQ's first check of the set."""
     check_s: float = 5.0
@@ -95,7 +97,8 @@ def needed_count(member_count: int, ack_count: int | None) -> int:
 
 
 def held_by(count: int, members: Collection[int], held: Mapping[int, int]) -> int:
-    """Return the offset that `count` of `members` have; UNKNOWN if fewer are known. `held`: broker id -> offset."""
+    """Return the highest offset that `count` of `members` have; UNKNOWN if fewer offsets are known. `held`: broker id
+    -> offset."""
     offsets = sorted((held[member] for member in members if member in held), reverse=True)
     return offsets[count - 1] if len(offsets) >= count else UNKNOWN
 
@@ -112,7 +115,8 @@ def confirmed(
 
 
 def acknowledged(sets: Iterable[Collection[int]], held: Mapping[int, int], end: int, rules: SyncStateRules) -> int:
-    """Return up to where puts are acknowledged; UNKNOWN if none are. Unlike the confirm offset it may fall."""
+    """Return the offset up to which puts are acknowledged; UNKNOWN if none are. Unlike the confirm offset it may
+    fall."""
     if rules.ack_count == ALONE:
         return end
     lowest = end
@@ -156,7 +160,8 @@ class _Slave:
 
 
 class _Stalls:
-    """How often a slave was dropped for a stall, and when last."""
+    """Number of times that a slave was dropped for a stall without a pause of STALL_FORGOTTEN_S, and the time of the
+    last."""
 
     __slots__ = ("count", "last_at")
 
@@ -179,7 +184,7 @@ class SyncStateSet:
         now: float,
         rules: SyncStateRules | None = None,
     ) -> None:
-        """`agreed`: the set with which this master was elected. `confirm_offset`: its own as a slave."""
+        """`agreed`: the set with which this master was elected. `confirm_offset`: the one that it knew as a slave."""
         assert own_id in agreed, (own_id, agreed)
         self.own_id = own_id
         self.epoch = epoch
@@ -301,7 +306,7 @@ class SyncStateSet:
         return broker_id in self._disconnected or now - self._started_at > self.rules.connect_s_max
 
     def next_check_at(self, end: int, now: float) -> float:
-        """Return when the passing of time alone may change what `propose` returns."""
+        """Return the earliest time at which `propose` may return something else although no event occurs."""
         rules = self.rules
         due = [now + min(rules.check_s, rules.stalled_s_max / 4)]
         for member in self.agreed - {self.own_id}:
@@ -313,12 +318,12 @@ class SyncStateSet:
         return min(at + TICK_S for at in due if at + TICK_S > now)
 
     def caught_up_at(self, broker_id: int, end: int, now: float) -> float:
-        """Return when a connected slave last had the whole log; if it never had, when it connected."""
+        """Return the time at which a connected slave last had the whole log or, if that is later, connected."""
         slave = self._slaves[broker_id]
         return now if slave.held >= end else max(slave.caught_up.at, slave.connected_at)
 
     def explain(self, offset: int) -> str:
-        """Return which members a put that ends at `offset` waits for, for people; "" if none."""
+        """Return which members a put that ends at `offset` waits for, as a text for people; "" if for none."""
         return "; ".join(text for _, text in self.reasons(offset))
 
     def reasons(self, offset: int) -> list[tuple[Cause, str]]:
@@ -341,7 +346,7 @@ class SyncStateSet:
         return max(self.confirm_offset, self._acknowledged_offset)
 
     def _lost_at(self, broker_id: int, slave: _Slave, end: int, now: float) -> float:
-        """Return when a connected member will be dropped if nothing changes."""
+        """Return the time at which a connected member will be dropped if nothing changes."""
         caught_up_at = self.caught_up_at(broker_id, end, now)
         late_at = caught_up_at + self._late_s_max(broker_id)
         if slave.held == UNKNOWN:

@@ -1,1 +1,1 @@
-"""The log on disk: commitlog, consume queues, key index, and what keeps them. No sockets, no peers."""
+"""The log on disk: commitlog, consume queues, key index, and the services that maintain them. No sockets, no peers."""

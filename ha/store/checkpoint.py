@@ -1,6 +1,6 @@
 """Reads and writes the checkpoint file: times up to which the log and the files derived from it are durable.
 
-Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Where RocketMQ has zeros behind its fields,
+Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Where RocketMQ has zeros after its fields,
 halog adds three parts:
 
     "HSUM", CRC-32 of the fields          a flipped bit in a time would make recovery begin too late, or take a torn
@@ -40,7 +40,8 @@ _BEGIN_MAGIC = b"HBEG"
 
 
 def min_timestamp_ms(checkpoint: Checkpoint) -> int:
-    """Returns the store time up to which records are certainly in log and queues: recovery may start there."""
+    """Returns the store time up to which records are certainly in log and queues, so that recovery may start there; 0
+    if unknown."""
     newest = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms)
     return max(0, newest - SAFETY_MARGIN_MS)
 
@@ -90,10 +91,11 @@ def _end(fields: bytes, magic: bytes, offset: int) -> bytes:
 
 
 def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: int, begin: int) -> None:
-    """Writes the file in place and syncs it; all changes lie in one sector. OSError if the disk refuses.
+    """Writes the file in place and syncs it; everything that changes is in one sector. OSError: the content is then
+    unknown.
 
-    `flushed_to`: physical offset up to which the log is flushed, 0 to leave it out. `begin`: its first physical offset,
-    -1 if there is none.
+    `flushed_to`: physical offset up to which the log is flushed, 0 to leave it out. `begin`: the log's first physical
+    offset, -1 if it has none.
     """
     fields = checkpoint.pack()
     added = _guard(fields) + _end(fields, _END_MAGIC, flushed_to) + _end(fields, _BEGIN_MAGIC, begin)

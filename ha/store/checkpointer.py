@@ -1,5 +1,4 @@
-"""Saves queues and index, at intervals and when a store closes, and records the position up to which the store is
-durable.
+"""Syncs queues and index, at intervals and when a store closes, and records up to where the store is durable.
 
 Recovery trusts these records after a crash: the checkpoint (checkpoint.py), the checksums of flushed bytes, and the
 ends of the queues. Nothing is recorded before it is on the disk. Source: StoreCheckpoint.
@@ -18,7 +17,7 @@ from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, save_queue_ends
 from ha.store.store_parts import StoreParts
 
 _SYNCED_AT_ONCE = 512
-"""Maximum number of queue files per sync; when the store stops, it waits for at most one such sync."""
+"""Maximum number of queue files that are synced with one call, for which a cancellation has to wait."""
 
 
 class Checkpointer:
@@ -31,7 +30,7 @@ class Checkpointer:
         self.checkpoint = Checkpoint()
         self._saved_checkpoint: tuple[bytes, int, int] | None = None
         self._saved_ends: QueueEnds | None = None
-        """The ends in the file; None if they are not known"""
+        """The ends of queues in the file; None if they are not known"""
 
     async def run(self) -> None:
         """Saves the checkpoint every `checkpoint_interval_s`, and the derived files every `derived_flush_interval_s`.
@@ -49,7 +48,10 @@ class Checkpointer:
                 await self.save(with_derived=is_derived_due)
 
     async def save(self, *, with_derived: bool) -> None:
-        """Saves the checksums and the checkpoint, and before them queues and index. DiskFailed, not if it is full."""
+        """Saves the checksums and the checkpoint; with `with_derived`, queues and index before them.
+
+        DiskFailed if the disk fails; if it is full, the next call saves what this one did not.
+        """
         if with_derived:
             await self._save_derived()
         try:
@@ -68,7 +70,10 @@ class Checkpointer:
                 raise DiskFailed(self._options.root / "checkpoint", "write", str(error)) from error
 
     async def write(self, begin: int | None = None) -> None:
-        """Writes the checkpoint, unless it is unchanged. OSError. `begin`: where the log is about to begin."""
+        """Writes the checkpoint, unless it is unchanged. OSError.
+
+        `begin`: physical offset at which the log will begin after a deletion; by default where it begins now.
+        """
         parts = self._parts
         log = parts.log
         flushed_to = 0 if log.is_slave else log.flushed_offset.value
@@ -82,7 +87,7 @@ class Checkpointer:
         self._saved_checkpoint = content
 
     def forget(self) -> None:
-        """Resets the checkpoint, whose file was removed, and the ends of queues."""
+        """Resets the checkpoint and the ends of queues after a reset has moved their files."""
         self.checkpoint = Checkpoint()
         self._saved_checkpoint = None
         self._saved_ends = None
@@ -90,7 +95,7 @@ class Checkpointer:
     # ---- queues and index
 
     async def _save_derived(self) -> None:
-        """Syncs queues and index, and records up to when they are complete."""
+        """Syncs queues and index, and sets their times in the checkpoint, which the caller writes. DiskFailed."""
         parts = self._parts
         log, queues = parts.log, parts.queues
         generation = log.generation
@@ -118,7 +123,7 @@ class Checkpointer:
         """
         queues, ends = self._parts.queues, self._saved_ends
         if ends is None:
-            ends = await self._run_blocking(queues.ends)  # those of queues written meanwhile come below
+            ends = await self._run_blocking(queues.ends)  # those of queues that are written meanwhile are updated below
         left = queues.unsynced_count
         while left > 0:
             taken = queues.take_unsynced(_SYNCED_AT_ONCE)
@@ -147,8 +152,8 @@ class Checkpointer:
         dirty_ms = [unwritten.end_timestamp_ms for unwritten in taken if unwritten.is_dirty]
         try:
             if dirty_ms and min(dirty_ms) <= self.checkpoint.index_msg_timestamp_ms:
-                # More keys of the very millisecond that the checkpoint covers: a file that is half written when the
-                # power fails must not pass for the one that was synced.
+                # More keys of a millisecond that the checkpoint covers: if the power fails during this write, the file
+                # must not be taken for the one that was synced before.
                 self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
                 await self.write()
             await self._run_blocking(index.write, taken)
@@ -159,7 +164,8 @@ class Checkpointer:
     # ---- for truncation
 
     async def cap_timestamps(self, stored_ms: int) -> None:
-        """Lowers every saved store time to at most `stored_ms`, before bytes of later records change. OSError."""
+        """Lowers every recorded store time to at most `stored_ms` and writes the checkpoint, before bytes of later
+        records change. OSError."""
         parts, checkpoint = self._parts, self.checkpoint
         parts.log.last_store_timestamp_ms = min(parts.log.last_store_timestamp_ms, stored_ms)
         parts.flusher.flushed_timestamp_ms = min(parts.flusher.flushed_timestamp_ms, stored_ms)
@@ -170,7 +176,7 @@ class Checkpointer:
         await self.write()
 
     async def save_truncated(self) -> None:
-        """Saves the index and the ends of the queues after these were truncated. OSError."""
+        """Saves the index and the ends of the queues after both were truncated. OSError."""
         if self._parts.index is not None:
             await self._save_index(self._parts.index)
         await self._save_ends(await self._run_blocking(self._parts.queues.ends))

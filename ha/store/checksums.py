@@ -1,8 +1,8 @@
 """The checksum files of a store (`ha.protocol.checksum_file`): one per segment, read as a whole, written in groups.
 
 An entry is written only for bytes that are flushed, so it also proves that they were: `known_end` is a lower bound of
-the log's end after any crash. Entries are not synced; lost ones are recomputed. They are removed, synced,
-before the bytes that they cover may change (`truncate`).
+the log's end after any crash. Entries are not synced; lost ones are recomputed. Before bytes that have an entry
+may change, the entry is removed and the removal synced (`truncate`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SegmentSums:
 
 
 class Checksums:
-    """All checksums of a store. Blocking, except `peek`; for one thread at a time."""
+    """All checksums of a store. Blocking, except for `peek` and `is_dirty`; one thread at a time."""
 
     def __init__(self, disk: Disk, directory: Path, segment_size: int, block_size: int) -> None:
         self._disk = disk
@@ -67,7 +67,8 @@ class Checksums:
         return self._loaded.get(start)
 
     def load(self, start: int) -> SegmentSums:
-        """Returns the entries of the segment at `start`, without those that are damaged or missing on the disk."""
+        """Returns the entries of the segment at `start`, without those that are damaged or missing on the disk.
+        OSError."""
         sums = self._loaded.get(start)
         if sums is None:
             sums = self._read(start)
@@ -97,7 +98,7 @@ class Checksums:
             self._disk.unlink(path)
             return sums
         if found is None:
-            if any(raw[:GROUP_SIZE]):  # zeros: the process ended between the file's creation and this
+            if any(raw[:GROUP_SIZE]):  # zeros: the process ended before it wrote the head
                 self._note_damage(path, "its head")
             with suppress(OSError):  # a full disk: the next read of the file tries again
                 self._disk.open(path).pwrite(head.pack(), 0)
@@ -124,7 +125,7 @@ class Checksums:
         return any(sums.dirty for sums in self._loaded.values())
 
     def write_back(self) -> None:
-        """Writes the changed entries. OSError if the disk refuses; if it is full, the next call writes them."""
+        """Writes the changed entries. OSError if the disk fails; if it is full, the next call writes the rest."""
         try:
             self._write_dirty()
         except OSError as error:
@@ -150,7 +151,8 @@ class Checksums:
         return file
 
     def verify_file(self, start: int) -> bool:
-        """Reads the file again and rewrites what differs from the entries in memory; False if anything did."""
+        """Reads the file again and rewrites what differs from the entries in memory; False if anything did. True
+        without a check if the entries are not loaded or not all written. OSError."""
         sums = self._loaded.get(start)
         path = self.path_of(start)
         if sums is None or sums.dirty or not self._disk.exists(path):
@@ -184,7 +186,7 @@ class Checksums:
         return False
 
     def covered_end(self, start: int) -> int:
-        """Returns the physical offset behind the last byte of a segment that has an entry; `start` if none has."""
+        """Returns the physical offset after the last byte of a segment that has an entry; `start` if none has."""
         sums = self.load(start)
         for block in range(len(sums.lengths) - 1, -1, -1):
             if sums.lengths[block]:

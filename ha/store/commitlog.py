@@ -1,12 +1,13 @@
 """The commitlog: consecutive records in segments of one size.
 
-Messages that are put together become one run of records, which the kernel writes to the file of the last segment, like
-the bytes that a slave receives; readers find both in the map. Neither waits for the disk. Appended bytes are first
-written (`max_offset`), later flushed (`flushed_offset`, raised by the flusher) and dispatched (`dispatched_offset`,
-raised by dispatch). Records are made by record_maker.py; queues and peers are unknown here.
+Messages that are put together become consecutive records, which one system call writes to the file of the last segment;
+the bytes that a slave receives are written in the same way. Readers find both in the map. Such a write does not wait
+for the disk. Appended bytes are first written (`max_offset`), later flushed (`flushed_offset`, raised by the flusher)
+and dispatched (`dispatched_offset`, raised by dispatch). Records are made by record_maker.py; queues and peers are
+unknown here.
 
-A record that would leave less than 8 bytes of its segment goes to the next one, and a filler takes the rest.
-Sources: CommitLog (asyncPutMessage, appendData), MappedFileQueue.
+A record that would leave less than 8 bytes of its segment goes to the next one, and a filler takes the rest. Sources:
+CommitLog (asyncPutMessage, appendData), MappedFileQueue.
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class CommitLog(SegmentedLog):
         self.verified = VerifiedReads(self, checksums, options, run_blocking)
         """Checks what comes back from the disk"""
         self.on_reset: Callable[[], None] | None = None
-        """Called after the files were set aside, while the log is empty, to forget what is derived from it"""
+        """Called during a reset, while the log is empty, to forget what is derived from the files that were set
+        aside"""
         self.maintenance_lock = trio.Lock()
-        """Serializes saving, retention, truncation and reset. Taken before appends are held"""
+        """Serializes saving, retention, truncation and reset. Acquire it before `appends_held`"""
         self.before_delete: Callable[[int], Awaitable[None]] = _no_note
-        """Called before a segment is deleted, with the new first offset. OSError: the segment then stays"""
+        """Called before a segment is deleted, with the physical offset at which the log then begins. OSError: the
+        segment stays"""
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """Returns the queue offset (entries) that the next message put to a queue gets."""
@@ -93,13 +96,14 @@ class CommitLog(SegmentedLog):
         return hot if hot is not None else self.verified.read_recent(physical_offset, size_max)
 
     def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """As `read` for a pull, of bytes that the system has cached; None if `read` has to be called."""
+        """Like `read` for a pull, if the page cache has the bytes; otherwise None: then call `read`."""
         return self.verified.read_cached(physical_offset, size_max)
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
-        """Returns what `read_hot` would (for a pull `read_nowait` or `read_cached`), or cold bytes, read by a worker.
+        """Returns the bytes that `read_hot` returns (for a pull, `read_nowait` or `read_cached`), or reads them from
+        the disk in a worker.
 
-        At least one byte unless at `max_offset`. Bytes that this process did not append are verified
+        At least one byte, up to `size_max`, of one segment; empty at `max_offset`. Bytes from the disk are verified
         (verified_reads.py). DamagedBytes if the first byte isn't what was written; `found_by` then says who noticed.
         OffsetGone outside [`min_offset`, `max_offset`]. OSError if the disk can't read.
         """
@@ -113,7 +117,8 @@ class CommitLog(SegmentedLog):
         return await self.verified.read(physical_offset, size_max, found_by)
 
     async def read_all(self, physical_offset: int, size: int, found_by: FoundBy = "read") -> bytes:
-        """Returns exactly `size` bytes of one segment. DamagedBytes if any of them isn't what was written."""
+        """Returns exactly `size` bytes of one segment. DamagedBytes if any of them isn't what was written; OffsetGone
+        if the log does not hold all of them; OSError."""
         raw = bytes(await self.read(physical_offset, size, found_by))
         while len(raw) < size:
             piece = await self.read(physical_offset + len(raw), size - len(raw), found_by)
@@ -132,7 +137,8 @@ class CommitLog(SegmentedLog):
         """Appends messages in order, independently, without waiting; returns the result of each.
 
         Fewer results than messages: the next one needs another segment (`add_segment`), or appends are held
-        (`wait_appends_allowed`). `began`: when the caller first tried, for `append_times`. DiskFailed.
+        (`wait_appends_allowed`). `began`: trio's time at which the caller first tried, for `append_times`; by default
+        now. DiskFailed if the file can't be written, now or in an earlier call: the node must stop.
         """
         if self._append_lock.locked():
             return []
@@ -145,7 +151,8 @@ class CommitLog(SegmentedLog):
     def append_batch(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
         """Like `append`, for a client's batch, which must be contiguous in one segment: all messages or none.
 
-        If one is illegal every result says so, as RocketMQ refuses the whole request. No results: as for `append`.
+        If one of them is illegal, every result says so, as RocketMQ refuses the whole request. An empty list has the
+        meaning of missing results of `append`. DiskFailed.
         """
         if self._append_lock.locked():
             return []
@@ -161,10 +168,11 @@ class CommitLog(SegmentedLog):
         return results
 
     async def add_segment(self) -> AppendResult | None:
-        """Fills up the last segment and adds the next one; returns why that failed, None if it did not.
+        """Fills up the last segment and adds the next one; returns why that failed, or None if it succeeded.
 
-        For the one task that appends, when the last segment has no room. Waits for at most `segment_wait_s`. If
-        cancelled, it changes nothing.
+        For the one task that appends, when the last segment has no room. Waits for the segment for at most
+        `segment_wait_s`. If cancelled, it changes nothing. DiskFailed if the filler can't be written: the node must
+        stop.
         """
         async with self.appends_held():
             return await self._roll()
@@ -182,8 +190,9 @@ class CommitLog(SegmentedLog):
     async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Appends messages in order, independently, waiting for segments as needed; returns the result of each.
 
-        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. If
-        cancelled, the first messages may be in the log and the others not. For users of a store without a broker.
+        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. DiskFailed
+        if a file can't be written. If cancelled, the first messages may be in the log and the others not. For users of
+        a store without a broker.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -217,13 +226,13 @@ class CommitLog(SegmentedLog):
         if self._failure is not None:  # the records that failed have used queue offsets, so later ones would leave gaps
             raise self._failure
         # Not through the map: a copy into it runs in any order, so a kill in its middle would leave holes, while the
-        # kernel copies page by page, so a kill leaves a prefix. Besides, a page fault for a write zeroes the page.
+        # kernel copies page by page, so a kill leaves a prefix. The first write to a page of the map also zeroes it.
         try:
             self._pwrite(segment, records, position)
         except OSError as error:
             self._failure = DiskFailed(segment.file.path, "write", str(error))
             raise self._failure from error
-        self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's, so refused messages don't count
+        self.last_store_timestamp_ms = now_ms  # only for stored records: the checkpoint's times must be theirs
         self._publish(segment, position + len(records))
 
     def _store_clock_ms(self) -> int:
@@ -278,9 +287,11 @@ class CommitLog(SegmentedLog):
             self.append_times.observe(trio.current_time() - began)
 
     def tail(self) -> LogTail | None:
-        """Returns where the caller may write the master's next bytes; it has to call `note_appended` in the same step.
+        """Returns where the caller may write the master's next bytes itself. It must call `note_appended` without an
+        await in between.
 
-        None if only `append_raw` can append them.
+        None if only `append_raw` can append them: a new segment is needed, appends are held, or the file has no
+        descriptor.
         """
         segment, position = self._tail()
         descriptor = None if segment is None else segment.file.descriptor
@@ -289,19 +300,20 @@ class CommitLog(SegmentedLog):
         return LogTail(descriptor, position, self.segment_size - position)
 
     def note_appended(self, size: int, began: float) -> None:
-        """Publishes `size` bytes that the caller has written at the `tail`, as `append_raw` does."""
+        """Publishes `size` bytes that the caller has written at the `tail`, as `append_raw` does. `began`: trio's
+        time."""
         segment, position = self._tail()
         assert segment is not None
         self._publish(segment, position + size)
         self.append_times.observe(trio.current_time() - began)
 
     async def reset(self, first_offset: int) -> None:
-        """Sets aside everything that the store holds, and starts empty at the segment of `first_offset`.
+        """Sets aside everything that the store holds, and starts empty at the segment that contains `first_offset`.
 
-        Commitlog, consume queues and index are renamed to `NAME.aside-N`; nothing is deleted. Afterwards `max_offset`
-        is the start of the segment that contains `first_offset`. DiskFull or OSError: nothing has changed. DiskFailed:
-        the node must stop, and the next start continues with what it finds. If cancelled, the reset has either not
-        begun or is complete.
+        Commitlog, consume queues, index and all that belongs to them are renamed to `NAME.aside-N` (log_reset.py);
+        nothing is deleted. Afterwards `max_offset` is the start of that segment. DiskFull or OSError: nothing has
+        changed. DiskFailed: the node must stop, and the next start continues with what it finds. If cancelled, the
+        reset has either not begun or is complete.
         """
         first_offset -= first_offset % self.segment_size
         run, disk, options = self._run_blocking, self._disk, self._options
@@ -335,7 +347,8 @@ class CommitLog(SegmentedLog):
         super()._truncate_memory(end)
 
     def set_next_queue_offsets(self, next_offsets: dict[tuple[str, int], int]) -> None:
-        """Sets the next offsets of queues whose end dispatch has not reached; other queues are looked up."""
+        """Sets the next queue offset of each queue that has records which are not dispatched yet; those of other queues
+        are looked up."""
         self._maker.set_next_offsets(next_offsets)
 
     # ---- writing
@@ -370,10 +383,12 @@ class CommitLog(SegmentedLog):
 
     @property
     def is_torn(self) -> bool:
-        """Whether bytes of a refused write may lie behind the log's end, or a reset has left files moved.
+        """Whether bytes of a failed write may be in the file after the log's end, or a failed reset has left files
+        moved.
 
         Such bytes may look like a record, because no CRC covers a whole record; only recovery after a crash can tell
-        them apart."""
+        them apart.
+        """
         return self._torn_to > self.max_offset.value
 
     def _publish(self, segment: Segment, position: int) -> None:
@@ -386,7 +401,8 @@ class CommitLog(SegmentedLog):
             self._release_wanted.set()
 
     async def _roll(self) -> AppendResult | None:
-        """Fills up the last segment and adds the next; returns why that failed, having changed nothing."""
+        """Fills up the last segment and adds the next; returns why there is no next one, having changed nothing.
+        DiskFailed."""
         segment, position = self._tail()
         try:
             following = await self._next_segment(0 if segment is None else segment.end)
@@ -416,10 +432,11 @@ class CommitLog(SegmentedLog):
     # ---- retention
 
     async def delete_first(self) -> None:
-        """Deletes the oldest segment (never the last). Readers that hold views keep them."""
+        """Deletes the oldest segment (never the last). Readers that hold views keep them. OSError: the segment
+        stays."""
         assert len(self._segments) > 1
         await self.before_delete(self._segments[1].start)
-        with trio.CancelScope(shield=True):  # a file that is left behind would begin the log at the next start
+        with trio.CancelScope(shield=True):  # a file that remains would be the log's first at the next start
             held = [self._segments.pop(0)]
             end = held[0].end
             try:
@@ -430,8 +447,8 @@ class CommitLog(SegmentedLog):
             self.damage.forget(0, end)
 
     def _unlink(self, held: list[Segment]) -> None:
-        """Deletes the files of the one segment in `held`, and drops the reference here, in a worker: the last one to
-        close a deleted file waits until its many blocks are freed."""
+        """Deletes the files of the one segment in `held` and clears the list. In a worker, because dropping the last
+        reference to a deleted file waits until its blocks are freed."""
         self.verified.checksums.delete(held[0].start)
         self._disk.unlink(held[0].file.path)
         held.clear()

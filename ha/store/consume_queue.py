@@ -28,7 +28,8 @@ _NEAR_ENTRIES = 128
 
 
 class QueueEntry(NamedTuple):
-    """Where a message's record is (bytes), its size, and its tags code. `size` is BLANK_SIZE if there is none."""
+    """Where a message's record is (bytes), its size in bytes, and its tags code. `size` is BLANK_SIZE if there is no
+    message."""
 
     physical_offset: int
     size: int
@@ -48,9 +49,10 @@ class NewFile(NamedTuple):
 
 
 class ConsumeQueue:
-    """One queue. Offsets without further name are entries."""
+    """One queue. Offsets are queue offsets (entries) unless named otherwise."""
 
     def __init__(self, disk: Disk, files: OpenFiles, directory: Path, topic: str, queue_id: int, count: int) -> None:
+        """`count`: entries of one file."""
         self.topic = topic
         self.queue_id = queue_id
         self.min_offset = 0
@@ -58,8 +60,7 @@ class ConsumeQueue:
         self.max_physical_offset = 0
         """End (bytes) of the last record that has an entry; records before it are skipped when dispatched again"""
         self.has_lost_entries = False
-        """Whether the queue has to be rebuilt: `load` found entries behind the first invalid one and removed them, or
-        the queue ends before its recorded end"""
+        """Whether the queue has to be rebuilt: `load` found entries after the first invalid one, and removed them"""
         self.files = QueueFiles(disk, files, directory, count, owner=self)
 
     # ---- reading
@@ -110,8 +111,9 @@ class ConsumeQueue:
     def append(self, queue_offset: int, entries: Sequence[bytes]) -> None:
         """Writes entries of consecutive queue offsets, none of which exist yet.
 
-        A new queue may begin anywhere; a gap in an existing one is logged and filled with blank entries. OSError if a
-        file can't be written or made; the entries up to there count, as `max_offset` says.
+        A new queue may begin anywhere. A gap before the entries is logged and filled with blank entries; if it is
+        longer than a file, the queue's files are deleted, and it begins with these entries. OSError if a file can't be
+        written or created; the entries up to there count, as `max_offset` says.
         """
         if queue_offset != self.max_offset:
             self._begin_at(queue_offset)
@@ -146,10 +148,10 @@ class ConsumeQueue:
         return end > self.files.end
 
     def new_files(self, queue_offset: int, end: int) -> list[NewFile]:
-        """Returns the files that `append` of entries from `queue_offset` up to `end` would make; make and adopt them
-        before.
+        """Returns the files that `append` of entries from `queue_offset` up to `end` would create, to be made and
+        adopted before.
 
-        None if these entries are not the next ones: there is a gap, or they exist already.
+        Empty if these entries are not the next ones: there is a gap, or they exist already.
         """
         files = self.files
         first = files.start_of(queue_offset)
@@ -160,13 +162,13 @@ class ConsumeQueue:
         return [NewFile(self, start, max(0, queue_offset - start)) for start in range(first, end, files.file_entries)]
 
     def adopt(self, new: NewFile, file: File) -> None:
-        """Takes over a file that was made as the last one of the queue."""
+        """Adds the file that `new.make` has returned as the last one of the queue."""
         if not self.files.starts:
             self.min_offset = self.max_offset = new.start + new.blank_count
         self.files.adopt(new.start, file)
 
     def repair(self, queue_offset: int, entries: Sequence[bytes]) -> int:
-        """Writes those of `entries` (at consecutive queue offsets) that differ in the files; returns how many.
+        """Writes those of `entries` (at consecutive queue offsets) that differ in the files; returns how many. OSError.
 
         Only within [`min_offset`, `max_offset`). A file that is too short is completed.
         """
@@ -202,7 +204,7 @@ class ConsumeQueue:
 
     def keep_end(self, end: int, physical_offset: int) -> None:
         """Fills the queue with blank entries up to `end`, its end before entries were lost. The record of the last lost
-        entry ended at `physical_offset`."""
+        entry ended at `physical_offset`. OSError."""
         logger.error(
             "queue.end_kept topic=%s queue_id=%d end=%d found=%d", self.topic, self.queue_id, end, self.max_offset
         )
@@ -213,9 +215,10 @@ class ConsumeQueue:
     # ---- loading
 
     def load(self, is_clean: bool) -> bool:
-        """Finds the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied.
+        """Finds the entries on the disk. False if the queue is damaged and was emptied: files are missing or of a wrong
+        size, or an entry points before the end of the previous record. OSError.
 
-        After an unclean stop the bytes behind the entries have to be zeros on the disk, too: see
+        After an unclean stop the bytes after the entries have to be zeros on the disk, too: see
         `QueueFiles.take_zeroed`.
         """
         files = self.files
@@ -256,9 +259,9 @@ class ConsumeQueue:
     # ---- removing entries
 
     def truncate(self, physical_offset: int) -> int:
-        """Removes (and zeroes) the entries of records at or beyond a physical offset; returns how many.
+        """Removes (and zeroes) the entries of records at or beyond a physical offset; returns how many. OSError.
 
-        See `QueueFiles.take_zeroed`.
+        The caller syncs the zeros: see `QueueFiles.take_zeroed`.
         """
         keep = self._search(physical_offset)
         removed = self.max_offset - keep
@@ -274,9 +277,10 @@ class ConsumeQueue:
         return removed
 
     def correct_min(self, log_min_offset: int) -> int:
-        """Adjusts `min_offset` to the commitlog's and deletes files that hold only older entries; returns how many.
+        """Sets `min_offset` to the first entry of a record at or beyond `log_min_offset`, and deletes files with only
+        older entries; returns how many. OSError.
 
-        The last file always stays: it holds the next offset.
+        The last file always stays: it holds the next queue offset.
         """
         self.min_offset = self._search(max(log_min_offset, 0))
         deleted = 0
@@ -303,7 +307,7 @@ class ConsumeQueue:
         self.min_offset = begin  # a reader may have moved it meanwhile
 
     def destroy(self) -> None:
-        """Deletes the queue's files and resets it."""
+        """Deletes the queue's files and resets it to the state without entries. OSError."""
         for start in list(self.files.starts):
             self.files.remove(start)
         self.forget()
@@ -320,10 +324,10 @@ class ConsumeQueue:
         self.files.sync_from(self._search(physical_offset))
 
     def _search(self, physical_offset: int) -> int:
-        """Returns the position behind the last entry of a record before a physical offset.
+        """Returns the queue offset after the last entry of a record before a physical offset.
 
         Zeroed entries have no physical offset: they are what a power loss left at the end, or damage in between. They
-        count as behind the offset, unless an entry before the offset follows.
+        count as after the offset, unless an entry before the offset follows.
         """
         if 0 < self.max_physical_offset < physical_offset:
             return self.max_offset
@@ -351,7 +355,8 @@ class ConsumeQueue:
         return low
 
     def first_record_from(self, physical_offset: int) -> int | None:
-        """Returns the physical offset of the first record with an entry at or beyond one; None if there is none."""
+        """Returns the physical offset of the first record at or beyond `physical_offset` that has an entry; None if
+        none has."""
         for position in range(self._search(physical_offset), self.max_offset):
             entry = self._entry(position)
             if entry.size > 0:
@@ -372,7 +377,7 @@ class ConsumeQueue:
         return found
 
     def last_record_before(self, physical_offset: int) -> int:
-        """Returns the physical offset of the last record with an entry before one; −1 if there is none."""
+        """Returns the physical offset of the last record before `physical_offset` that has an entry; −1 if none has."""
         position = self._search(physical_offset) - 1
         if position < self.min_offset:
             return -1

@@ -51,7 +51,7 @@ class ConsumeQueues:
         return found
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
-        """Returns the queue offset behind the last dispatched message of a queue."""
+        """Returns the queue offset after the last dispatched message of a queue; 0 if it has none."""
         queue = self._queues.get((topic, queue_id))
         return queue.max_offset if queue is not None else 0
 
@@ -61,10 +61,10 @@ class ConsumeQueues:
     # ---- loading
 
     def load(self, is_clean: bool) -> bool:
-        """Finds the queues on the disk. False if one was damaged (it is empty now) and must be rebuilt.
+        """Finds the queues on the disk. False if one was damaged (it is empty now) and must be rebuilt. OSError.
 
-        The bytes behind the entries are certain to be zeros only after `truncate`, which comes before a record is
-        written.
+        The bytes after the entries are certain to be zeros only after `truncate`, which has to be called before records
+        are dispatched.
         """
         whole = True
         for topic in self._disk.list_dir(self._directory):
@@ -116,11 +116,12 @@ class ConsumeQueues:
         return max((queue.max_physical_offset for queue in self._queues.values()), default=0)
 
     def first_record_from(self, physical_offset: int) -> int | None:
-        """Returns the physical offset of the first record with an entry at or beyond one; None if there is none."""
+        """Returns the physical offset of the first record at or beyond `physical_offset` that has an entry; None if
+        none has."""
         return min((p for queue in self if (p := queue.first_record_from(physical_offset)) is not None), default=None)
 
     def last_record_before(self, physical_offset: int) -> int:
-        """Returns the physical offset of the last record with an entry before one; −1 if there is none."""
+        """Returns the physical offset of the last record before `physical_offset` that has an entry; −1 if none has."""
         return max((queue.last_record_before(physical_offset) for queue in self), default=-1)
 
     def has_record_at(self, physical_offset: int) -> bool:
@@ -154,16 +155,17 @@ class ConsumeQueues:
     # ---- removing entries
 
     def truncate(self, physical_offset: int) -> int:
-        """Removes the entries of records at or beyond a physical offset from all queues; returns how many.
+        """Removes the entries of records at or beyond a physical offset from all queues; returns how many. Blocking.
+        OSError.
 
-        They, and what `load` found behind the entries, are then zeros on the disk, too. Blocking.
+        On return, these entries, and what `load` found after the valid ones, are zeros on the disk, too.
         """
         removed = sum(queue.truncate(physical_offset) for queue in self)
         self._disk.sync_all([path for queue in self if (path := queue.files.take_zeroed()) is not None])
         return removed
 
     def destroy(self) -> None:
-        """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking.
+        """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking. OSError.
 
         The master that it follows next may have lost records, too, and continue these queues at lower queue offsets
         than their present ends.
@@ -172,11 +174,13 @@ class ConsumeQueues:
             queue.destroy()
 
     def correct_min(self, log_min_offset: int) -> int:
-        """Adjusts every queue's `min_offset` to the commitlog's; returns how many files that deleted."""
+        """Adjusts every queue to the first offset of the commitlog (`ConsumeQueue.correct_min`); returns how many files
+        that deleted. Blocking. OSError."""
         return sum(queue.correct_min(log_min_offset) for queue in self)
 
     def clear(self, before: Mapping[str, int]) -> None:
-        """Removes the entries of topics before a physical offset each; the queues keep their ends. Blocking."""
+        """Removes the entries of topics before a physical offset each; the queues keep their ends. Blocking.
+        OSError."""
         for queue in self.not_empty(before):
             queue.clear(before[queue.topic])
 
@@ -187,7 +191,7 @@ class ConsumeQueues:
         return [queue for queue in self if queue.topic in topics and queue.min_offset < queue.max_offset]
 
     def forget(self) -> None:
-        """Resets to the state without queues, and leaves the files alone, which were moved."""
+        """Resets to the state without queues; the files, which were moved, are not touched."""
         self._queues.clear()
         self._files = OpenFiles(self._disk, self._open_count_max)
 
@@ -215,10 +219,10 @@ class ConsumeQueues:
         return taken
 
     def give_back(self, unsynced: dict[Path, ConsumeQueue]) -> None:
-        """Puts back what `take_unsynced` has returned."""
+        """Puts back files that `take_unsynced` has returned and that were not synced."""
         self._files.unsynced.update(unsynced)
 
     def limit_open_files(self, count_max: int) -> None:
-        """Keeps at most this many files open from now on."""
+        """Sets the maximum number of open files."""
         self._open_count_max = count_max
         self._files.limit(count_max)

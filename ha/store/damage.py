@@ -18,9 +18,9 @@ import trio
 logger = logging.getLogger(__name__)
 
 HEALED_COUNT_MAX = 32
-"""Number of healed ranges that the status page shows."""
+"""Maximum number of healed ranges that are kept, and of unhealed ones in the statistics."""
 OPEN_COUNT_MAX = 10_000
-"""Number of unhealed ranges listed; a disk with more is better replaced. Reads verify in any case."""
+"""Maximum number of unhealed ranges in the registry: a disk with more should be replaced. Reads verify in any case."""
 
 FoundBy = Literal["recovery", "pull", "replication", "dispatch", "scrub", "read", "heal"]
 
@@ -29,8 +29,8 @@ class DamagedRange(msgspec.Struct, eq=False):
     """Bytes [`begin`, `end`) of the log (physical offsets, within one segment) are not what was written.
 
     `by_checksum`: the range consists of blocks with a known checksum, or of the covered part of one; otherwise it
-    goes from the start of the first bad record to the next good one. `is_hopeless`: no peer had it in time, so
-    consumers skip it. Times in ms since the epoch; `healed_ms` is 0 while it isn't healed.
+    extends from the start of the first bad record to the next good one. `is_hopeless`: no peer had the bytes in time,
+    so consumers skip them. Times in ms since the epoch; `healed_ms` is 0 while the range isn't healed.
     """
 
     begin: int
@@ -90,7 +90,10 @@ class DamageRegistry:
     def add(
         self, begin: int, end: int, *, file: str, reason: str, found_by: FoundBy, by_checksum: bool
     ) -> DamagedRange:
-        """Lists a range, unless a listed one contains it; returns the listed one. Logged once per range."""
+        """Lists a range and logs it, unless a listed one contains it; returns the listed one.
+
+        With OPEN_COUNT_MAX ranges listed, the new one is only counted and logged.
+        """
         assert begin < end
         for known in self._open:
             if known.begin <= begin and end <= known.end:
@@ -144,7 +147,7 @@ class DamageRegistry:
         logger.warning("commitlog.healed file=%s begin=%d end=%d from=%r", damage.file, damage.begin, end, source)
 
     def failed(self, damage: DamagedRange, trouble: str, *, is_hopeless: bool) -> None:
-        """Records why a range could not be healed, and whether no peer is left to ask."""
+        """Records why a range could not be healed, and whether consumers skip it from now on (`is_hopeless`)."""
         if trouble != damage.heal_trouble or is_hopeless != damage.is_hopeless:
             logger.error(
                 "commitlog.heal_failed file=%s begin=%d end=%d hopeless=%s reason=%r",
@@ -167,10 +170,10 @@ class DamageRegistry:
             self._notify()
 
     def truncate(self, end: int, record_before: Callable[[int], int]) -> None:
-        """Drops the ranges behind `end`, where the log was truncated.
+        """Drops the ranges after `end`, where the log was truncated, and shortens those that extend beyond it.
 
-        A range that extends beyond it becomes one of records, as the checksum of its last block is gone: it begins with
-        the record that `record_before` returns.
+        A shortened range of blocks becomes one of records, because the checksum of its last block is gone: it then
+        begins where the record at its start does, which `record_before` returns.
         """
         self.forget(end, 1 << 63)
         for damage in self._open:
@@ -184,7 +187,7 @@ class DamageRegistry:
         await self._changed.park()
 
     async def wait_healed(self, begin: int, end: int) -> None:
-        """Waits until no range in [begin, end) is listed. Always a checkpoint."""
+        """Waits until no listed range overlaps [begin, end). Always a checkpoint."""
         await trio.lowlevel.checkpoint()
         if len(self._open) >= OPEN_COUNT_MAX:
             await trio.sleep(1)  # it may be damaged without being listed

@@ -1,4 +1,5 @@
-"""One timer for many deadlines: it is reset only by an earlier deadline, not by each one that passes.
+"""One timer for the deadlines of many requests. It is reset only if a deadline is earlier than all others, not each
+time that a request is added or finishes.
 
 Requests arrive and finish thousands of times a second, nearly always with the latest deadline of all. A task that slept
 until the earliest of them would be woken, and its timer reset, for every one.
@@ -20,7 +21,7 @@ class DeadlineTimer:
     def __init__(self, expire: Callable[[float], float]) -> None:
         """`expire(now)` ends what is due at `now` or earlier, and returns the next deadline; infinity if there is none.
 
-        It is called at each deadline that still exists then, and sometimes when nothing is due.
+        It is called at each deadline that still exists at that time, and sometimes when nothing is due.
         """
         self._expire = expire
         self._due = math.inf

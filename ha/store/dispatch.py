@@ -2,9 +2,9 @@
 messages.
 
 One task reads records between `dispatched_offset` and the end (with SYNC_FLUSH: the flushed end), or the log's
-`dispatch_limit` where that comes first. While it is idle, records that are appended in a turn of the event loop are
-dispatched in that turn, without waking it, unless that has to wait. It runs on masters and slaves alike and is
-idempotent: records that a queue or the index already has are skipped, so it may begin early.
+`dispatch_limit` where that comes first. While the task is idle, records that are appended in a turn of the node's
+poller are dispatched in that turn, without waking the task, unless that has to wait. Dispatch runs on masters and
+slaves alike and is idempotent: records that a queue or the index already has are skipped, so it may begin too early.
 Sources: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue, -BuildIndex.
 """
 
@@ -37,12 +37,12 @@ _CHUNK_BYTES = 1 << 20
 """Records that begin within this many bytes are dispatched before the next checkpoint, queue after queue; readers of
 the files rely on it (ha/arrow/settled.py)."""
 _RECORDS_MAX = 1024
-"""Records dispatched at once: 0.5 ms of work, or 10 ms if no record is a usual one, or without compiled modules."""
+"""Maximum number of records dispatched at once: 0.5 ms of work; 10 ms if the compiled parser can handle none of them,
+or without compiled modules"""
 _PAUSE_S = 1.0
 _FILES_WAIT_S = 3.0
-"""Maximum wait for files of queues: a slave may have a whole log to dispatch, and clients wait 5 s or 6 s for most
-responses.
-"""
+"""Maximum wait for files of queues. A slave may have a whole log to dispatch, and clients wait 5 s or 6 s for most
+responses."""
 _Place = tuple[tuple[int, int, int], int]
 """A record's entry (physical offset, size, tags code) and queue offset"""
 
@@ -75,17 +75,19 @@ class Dispatcher:
         self._index = index
         self._options = options
         self._subscribers: list[Callable[[list[Arrival]], None]] = []
-        self._skipped_queues: set[str] = set()  # named in the log already
+        self._skipped_queues: set[str] = set()  # already logged
         self.paused_reason = ""
-        """Why dispatch does not continue although there are bytes; empty if it does"""
+        """Why dispatch does not continue although there are records to dispatch; empty if it does"""
         self.dispatched_timestamp_ms = 0
         """Store time of the last record dispatched [checkpoint: logicsMsgTimestamp]"""
         self.skipped_count = 0
-        """Records that could not be added to their queue"""
+        """Number of records that could not be added to their queue, and of ranges skipped because they contain no
+        record"""
         self.on_caught_up: Callable[[], None] = lambda: None
         """Called when dispatch reaches the end after it waited for a repair. The store sets it"""
         self.after_turn: Callable[[Callable[[], None]], bool] = lambda callback: False
-        """Calls a function at the end of the event loop's turn; returns False outside a turn. The node sets it"""
+        """Calls a function at the end of the poller's turn and returns True; returns False outside a turn. The node
+        sets it"""
         self._is_idle = False
         """Whether `run` has dispatched everything and waits. What then arrives in a turn is dispatched in that turn"""
         self._is_due = False
@@ -93,14 +95,16 @@ class Dispatcher:
         self._damaged: DamagedBytes | None = None
         self._has_waited_for_repair = False
         self.is_making_files = False
+        """Whether files for queues or the index were created since dispatch last reached the end or had to wait"""
         self._file_waiters = trio.lowlevel.ParkingLot()
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
-        """Calls `callback`, synchronously, after each batch that brought messages."""
+        """Calls `callback` synchronously after each batch that brought messages. It must not raise."""
         self._subscribers.append(callback)
 
     async def run(self) -> None:
-        """Dispatches until cancelled. DiskFailed if the disk fails, not if it is full."""
+        """Dispatches until cancelled. DiskFailed if a queue or the index can't be written, not if the disk is full;
+        OSError if the log can't be read."""
         log = self._log
         offsets = log.flushed_offset if self._options.is_sync_flush else log.max_offset, log.dispatch_limit
         for offset in offsets:
@@ -148,9 +152,9 @@ class Dispatcher:
                 await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
 
     def _on_log_grew(self) -> None:
-        """Dispatches what is new at the end of the turn, or leaves it to the task."""
+        """Schedules dispatch of the new bytes: at the end of the poller's turn or, outside a turn, in the task."""
         if not self._is_idle or self._is_due:
-            return  # the task looks before it is idle again
+            return  # the task checks the log again before it becomes idle
         if self._log.dispatched_offset.value >= self._log.dispatchable_end:
             return
         self._is_due = self.after_turn(self._advance_in_turn)
@@ -163,7 +167,8 @@ class Dispatcher:
             self._arrived.unpark_all()
 
     def _advance_now(self) -> bool:
-        """Dispatches a chunk that needs no wait; returns whether that was all. Otherwise the task does the rest."""
+        """Dispatches one chunk if that needs no wait; returns whether everything is dispatched then. If not, the task
+        continues."""
         log = self._log
         position, end = log.dispatched_offset.value, log.dispatchable_end
         if position >= end:
@@ -182,10 +187,11 @@ class Dispatcher:
         return position + digest.size == end
 
     async def wait_files_made(self) -> None:
-        """If a worker makes files for queues, waits until the present records are dispatched, or can't be: 3 s at most.
+        """If files for queues are being created, waits until the records now in the log are dispatched, or can't be; at
+        most 3 s.
 
-        Not a checkpoint if none does. A reader that finds nothing in a queue or in the index may look again afterwards:
-        the producer of a queue's first message must find it.
+        Not a checkpoint if none are. A reader that finds nothing in a queue or in the index calls this and looks again:
+        otherwise a client might not find the first message of a new queue right after its send.
         """
         end = self._log.max_offset.value
         if self.is_making_files:
@@ -199,19 +205,22 @@ class Dispatcher:
             self._file_waiters.unpark_all()
 
     async def catch_up(self) -> None:
-        """Dispatches everything up to the log's end or limit, as far as possible. Not while `run` does."""
+        """Dispatches everything up to the log's end or limit, as far as possible. Must not be called while `run` is
+        active. DiskFailed, OSError."""
         while self._log.dispatched_offset.value < self._log.dispatchable_end:
             if not await self._advance(self._log.dispatchable_end):
                 return
             await trio.lowlevel.checkpoint()
 
     async def catch_up_for_stop(self) -> None:
-        """Dispatches the rest before closing, unless the disk is full: then the next start does it."""
+        """Dispatches the rest before closing, unless dispatch is paused for another reason than damage, such as a full
+        disk: then the next start does it. DiskFailed, OSError."""
         if not self.paused_reason or self._damaged is not None:
             await self.catch_up()
 
     async def _advance(self, end: int) -> bool:
-        """Dispatches one chunk. False if nothing can be done until there are more bytes.
+        """Dispatches one chunk. False if nothing can be done until there are more bytes or, if `_damaged` is set, until
+        that range is healed.
 
         Not a checkpoint if the bytes are in memory: the task that waited for them has just had one.
         """
@@ -257,7 +266,7 @@ class Dispatcher:
     async def _next_digest(self, position: int, end: int) -> RecordDigest | None:
         """Returns the next records, or why there are none; None if the next one is incomplete, or the log changed.
 
-        DamagedBytes, OffsetGone.
+        DamagedBytes, OffsetGone, OSError.
         """
         log, size = self._log, _CHUNK_BYTES
         generation = log.generation
@@ -276,7 +285,8 @@ class Dispatcher:
         return None
 
     async def _read_more(self, position: int, chunk: memoryview | bytes, size: int) -> bytes:
-        """Extends a chunk that ended within a record to `size` bytes, fewer at the end of the log."""
+        """Extends a chunk that ended within a record to `size` bytes, fewer at the end of the log. DamagedBytes,
+        OffsetGone, OSError."""
         pieces = bytes(chunk)
         while len(pieces) < size:
             piece = await self._log.read(position + len(pieces), size - len(pieces), "dispatch")
@@ -309,12 +319,14 @@ class Dispatcher:
         self.paused_reason = reason
 
     def cap_timestamp(self, stored_ms: int) -> None:
-        """Lowers `dispatched_timestamp_ms` to the store time of the last record, after the log was truncated."""
+        """Lowers `dispatched_timestamp_ms` to at most `stored_ms`, and clears `paused_reason`, because the log is
+        truncated."""
         self.dispatched_timestamp_ms = min(self.dispatched_timestamp_ms, stored_ms)
         self.paused_reason = ""
 
     def _on_damage(self, position: int, damaged: DamagedBytes) -> bool:
-        """Continues behind damaged bytes if the queues have every record there, else waits until they are healed."""
+        """Skips damaged bytes if the queues have every record in them. Otherwise returns False: dispatch waits until
+        they are healed."""
         self._damaged = damaged
         queued_to = self._queues.contiguous_end(position, damaged.end, segment_size=0)
         if queued_to < damaged.end:
@@ -338,7 +350,8 @@ class Dispatcher:
         )
 
     def _skip_bytes(self, position: int, trouble: Unparsable, end: int) -> bool:
-        """Handles bytes that are no record: a slave waits for better ones, a master skips them (as RocketMQ does)."""
+        """Handles bytes that are no record: a slave waits for other bytes (False), a master skips them (True), as
+        RocketMQ does."""
         if self._log.is_slave:
             self._pause(position, f"no record at {position}: {trouble.reason}")
             return False
@@ -360,8 +373,11 @@ class Dispatcher:
         return index.lacks_file(len(digest.keys) // KEY_SIZE, digest.last_offset)
 
     async def _make_files(self, digest: RecordDigest) -> None:
-        """Makes the files that queues and index lack for these records, in a worker: that waits for the disk, and may
-        have to fill them. OSError. If the log is truncated or set aside meanwhile, they are deleted again."""
+        """Makes the files that queues and index lack for these records, in a worker, because that waits for the disk.
+        OSError.
+
+        If the log is truncated or set aside meanwhile, they are deleted again.
+        """
         if not self._lacks_files(digest):
             return
         wanted: list[NewFile] = []
@@ -449,7 +465,7 @@ class Dispatcher:
                 if entries:
                     queue.append(first, entries)
                     first, entries = expected, []
-                has_last = queue.max_physical_offset >= self._log.min_offset  # else those behind it may be deleted, too
+                has_last = queue.max_physical_offset >= self._log.min_offset  # else later ones may be deleted, too
                 if not expected < queue_offset <= (queue.next_offset_max if has_last else QUEUE_OFFSET_MAX):
                     self._skip(topic, queue_id, physical, f"queue offset {queue_offset} where {expected} comes next")
                     continue
@@ -470,7 +486,8 @@ class Dispatcher:
 
 
 def _make_next_files(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
-    """Makes the files of queues, adding each to `made` at once, and an index's next one. Blocking. OSError."""
+    """Makes the files of queues, adding each to `made` as soon as it exists, and the next one of an index. Blocking.
+    OSError."""
     for new in wanted:
         made.append((new, new.make()))
     if index is not None:

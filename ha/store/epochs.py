@@ -6,7 +6,7 @@ where their logs are the same (`consistent_point`), so a history must never be o
 - `append` returns when the entry is on the disk, before a byte of the term may be acknowledged;
 - the file and its copy, `.bak`, have the same content when a call returns, so that either may be lost. RocketMQ's copy
   has the previous content: a broker that falls back to it takes bytes of the last term for those of the term before;
-- entries behind the log's end are dropped when the log is truncated, and at a start after its end was lost.
+- entries after the log's end are dropped when the log is truncated, and at a start after its end was lost.
 
 After a crash the two may differ: then the call that wrote them had not returned, and the file is the newer one.
 Sources: EpochFileCache, CheckpointFile.
@@ -34,7 +34,7 @@ _FRESH_SUFFIX = ".fresh"
 
 
 class EpochHistory:
-    """The history of one log. Call `load` first. Changes are serialized; reads never wait."""
+    """The history of one log. Call `load` first. Changes are serialized; reads never wait. Offsets are physical."""
 
     def __init__(self, disk: Disk, path: Path, *, run_blocking: RunBlocking) -> None:
         self._disk = disk
@@ -90,12 +90,12 @@ class EpochHistory:
             await self._write((*self._entries, EpochEntry(epoch, start_offset)))
 
     async def truncate_from(self, offset: int) -> None:
-        """Drops the terms that begin at or behind a physical offset. DiskFull, DiskFailed."""
+        """Drops the terms that begin at or after a physical offset. DiskFull (nothing has changed then), DiskFailed."""
         async with self._lock:
             await self._write(tuple(entry for entry in self._entries if entry.start_offset < offset))
 
     async def drop_beyond(self, log_end: int) -> None:
-        """Drops the terms that begin behind the log's end, which lost bytes. DiskFull, DiskFailed."""
+        """Drops the terms that begin after the log's end, for a log that has lost bytes. DiskFull, DiskFailed."""
         await self.truncate_from(log_end + 1)
 
     async def drop_before(self, min_offset: int) -> None:

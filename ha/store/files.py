@@ -1,11 +1,12 @@
 """All access of the store to the operating system's files.
 
-`Disk` and `File` are the seam: `OsDisk` is the real disk, tests replace it by a recording or failing one. Every call
-may block and raises OSError as the system does; the bytes have no meaning here.
+The store uses `Disk` and `File` only: `OsDisk` is the real disk, and tests replace it with one that records calls or
+fails. Every call except `pread_nowait` may block, and raises OSError as the system does. The content of the files has
+no meaning here.
 
-A mapped region is passed on as a memoryview. It is never closed by force: every view keeps the mapping alive, even
-after the file was unlinked, and the last reference frees it. As that takes time, a thread keeps a reference to deleted
-files until no other is left.
+A mapped region is passed on as a memoryview and never closed explicitly: every view keeps the mapping alive, even after
+the file was unlinked, and dropping the last reference frees it. For a large deleted file that takes long, so a thread
+keeps a reference until no other is left (`_close_deleted`).
 """
 
 from __future__ import annotations
@@ -31,22 +32,21 @@ import trio
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 FILE_MODE = 0o640
 DIRECTORY_MODE = 0o750
-"""Modes of new files and directories, whatever the umask is: readable by the group, for jobs and backups that run as
-other users of it, but by no one else, as they contain messages. Existing ones keep their mode."""
+"""Modes of new files and directories, independent of the umask: readable by the group, for jobs and backups that run as
+other users of that group, but by no one else, because the files contain messages. Existing ones keep their mode."""
 
 _COOL_STEP_BYTES = 1 << 20
 
 _WRITE_AND_WAIT = 7
 """SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER"""
 _SYNCED_AT_ONCE = 4
-"""Threads that sync many files in parallel: the disk then makes several durable at once"""
+"""Number of threads of `sync_all`: most disks make several files durable in parallel"""
 _LARGE_BYTES = 32 << 20
-"""Deleted files of at least this size are closed by a thread."""
+"""Deleted files of at least this size are closed by a thread (`_close_deleted`)."""
 _HELD_S_MAX = 60.0
 _HELD_CHECK_S = 0.1
-"""Interval for checking whether a deleted file is still in use. Its map is kept for at most _HELD_S_MAX, so that no
-reader has to unmap it
-"""
+"""Interval for checking whether a deleted file is still in use. Its map is kept for at most _HELD_S_MAX, so that
+usually no reader has to unmap it."""
 _OWN_REFERENCES = 2
 """sys.getrefcount of an object that only a list refers to"""
 
@@ -70,19 +70,23 @@ class File(Protocol):
 
     @property
     def descriptor(self) -> int | None:
-        """The file's descriptor, which may be written to with pwrite(2); None if it is no file of the system."""
+        """The file's descriptor, which may be written to with pwrite(2); None if this is no file of the operating
+        system."""
 
     def map(self, size: int) -> memoryview:
-        """Returns the first `size` bytes as shared, writable memory. They must exist and be allocated."""
+        """Maps the first `size` bytes, which must exist, as shared memory. Callers only read through it: on a full
+        disk, a write through the map to a page without space would be a SIGBUS."""
 
     def cool(self, position: int, size: int) -> None:
-        """Removes a mapped range from the resident set; its bytes stay in the file. A hint."""
+        """Removes a mapped range from the resident set. A hint: its bytes stay in the file and can be read as
+        before."""
 
     def pread(self, size: int, position: int) -> bytes:
         """Returns up to `size` bytes from `position`; fewer only at the file's end."""
 
     def pread_nowait(self, size: int, position: int) -> bytes | bytearray | None:
-        """Returns what can be read without waiting for the disk (at least a byte), or None if nothing can."""
+        """Like `pread`, but returns only what can be read without waiting for the disk (at least a byte); None if
+        nothing can."""
 
     def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
         """Writes all of `chunk` at `position`. If the disk refuses (OSError), a part of it may be written.
@@ -91,16 +95,17 @@ class File(Protocol):
         """
 
     def next_range(self, position: int) -> tuple[int, int] | None:
-        """Returns the next range (begin, end) at or after `position` that may hold anything but zeros."""
+        """Returns the next range (begin, end) at or after `position` that may contain anything but zeros; None if none
+        does."""
 
     def zero(self, position: int, size: int) -> None:
-        """Fills a range with zeros; its space stays allocated."""
+        """Fills a range with zeros, not synced; its space stays allocated."""
 
     def write_back(self, position: int, size: int) -> None:
-        """Writes a range back to the disk, and waits for it. It is not durable before `sync`; OSError as for `sync`.
+        """Writes a range back to the disk and waits for it. It is not durable before `sync`. OSError, as for `sync`.
 
-        A write to a page waits while the kernel submits the pages of a sync that includes it. If pages that are no
-        longer written to were written back before, the sync has only few pages left.
+        A write to a page waits while the kernel submits the pages of a sync that includes it. If the pages that are no
+        longer written to were written back before, a sync has only few pages left.
         """
 
     def sync(self) -> None:
@@ -108,10 +113,10 @@ class File(Protocol):
 
 
 def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
-    """Returns the ranges (begin, end) within [`position`, `end`) that may hold anything but zeros.
+    """Returns the ranges (begin, end) within [`position`, `end`) that may contain anything but zeros.
 
-    Collect all of them before reading one: reserved space counts as data once it was read, or read ahead, so the whole
-    rest of a file would follow range by range.
+    A list and not an iterator: preallocated space counts as data once it was read, or read ahead, so a caller that
+    reads one range before it asks for the next would get the whole rest of the file.
     """
     found = []
     while position < end and (following := file.next_range(position)) is not None and following[0] < end:
@@ -134,7 +139,7 @@ def write_all(write: Callable[[memoryview, int], int], chunk: bytes | bytearray 
 
 
 class Lock(Protocol):
-    """An exclusive lock of a file against other processes, and against other stores of this one."""
+    """An exclusive lock of a file against other processes, and against other stores of this process."""
 
     def release(self) -> None:
         """Releases the lock."""
@@ -147,10 +152,10 @@ class Disk(Protocol):
         """Makes a directory and its parents, if missing; their names are durable on return."""
 
     def list_dir(self, path: Path) -> list[str]:
-        """Returns the names in a directory, sorted; none if it does not exist."""
+        """Returns the names in a directory, sorted; none if it does not exist. NotADirectoryError if it is a file."""
 
     def exists(self, path: Path) -> bool:
-        """Returns whether there is such a file or directory."""
+        """Returns whether there is such a file, directory or symbolic link, even one whose target does not exist."""
 
     def size(self, path: Path) -> int:
         """Returns a file's size in bytes."""
@@ -159,10 +164,11 @@ class Disk(Protocol):
         """Returns when a file was last written, ms since the epoch."""
 
     def create(self, path: Path, size: int, *, allocate: bool) -> File:
-        """Creates a file of `size` zeros at `path`, completely or not at all, its name durable.
+        """Creates a file of `size` zeros at `path`, completely or not at all; its name is durable on return.
 
-        `allocate`: its space is reserved (OSError ENOSPC if there is none), so that it may be mapped; otherwise it is
-        sparse and each write may find the disk full. FileExistsError if the name exists.
+        `allocate`: reserves its space (OSError ENOSPC if there is none). Otherwise the file is sparse, and each write
+        may find the disk full. FileExistsError if the name exists. On a file system without O_TMPFILE, a crash may
+        leave a shorter file.
         """
 
     def open(self, path: Path) -> File:
@@ -178,7 +184,8 @@ class Disk(Protocol):
         """Creates or overwrites a small file and syncs it; not atomic."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file or directory; the names are durable on return."""
+        """Renames a file or directory, replacing a file or an empty directory of the new name; the names are durable on
+        return."""
 
     def unlink(self, path: Path) -> None:
         """Removes a file's name, durable on return; open and mapped files stay usable."""
@@ -187,11 +194,12 @@ class Disk(Protocol):
         """Returns how full the file system of `path` is."""
 
     def lock(self, path: Path, content: bytes) -> Lock | None:
-        """Locks byte 0 of a file, created if missing; None if it is locked already (RocketMQ: FileChannel.lock)."""
+        """Locks byte 0 of a file, created if missing, and writes `content` to it (RocketMQ: FileChannel.lock). None if
+        it is locked already."""
 
 
 def _close_deleted(descriptor: int, kept: list[mmap.mmap | None]) -> None:
-    """Closes a deleted file when `kept` is the last reference to its map."""
+    """Closes a deleted file when `kept` has the last reference to its map, or after _HELD_S_MAX. For a thread."""
     latest = time.monotonic() + _HELD_S_MAX
     while kept[0] is not None and sys.getrefcount(kept[0]) > _OWN_REFERENCES and time.monotonic() < latest:
         time.sleep(_HELD_CHECK_S)
@@ -297,7 +305,7 @@ class OsFile:
         return (position, end) if position < end else None
 
     def zero(self, position: int, size: int) -> None:
-        # Written, not punched: a hole would free the space and a full disk would then be SIGBUS under the map.
+        # Written, not punched: a hole would free the space, and a later write could then find the disk full.
         zeros = bytes(min(size, 1 << 20))
         for begin, stop in data_ranges(self, position, position + size):
             while begin < stop:
@@ -396,7 +404,7 @@ class OsDisk:
             self._extend(descriptor, size, allocate=allocate)
             directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # With a directory descriptor this is linkat(AT_SYMLINK_FOLLOW); plain link would link the link.
+                # With a directory descriptor this is linkat(AT_SYMLINK_FOLLOW); link(2) would link the symbolic link.
                 os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=directory, follow_symlinks=True)
                 os.fsync(directory)
             finally:
@@ -506,11 +514,12 @@ class OpenFiles:
         self._count_max = count_max
         self._files: dict[Path, File] = {}
         self.unsynced: dict[Path, Any] = {}
-        """Files that were written and are not synced, open or not, with their owner. In the order of writing, so that
-        equal runs sync in equal order"""
+        """Files that were written and are not synced, open or not, with their owner; ordered by the first such write,
+        so that simulated runs with the same seed sync in the same order"""
 
     def get(self, path: Path) -> File:
-        """Returns an open file."""
+        """Returns the file at `path`, opened if it is not in the cache; then the least recently used files above the
+        limit are closed. OSError; FileNotFoundError."""
         file = self._files.pop(path, None)
         if file is None:
             file = self._disk.open(path)
@@ -519,7 +528,8 @@ class OpenFiles:
         return file
 
     def limit(self, count_max: int, *, room_for: int = 0) -> None:
-        """Keeps at most `count_max` files open from now on, and makes room for more within that."""
+        """Sets the maximum number of open files, and closes the least recently used ones above `count_max -
+        room_for`."""
         self._count_max = count_max
         while len(self._files) > count_max - room_for:
             del self._files[next(iter(self._files))]
@@ -529,7 +539,7 @@ class OpenFiles:
         self._files[file.path] = file
 
     def forget(self, path: Path) -> None:
-        """Drops a file that was removed or renamed."""
+        """Removes a file that was deleted or renamed from the cache and from `unsynced`."""
         self._files.pop(path, None)
         self.unsynced.pop(path, None)
 
@@ -562,5 +572,5 @@ def real_path(path: Path) -> Path:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Returns whether users other than the file's owner and group may read it. OSError."""
+    """Returns whether users other than the file's owner and group may read it. OSError if there is no such file."""
     return bool(os.stat(path).st_mode & stat.S_IROTH)

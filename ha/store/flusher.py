@@ -1,9 +1,10 @@
 """Flushes the log to the disk, and answers the requests that wait for it.
 
 SYNC_FLUSH: one fdatasync after another while there is new data; each serves every request that came before it (group
-commit). ASYNC_FLUSH: at intervals, if enough pages are dirty. Always in a worker, never through the map (msync would
-hold the GIL), and of large ranges the tail comes last (Segment.sync). A failed sync is never retried: the kernel may
-have dropped the pages and would then report success. Sources: CommitLog.GroupCommitService, FlushRealTimeService.
+commit). ASYNC_FLUSH: at intervals, if enough pages are dirty. A worker syncs, never through the map (msync would hold
+the GIL); of a large range it writes back all but the end first (`Segment.sync`). A failed sync is never retried: the
+kernel may have dropped the pages and would then report success. Sources: CommitLog.GroupCommitService,
+FlushRealTimeService.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Flusher:
         self._timer = DeadlineTimer(self._expire)
         self._flush_lock = trio.Lock()
         self.failure: DiskFailed | None = None
-        """The sync that failed; nothing is flushed after it"""
+        """The first failed sync, after which nothing is flushed"""
         self.sync_count = 0
         self.sync_times = Histogram()
         """Durations of the syncs"""
@@ -51,7 +52,8 @@ class Flusher:
         return len(self._waiters)
 
     def request(self, physical_offset: int, deadline: float, on_done: OnDone) -> None:
-        """Calls `on_done` with PUT_OK when everything before an offset is flushed, or FLUSH_DISK_TIMEOUT at `deadline`.
+        """Calls `on_done` with PUT_OK when everything before an offset is flushed, or with FLUSH_DISK_TIMEOUT at
+        `deadline`, when flushing has failed or `run` ends, or when the log is truncated before the offset.
 
         `deadline` is in trio's clock. `on_done` is called exactly once, synchronously, before return if the answer is
         known by then.
@@ -66,7 +68,7 @@ class Flusher:
         self._timer.note(deadline)
 
     async def run(self) -> None:
-        """Flushes until cancelled. DiskFailed if a sync fails; waiting requests then get FLUSH_DISK_TIMEOUT."""
+        """Flushes until cancelled. DiskFailed if a sync fails. At the end, waiting requests get FLUSH_DISK_TIMEOUT."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._timer.run)
@@ -76,7 +78,7 @@ class Flusher:
                 on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 
     async def flush(self) -> None:
-        """Flushes everything that is written when it is called. DiskFailed if that fails, or failed before."""
+        """Flushes everything that is written by now. DiskFailed if a sync fails, or has failed before."""
         log = self._log
         async with self._flush_lock:
             if self.failure is not None:

@@ -10,7 +10,7 @@ from ha.store.mapped_file import RunBlocking
 
 
 class IndexCursor:
-    """A position in an index, from its first entry on, that follows the records of the log."""
+    """A position in an index that starts at its first entry and follows the records of the log."""
 
     def __init__(self, index: KeyIndex) -> None:
         self._index = index
@@ -22,15 +22,20 @@ class IndexCursor:
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends the comparison: the next records are not contiguous to the last ones."""
+        """Ends the comparison, because the next records do not follow the last ones directly."""
         self._is_closed = True
 
     def skip(self) -> None:
-        """Searches for the next records' entries: the records in between are deleted."""
+        """Makes the next comparison search for the entries of its records, because the records in between were
+        deleted."""
         self._is_positioned = False
 
     async def follows(self, heads: Sequence[RecordHead], run_blocking: RunBlocking) -> bool:
-        """Returns whether the next entries are those of these records, which begin where the last call ended."""
+        """Returns whether the next entries are those of `heads`, the records that follow those of the last call.
+
+        Also True if this can't be checked in this round: the comparison has ended, entries were removed, or the keys
+        are not in a file yet.
+        """
         index = self._index
         if index.generation != self._generation or self._is_closed:
             return True  # rebuilt, or files deleted by retention, meanwhile: the next round compares

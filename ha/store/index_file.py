@@ -1,11 +1,12 @@
 """One file of the key index: from a key's hash to the physical offsets of records.
 
-    header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the previous one
+    header | slots: number of the newest entry, or 0 | entries, each with the number of the previous one of its slot
 
-Entry numbers begin at 1. New entries and slots of the newest file are kept in memory and written at intervals by a
-worker (`take_unwritten`): single slots in random places would cost one system call each, and a write to a file waits
-while the file system allocates its blocks, tens of milliseconds. Keys that arrive while a worker writes wait
-(key_index.py). After a kill the file therefore has the state of the last such write. Source: IndexFile.
+The slot of a key is its hash modulo the number of slots. Entry numbers begin at 1. New entries and slots of the newest
+file are kept in memory and written at intervals by a worker (`take_unwritten`): single slots in random places would
+cost one system call each, and a write to a file waits while the file system allocates its blocks, tens of milliseconds.
+Keys that arrive while a worker writes wait (key_index.py). After a kill the file therefore has the state of the last
+such write. Source: IndexFile.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _NewEntries:
 
 
 class IndexFile:
-    """One file. Only the newest of an index is written to; `slots` is then its slot table."""
+    """One file. Only the newest of an index gets entries. `slots` is its slot table in memory, None if it is only
+    read."""
 
     def __init__(self, file: File, slot_count: int, entry_count_max: int) -> None:
         self.file = file
@@ -83,7 +85,8 @@ class IndexFile:
         return self.next_entry >= self.entry_count_max
 
     def load_slots(self) -> bool:
-        """Reads the slot table; False if it does not agree with the header."""
+        """Reads the slot table; False if it is too short or a slot has no valid entry number according to the header.
+        OSError."""
         slots = blank_slots(self.slot_count)
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
             piece = self._slots_on_disk(begin)
@@ -91,7 +94,7 @@ class IndexFile:
                 return False
             slots[begin : begin + len(piece)] = memoryview(piece)
         self.slots = slots
-        self.used_slots = count_used(slots, self.next_entry)  # damage to the header's count would go unnoticed
+        self.used_slots = count_used(slots, self.next_entry)  # not the header's count: damage to it would go unnoticed
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. The
         # entries of those chains may be lost, so the file is useless.
         return self.used_slots >= 0
@@ -127,9 +130,10 @@ class IndexFile:
         return written + kept
 
     def put(self, keys: bytes, new_bytes_max: int) -> int:
-        """Adds keys (`record_digest.KEY`), ascending by physical offset, until full; returns how many.
+        """Adds keys (`record_digest.KEY`), ascending by physical offset, until the file is full; returns how many.
 
-        Writes the new entries first if they are `new_bytes_max` or more. OSError: nothing has changed then.
+        Before that, writes the entries that are only in memory if they have `new_bytes_max` bytes or more. OSError:
+        nothing has changed then.
         """
         assert self.slots is not None
         first = self.next_entry
@@ -141,7 +145,7 @@ class IndexFile:
             self._write_new()
         entries, free_count = chain_keys(keys, self.slots, first, self.begin_timestamp_ms)
         self._new.raw += entries
-        self.next_entry = first + count  # before the slots lead there: a query may be under way in a worker
+        self.next_entry = first + count  # before slots refer to the entries: a worker may be running a query
         link_slots(keys, self.slots, first, self._dirty_pages)
         if first == 1:
             _, self.begin_physical_offset, self.begin_timestamp_ms = KEY.unpack_from(keys)
@@ -164,7 +168,7 @@ class IndexFile:
         assert self.slots is not None
         assert 1 < number <= self.next_entry
         stop, self.next_entry = self.next_entry, number
-        while stop > number:  # the newest first, so that a slot ends at the newest that stays
+        while stop > number:  # the newest first, so that each slot ends up with its newest remaining entry
             begin = max(number, stop - _CHECK_ENTRIES)
             raw = self._raw(begin, stop - begin)
             for key_hash, _, _, previous in reversed(list(INDEX_ENTRY.iter_unpack(raw))):
@@ -181,7 +185,7 @@ class IndexFile:
         self.is_dirty = True
 
     def count_last(self, physical_offset: int) -> int:
-        """Returns how many of the newest entries are of one record."""
+        """Returns how many of the newest entries are of the record at `physical_offset`."""
         number = self.next_entry
         while number > 1 and self._entry(number - 1)[1] == physical_offset:
             number -= 1
@@ -243,7 +247,8 @@ class IndexFile:
         )
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Returns up to `count_max` physical offsets for a hash, stored within [begin_ms, end_ms], newest first."""
+        """Returns up to `count_max` physical offsets for a hash, stored within [begin_ms, end_ms] (to the second),
+        newest first. Blocking. OSError."""
         slot = key_hash % self.slot_count
         if self.slots is not None:
             number = self.slots[slot]
@@ -288,7 +293,7 @@ class IndexFile:
                 return "it ends within its slots"
             if expected != found:
                 for slot, (lead, wanted) in enumerate(zip(found, expected, strict=True), begin):
-                    if lead != wanted and (slots is None or lead < stop):  # others lead to keys put meanwhile
+                    if lead != wanted and (slots is None or lead < stop):  # others refer to keys put meanwhile
                         return f"slot {slot} says {lead}, its newest entry is {wanted}"
         if slots is not None:
             return ""  # its header is in memory, and newer than the one in the file
@@ -304,7 +309,8 @@ class IndexFile:
         return ""
 
     def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
-        """Returns up to `count` entries: key hash, physical offset, seconds, number of the slot's previous entry."""
+        """Returns up to `count` entries from a number on: key hash, physical offset, seconds since the file's begin
+        timestamp, number of the slot's previous entry."""
         return _unpacked(self._raw(number, min(count, self.next_entry - number)))
 
     async def fetch_entries(
@@ -320,7 +326,7 @@ class IndexFile:
 
 
 class Unwritten(NamedTuple):
-    """The part of one file that is to be written: pages of slots, then the header."""
+    """The part of one file that is to be written: its new entries, these pages of slots, then the header."""
 
     file: IndexFile
     is_dirty: bool

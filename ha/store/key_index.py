@@ -105,10 +105,11 @@ class KeyIndex:
             self.put(keys, heads[0].physical_offset, heads[-1].physical_offset)
 
     def put(self, keys: bytes, first_offset: int, last_offset: int) -> None:
-        """Indexes `keys` (`record_digest.KEY`), all that the records from one physical offset to another have.
+        """Indexes `keys` (`record_digest.KEY`): all keys of the records that begin at `first_offset` to `last_offset`
+        (physical).
 
-        Skips records already indexed. OSError if it could not be written; the call may be repeated and continues where
-        it stopped.
+        Skips records already indexed. OSError if they could not be written; the call may be repeated and continues
+        where it stopped.
         """
         done = self._indexed_to
         if first_offset <= done:
@@ -125,7 +126,7 @@ class KeyIndex:
         self.write_pending()
 
     def write_pending(self) -> None:
-        """Writes the pending keys, unless they still have to wait. OSError."""
+        """Adds the pending keys to files, unless a worker is writing entries and slots. OSError."""
         if self._saving is _Saving.WRITING:
             return
         files, pending = self._files, self._pending
@@ -150,7 +151,11 @@ class KeyIndex:
         ]
 
     def trouble_in(self, file: IndexFile, stop: int, slots: Slots | None) -> str:
-        """Returns what is inconsistent within a file, or ""; see `IndexFile.trouble`. Blocking."""
+        """Returns what is inconsistent within a file; an empty string if nothing is, or the file was removed. Blocking.
+        OSError.
+
+        `stop` and `slots`: see `IndexFile.trouble`.
+        """
         if file not in self._files:
             return ""
         try:
@@ -176,25 +181,27 @@ class KeyIndex:
                 self._disk.unlink(file.path)
 
     def attach(self) -> None:
-        """Lets dispatch add to the index again, from where the last `put_heads` ended."""
+        """Makes dispatch add to the index again, from where the last `put_heads` ended."""
         self.is_attached = True
         self._attached.unpark_all()
 
     async def wait_attached(self) -> None:
-        """Waits until the index is complete."""
+        """Waits until the index is attached, and so complete. Always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while not self.is_attached:
             await self._attached.park()
 
     def lacks_file(self, key_count: int, last_offset: int) -> bool:
-        """Returns whether `put` of `key_count` keys, of records up to a physical offset, would have to make a file."""
+        """Returns whether `put` of `key_count` keys, of records up to physical offset `last_offset`, would have to
+        create a file."""
         if self._spare is not None or not key_count or last_offset <= self._indexed_to:
             return False
         pending_count = sum(map(len, self._pending)) // KEY_SIZE
         return not self._files or self._files[-1].room < pending_count + key_count
 
     def make_spare(self) -> None:
-        """Makes the next file in advance. Blocking: its name has to reach the disk, and its slots take 20 MB."""
+        """Creates the next file in advance. Blocking, because its name is synced and 20 MB of slots are allocated (by
+        default). OSError."""
         self._spare = self._make_file()
 
     def drop_spare(self) -> None:
@@ -268,9 +275,10 @@ class KeyIndex:
     # ---- loading
 
     def load(self, safe_timestamp_ms: int | None) -> None:
-        """Finds the files on the disk. Deletes damaged ones and all that follow them.
+        """Finds the files on the disk. Deletes damaged ones and all that follow them. Blocking. OSError.
 
-        After a crash `safe_timestamp_ms` is the checkpoint's indexMsgTimestamp: newer files weren't synced.
+        `safe_timestamp_ms`: after a crash, the checkpoint's indexMsgTimestamp, because newer files weren't synced; None
+        after a clean stop.
         """
         has_gap = False
         for name in self._disk.list_dir(self._directory):
@@ -314,13 +322,14 @@ class KeyIndex:
 
     @property
     def end_physical_offset(self) -> int | None:
-        """Physical offset of the last indexed record; None if there is none."""
+        """Physical offset of the last record that has keys in the files; None if there is none."""
         if not self._files or (len(self._files) == 1 and self._files[0].next_entry == 1):
             return None
         return self._files[-1].end_physical_offset
 
     def drop_files_beyond(self, physical_offset: int) -> None:
-        """Deletes files that have records at or beyond a physical offset; dispatch then rebuilds them."""
+        """Deletes files that have records at or beyond a physical offset; dispatch then rebuilds them. Blocking.
+        OSError."""
         while self._reaches(physical_offset):
             self._drop_last(_BEYOND)
         self._set_indexed_to()
@@ -332,11 +341,12 @@ class KeyIndex:
     # ---- removing entries
 
     def truncate(self, physical_offset: int, store_ms_of: Callable[[int], int]) -> int | None:
-        """Removes the keys of records at or beyond a physical offset; from the files only when `write` was called.
+        """Removes the keys of records at or beyond a physical offset. A file with other keys changes on the disk with
+        the next `write`.
 
-        Blocking, while nothing is put. `store_ms_of` returns the store time of the record at a physical offset, 0 if
-        it can't be read: then its whole file is deleted. Returns from which physical offset on records have to be put
-        again, None if none have to.
+        Blocking, while nothing is put. OSError. `store_ms_of` returns the store time of the record at a physical
+        offset, 0 if it can't be read: then its whole file is deleted. Returns the physical offset from which records
+        have to be put again, None if none have to.
         """
         self.generation += 1
         self._pending = []
@@ -377,7 +387,8 @@ class KeyIndex:
             self._partial = end, self._files[-1].count_last(end)
 
     def delete_before(self, log_min_offset: int) -> int:
-        """Deletes files whose records are all deleted from the commitlog, never the newest; returns how many."""
+        """Deletes files whose records are all deleted from the commitlog, never the newest; returns how many. Blocking.
+        OSError."""
         deleted = 0
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
             file = self._files.pop(0)

@@ -21,8 +21,8 @@ from ha.store.store_parts import StoreParts
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 16 << 20
-"""Maximum size of the part of a damaged range that is held at once: no record, nor the filler where one had no room, is
-larger than the largest frame that a client can send."""
+"""Maximum size of the part of a damaged range that is held in memory. It is that of the largest frame that a client can
+send, and no record, or filler where one had no room, is larger."""
 
 
 class LogRepair:
@@ -39,7 +39,7 @@ class LogRepair:
         self.damage = parts.damage
 
     async def is_sound(self, damage: DamagedRange) -> bool:
-        """Reads a damaged range again; returns whether it is right now (a disk may fail to read for a moment)."""
+        """Reads a damaged range again; returns whether its bytes are sound now, as after a temporary read error."""
         segment = self._log.segment_at(damage.begin)
         position = damage.begin
         while position < damage.end:
@@ -57,8 +57,8 @@ class LogRepair:
     async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven to be what was written.
 
-        By the checksums of whole blocks if they are known; else by records that are sound, the last of which ends
-        where the damage does (or the piece ends within a record, which then doesn't count).
+        They are proven by the checksums of whole blocks, if these are known; otherwise by being sound records, the last
+        of which ends where the damage does. If `raw` ends within a record, that record is not proven.
         """
         segment = self._log.segment_at(begin)
         if damage.by_checksum:
@@ -82,9 +82,11 @@ class LogRepair:
         return proven
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven whatever follows them.
+        """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven independently of what
+        follows them.
 
-        By the checksums of whole blocks; or, where none are known, by sound records that have consume queue entries.
+        They are proven by the checksums of whole blocks or, if none are known, by being sound records that have consume
+        queue entries.
         """
         if damage.by_checksum:
             return await self.proves(damage, begin, raw)
@@ -105,7 +107,8 @@ class LogRepair:
         return at
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Writes proven bytes over damaged ones, synced, and reads them back. OSError if they differ.
+        """Writes proven bytes over damaged ones, synced, and reads them back. OSError if they can't be written, or
+        differ then.
 
         OffsetGone if no listed range contains them: the log was truncated before their end meanwhile, and may have
         other bytes there now, or its start was deleted.
@@ -122,7 +125,7 @@ class LogRepair:
         checksum.
 
         Then only the checksum was wrong, because another program wrote the log. Only for damage of one block with a
-        checksum, all of which `raw` must contain: a peer may have only the first records of it.
+        checksum, all of which `raw` must contain: a peer may have only the first records of it. False otherwise.
         """
         if not damage.by_checksum or len(raw) > self._block_size or damage.begin + len(raw) < damage.end:
             return False
@@ -143,7 +146,7 @@ class LogRepair:
         return True
 
     def after_heal(self, damage: DamagedRange) -> None:
-        """Makes the blocks of a healed range that have no checksum be checked again, by their records."""
+        """Makes the next reads check again, by their records, the blocks of a healed range that have no checksum."""
         if not damage.by_checksum:
             sums = self._checksums.peek(damage.begin - damage.begin % self._checksums.segment_size)
             if sums is not None:

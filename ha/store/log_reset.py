@@ -3,9 +3,10 @@
     the new log's first segment is made beside the log ─▶ queues, index, checksums and terms are moved aside
       ─▶ the commitlog, then queueends and checkpoint are moved aside ─▶ the segment becomes the commitlog
 
-The segment waits in the file `commitlog.new-OFFSET`. While it exists, a start completes the reset if the commitlog was
-moved, so that the new log never begins elsewhere; before that it removes the segment, and rebuilds from the log what
-was moved. A failure moves everything back.
+The segment waits in the file `commitlog.new-OFFSET`. A start that finds it completes the reset if the commitlog was
+moved, so that the new log never begins elsewhere. If the commitlog is still there, the start deletes the segment, and
+rebuilds queues, index and checksums from the log; the terms are then unknown. If a rename fails, everything is moved
+back.
 
 Nothing is deleted: `NAME` is renamed to `NAME.aside-N`. If `NAME` is a symbolic link, the directory that it leads to is
 renamed and created again, so that the new files are on the same disk as the old ones.
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _DERIVED = ("consumequeue", "index", "checksums", EPOCH_FILE, EPOCH_FILE + BACKUP_SUFFIX)
 _RECORDS = (QUEUE_ENDS_FILE, "checkpoint")
-"""Files that describe the log found by a start. They are moved after the log, and before there is a new one"""
+"""Files that describe the log to the next start. They are moved after the log, and before the new log exists"""
 _HINT = "it must not be a mount point, and the user of the process must be able to write to its parent directory"
 
 
@@ -39,7 +40,7 @@ def waiting_segment(disk: Disk, options: StoreOptions) -> Path | None:
     directory = real_path(options.commitlog_path)
     prefix = f"{directory.name}.new-"
     names: list[str] = []
-    with suppress(PermissionError):  # no segment is made where a start could not find it
+    with suppress(PermissionError):  # `make_waiting_segment` fails, too, where names can't be listed
         names = disk.list_dir(directory.parent)
     for name in names:
         if name.startswith(prefix) and segment_start(name.removeprefix(prefix)) is not None:
@@ -48,7 +49,7 @@ def waiting_segment(disk: Disk, options: StoreOptions) -> Path | None:
 
 
 def make_waiting_segment(disk: Disk, options: StoreOptions, start: int) -> Path:
-    """Makes the first segment of the new log, beside the log. Blocking. DiskFull or OSError: nothing has changed."""
+    """Creates the first segment of the new log, beside the log. Blocking. DiskFull or OSError: nothing has changed."""
     directory = real_path(options.commitlog_path)
     path = directory.with_name(f"{directory.name}.new-{segment_name(start)}")
     try:
@@ -88,7 +89,8 @@ def move_aside(disk: Disk, options: StoreOptions, waiting: Path) -> Segment:
 
 
 def finish_reset(disk: Disk, options: StoreOptions) -> None:
-    """Completes a reset that a crash interrupted, or removes its segment if the log was not moved. Blocking."""
+    """Completes a reset that a crash interrupted, or deletes its segment if the log was not moved. Blocking.
+    OSError."""
     waiting = waiting_segment(disk, options)
     if waiting is None:
         return

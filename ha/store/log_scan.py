@@ -1,6 +1,6 @@
 """Scans the records of contiguous segments: which are good, where they end, and where they continue.
 
-For recovery, and for searches behind damage while the store runs. A good record has consistent sizes, magic number,
+For recovery, and for searches after damage while the store runs. A good record has consistent sizes, magic number,
 physical offset and body CRC. The CRC covers the body only: a record whose topic or properties lie on a page that never
 reached the disk would pass, with zeros in them; after a crash such a record counts as torn, unless a checksum shows
 that it was flushed.
@@ -31,7 +31,7 @@ _FILLER_MAGIC = b"\xcb\xd4\x31\x94"
 _MAGIC_AT = 4
 _MAGIC_LAST_BYTES = (0xA7, 0xAB)
 DAMAGE_COUNT_MAX = 1000
-"""Number of bad places that a scan skips."""
+"""Maximum number of bad places that a scan skips."""
 
 
 class LogEnd(msgspec.Struct, frozen=True):
@@ -46,13 +46,17 @@ class LogScan:
     """Scans contiguous segments. Blocking."""
 
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool, known_end: int = 0) -> None:
+        """`is_clean`: the log was closed cleanly; otherwise records after `known_end` are also checked for lost pages.
+
+        `known_end`: physical offset up to which the log was certainly flushed.
+        """
         self.segments = list(segments)
         self._known_end = known_end
         self._is_clean = is_clean
         self._is_slave = options.is_slave
 
     def head_at(self, physical_offset: int) -> RecordHead | None:
-        """Returns the head of the record at an offset; None if there is no good one."""
+        """Returns the head of the record at a physical offset; None if there is no good one."""
         segment = self.segment_at(physical_offset)
         if segment is None:
             return None
@@ -70,7 +74,7 @@ class LogScan:
         return head
 
     def segment_at(self, physical_offset: int) -> Segment | None:
-        """Returns the segment that holds an offset; None if none of these does."""
+        """Returns the segment that contains a physical offset; None if none of these does."""
         number = (physical_offset - self.segments[0].start) // self.segments[0].size
         return self.segments[number] if 0 <= number < len(self.segments) else None
 
@@ -95,7 +99,8 @@ class LogScan:
         return LogEnd(self.segments[-1].end, "end of the last segment", last_record)
 
     def check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
-        """Checks one chunk of records; returns where to continue, the position of the last good one, and the error."""
+        """Checks one chunk of records. Returns the position in the segment to continue at, the position of the last
+        good record (-1 if there is none), and why the next one is bad ("" if nothing is known to be)."""
         raw, is_last_chunk = self._chunk_at(segment, position)
         end = len(raw)
         verify = verify_record
@@ -157,7 +162,8 @@ class LogScan:
         return not is_without_properties or raw[topic_end - 1] == 0
 
     def sound_prefix(self, raw: bytes, begin: int, end: int, segment: Segment) -> int:
-        """Returns how many bytes of `raw`, at physical offset `begin`, are whole sound records within [begin, end)."""
+        """Returns how many bytes of `raw`, meant for physical offset `begin`, are whole sound records, with a filler
+        after them only if it ends at `end`."""
         at = 0
         try:
             while at < len(raw):
@@ -173,8 +179,8 @@ class LogScan:
         return at
 
     def next_good_record(self, physical_offset: int, last_ms: int) -> RecordHead | None:
-        """Returns the first good record behind an offset with a store time of at least `last_ms`: older ones are
-        leftovers."""
+        """Returns the first good record after a physical offset with a store time of at least `last_ms`; None if there
+        is none. Older ones are ignored: a truncation may have left them."""
         for segment in self.segments:
             if segment.end <= physical_offset:
                 continue
@@ -211,7 +217,11 @@ class LogScan:
             begin += max(1, len(raw) - len(_MAGIC_PREFIX))
 
     def store_times(self, physical_offset: int, oldest_ms: int) -> Iterator[tuple[int, int]]:
-        """Yields offset and store time of the good records from an offset on, skipping bad places."""
+        """Yields physical offset and store time of the good records from an offset on.
+
+        After a bad place it continues at the next good record with a store time of at least `oldest_ms`; it ends after
+        DAMAGE_COUNT_MAX bad places.
+        """
         bad_count = 0
         while (segment := self.segment_at(physical_offset)) is not None and bad_count <= DAMAGE_COUNT_MAX:
             position = physical_offset - segment.start

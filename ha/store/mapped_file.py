@@ -1,9 +1,9 @@
-"""Segments, the fixed-size files of the commitlog, and the worker that makes the next one in advance.
+"""Segments, the fixed-size files of the commitlog, and the worker that creates the next one in advance.
 
 A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
-all. With `preallocate` its space is reserved, so that no put finds the disk full; without, a put that does is
-DiskFailed. No write goes through the map, where a full disk would be SIGBUS. Sources: MappedFile,
-AllocateMappedFileService.
+all. With `preallocate` its space on the disk is reserved when it is created, so that no put finds the disk full.
+Without, a put that finds it full fails with DiskFailed. Nothing is written through the map, where a full disk would be
+a SIGBUS. Sources: MappedFile, AllocateMappedFileService.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ha.store.files import Disk, File, is_full
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
-"""Appends are nearly always in pages behind the last multiple of this."""
+"""`Segment.sync` writes pages back only up to a multiple of this: appends during the sync nearly always change later
+pages."""
 _BULK_BYTES = 1 << 20
 """From this size on, the pages before the tail are written back before the sync. With less, appends are blocked only
 for a moment during the sync, and the write-back would make it wait for the disk twice."""
@@ -68,7 +69,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Physical offset behind its last byte."""
+        """Physical offset after its last byte."""
         return self.start + self.size
 
     def map(self) -> memoryview:
@@ -89,7 +90,7 @@ class Segment:
 
 
 class SegmentAllocator:
-    """Makes segments in advance, in a worker. At most one is ready and one being made."""
+    """Creates segments in advance, in a worker. At most one is ready and one being created."""
 
     def __init__(
         self,
@@ -114,15 +115,16 @@ class SegmentAllocator:
         self._work = trio.lowlevel.ParkingLot()
         self._takers = trio.lowlevel.ParkingLot()
         self._making = trio.Lock()
-        """Held while a file is made or deleted"""
+        """Held while a file is created or deleted"""
 
     @property
     def failure(self) -> DiskFull | OSError | None:
-        """Why the last attempt failed; None once one succeeded."""
+        """Why the last attempt failed; None if it succeeded, or since `want` has requested another one."""
         return self._failure
 
     def want(self, start: int) -> None:
-        """Makes `run` create the segment at `start`, unless it is ready, being made, or just failed."""
+        """Makes `run` create the segment at `start`, unless it is ready, being created, or an attempt failed less than
+        `retry_s` ago."""
         if self._wanted == start or (self._ready is not None and self._ready.start == start):
             return
         if self._failure is not None and trio.current_time() < self._retry_at:
@@ -132,7 +134,7 @@ class SegmentAllocator:
         self._work.unpark_all()
 
     def take_nowait(self, start: int) -> Segment | None:
-        """Returns the segment at `start` if it is ready; the caller then owns it."""
+        """Returns the segment at `start`, which the caller then owns; None if it is not ready."""
         ready = self._ready
         if ready is None or ready.start != start:
             return None
@@ -140,7 +142,8 @@ class SegmentAllocator:
         return ready
 
     async def take(self, start: int, timeout_s: float) -> Segment:
-        """Waits for the segment at `start`. DiskFull or OSError if it can't be made, TooSlowError after `timeout_s`."""
+        """Waits for the segment at `start`. DiskFull or OSError if it can't be created, TooSlowError after
+        `timeout_s`."""
         self.want(start)
         with trio.fail_after(timeout_s):
             while True:
@@ -154,7 +157,8 @@ class SegmentAllocator:
                 await self._takers.park()
 
     async def drop_ready(self) -> None:
-        """Deletes a segment that was made, or is being made, but not taken: only the log's own files remain."""
+        """Deletes a segment that was created, or is being created, and not taken: only the log's own files remain.
+        OSError."""
         self._wanted = None
         async with self._making:
             ready, self._ready = self._ready, None
@@ -163,7 +167,7 @@ class SegmentAllocator:
                 await self._run_blocking(self._disk.unlink, ready.file.path)
 
     async def run(self) -> None:
-        """Makes the segments that `want` asks for, until cancelled."""
+        """Creates the segments that `want` requests, until cancelled."""
         while True:
             start = self._wanted
             if start is None:
@@ -174,7 +178,7 @@ class SegmentAllocator:
                 if self._wanted == start:
                     self._wanted = None
                     self._ready = segment
-                elif segment is not None:  # no longer needed: `drop_ready` waits
+                elif segment is not None:  # `drop_ready` was called meanwhile, and waits for this
                     await self._run_blocking(self._disk.unlink, segment.file.path)
             self._takers.unpark_all()
 

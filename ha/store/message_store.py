@@ -4,7 +4,8 @@
         [result] = await store.log.put([message])
 
 Opening takes the lock, recovers, and writes the abort file; closing flushes, writes the checkpoint, and removes the
-abort file. An abort file found at the start therefore means that the last owner crashed. Source: DefaultMessageStore.
+abort file. An abort file found at the start therefore means that the last owner crashed, or could not close the store
+completely. Source: DefaultMessageStore.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ from ha.store.undispatched import Undispatched, read_undispatched
 logger = logging.getLogger(__name__)
 
 _CATCH_UP_SHARE = 0.3
-"""Share of `stop_timeout_s` for dispatching the rest of the log. A worker may be making files for one more chunk then,
-all of which have to be synced.
-"""
+"""Share of `stop_timeout_s` for dispatching the rest of the log. When it ends, a worker may still be creating files for
+one more chunk, all of which have to be synced."""
 QUERY_WAIT_S = 2.0
 """Time that a query waits for an index that is being rebuilt; then it searches what is there."""
 
@@ -73,7 +73,7 @@ class StoreDamage(msgspec.Struct, frozen=True, kw_only=True):
     log: DamageStatistics
     checksum_rebuilt_count: int
     verified_bytes: int
-    """Bytes that were read from the disk and matched their checksum"""
+    """Bytes that were read from the disk and found good"""
     scrub: ScrubStatistics
 
 
@@ -125,13 +125,14 @@ class MessageStore:
 
     @property
     def is_writable(self) -> tuple[bool, str]:
-        """Whether puts are accepted, and if not, why (a failed disk, or one nearly full)."""
+        """Whether puts are accepted, and if not, why: a failed disk, one that is nearly full, or queues that are not
+        built yet."""
         can_append, reason = self.can_append
         return self.retention.is_writable if can_append else (False, reason)
 
     @property
     def can_append(self) -> tuple[bool, str]:
-        """Whether the log can take records, and if not, why; a disk that is nearly full can."""
+        """Like `is_writable`, but True on a disk that is nearly full: records that free space may still be appended."""
         if self.flusher.failure is not None:
             return False, str(self.flusher.failure)
         dispatched = self.log.dispatched_offset.value
@@ -145,7 +146,8 @@ class MessageStore:
         self.dispatcher.subscribe(callback)
 
     def set_retain_from(self, lowest_needed: Callable[[], int | None]) -> None:
-        """Sets the callback that returns the lowest physical offset that a slave still needs."""
+        """Sets the callback that returns the lowest physical offset that a slave still needs, None if none needs
+        any."""
         self.retention.lowest_needed = lowest_needed
 
     def set_release(self, release: Callable[[int], Awaitable[bool]]) -> None:
@@ -186,7 +188,8 @@ class MessageStore:
         )
 
     async def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Returns physical offsets of records that may have `key`, newest first; see `KeyIndex.query`."""
+        """Returns physical offsets of records that may have `key`, newest first; see `KeyIndex.query`. An empty list if
+        there is no index. While the index is being rebuilt, waits up to QUERY_WAIT_S. OSError."""
         if self.index is None:
             return []
         with trio.move_on_after(QUERY_WAIT_S):
@@ -218,11 +221,12 @@ class MessageStore:
 
         Every service continues; the offsets of the log fall, and all tasks that wait for one are woken. Requests that
         wait for a flush beyond it get FLUSH_DISK_TIMEOUT. The next message that a master puts into a queue follows the
-        queue's last entry then. Does nothing if the log ends there anyway.
+        queue's last remaining message. Does nothing if the log ends there anyway.
 
-        ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing could be begun;
-        DiskFailed if the disk fails in the middle: the node must stop then, and the next start completes it. If
-        cancelled, the truncation has either not begun or is complete.
+        ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing has changed;
+        DiskFailed if the node must stop: the next start completes the truncation. On a master, also CorruptLog or
+        DamagedBytes if the records that are not dispatched yet can't be read afterwards. If cancelled, the truncation
+        has either not begun or is complete.
         """
         async with self.log.maintenance_lock, self.log.appends_held():
             truncation = Truncation(self._parts, self.checkpointer)
@@ -239,7 +243,7 @@ class MessageStore:
                 await self._set_next_offsets()
 
     async def record_end(self, offset: int) -> int | None:
-        """Returns where the record or filler at a physical offset ends; None if no intact one starts there."""
+        """Returns where the record or filler at a physical offset ends; None if no intact one starts there. OSError."""
         end: int | None = await self.run_blocking(record_end, self.log.segments, self.options, offset)
         return end
 
@@ -264,7 +268,7 @@ class MessageStore:
     async def _read_undispatched(self) -> Undispatched:
         log = self.log
         begin, end = log.dispatched_offset.value, log.max_offset.value
-        if begin > end:  # behind an incomplete filler
+        if begin > end:  # dispatch has skipped an incomplete filler
             begin = await self.run_blocking(boundary_before, log.segments, self.options, self.queues, end)
         return await read_undispatched(log, begin)
 
@@ -277,7 +281,7 @@ class MessageStore:
     # ---- life
 
     async def recover(self) -> None:
-        """Brings log, queues and index to one end. CorruptLog if acknowledged data is damaged (nothing is deleted)."""
+        """Brings log, queues and index to one end (`StoreRecovery.run`). CorruptLog, OSError."""
         self.recovery = await StoreRecovery(self._parts, self.checkpointer).run()
         self._writable_from = self.recovery.max_offset
         self.state = StoreState.SERVING
@@ -295,11 +299,15 @@ class MessageStore:
 
     @property
     def can_close(self) -> bool:
-        """Whether `close` may declare the store sound: no write or sync failed, and no truncation is incomplete."""
+        """Whether `close` may be called: no write or sync failed, and no truncation is incomplete."""
         return self.state is StoreState.SERVING and self.flusher.failure is None and not self.log.is_torn
 
     async def close(self) -> None:
-        """Flushes and declares the store sound in the checkpoint. DiskFailed if it isn't: the abort file then stays."""
+        """Flushes the log, dispatches the rest, saves queues, index and checkpoint, and deletes the abort file: the
+        store is sound.
+
+        The abort file stays on DiskFailed or OSError, or if dispatch could not finish, except for lack of time.
+        """
         await self.log.allocator.drop_ready()
         await self.flusher.flush()
         # Thousands of queues may still need their files. The next start dispatches what is left.
@@ -315,7 +323,8 @@ class MessageStore:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether records that may be dispatched are not: the limit may lie inside the next one."""
+        """Whether records are left to dispatch. If only the dispatch limit ends dispatch, they count only while it is
+        paused, because the limit may lie inside the next record."""
         log = self.log
         is_limited = log.dispatch_limit.value < log.max_offset.value
         return log.dispatched_offset.value < log.dispatchable_end and (
@@ -345,13 +354,14 @@ async def open_message_store(
     run_blocking: RunBlocking = run_in_thread,
     wall_clock_ms: Callable[[], int] = wall_clock_ms,
 ) -> AsyncIterator[MessageStore]:
-    """Opens the store at `options.root`, made if missing; usable while the block runs.
+    """Opens the store at `options.root`, created if missing; usable while the block runs.
 
     `disk`, `run_blocking` and `wall_clock_ms` are its access to the outside; tests replace them.
 
-    Raises StoreLocked if another process (or store of this one) has it, CorruptLog if acknowledged data is damaged,
-    DiskFailed if the disk fails at any time: then the block is cancelled and the store is left to recovery, as after a
-    crash. Cancelling the block closes the store as leaving it does, in at most `stop_timeout_s`.
+    Raises StoreLocked if another process (or store of this one) has it open, and CorruptLog as `StoreRecovery.run`
+    does. DiskFailed if the disk fails: in the block, it comes in an exception group, the block is cancelled, and the
+    store is left to recovery, as after a crash. OSError if the directories can't be created or locked. Cancelling the
+    block closes the store as leaving it does, in at most `stop_timeout_s`.
     """
     disk = disk if disk is not None else OsDisk()
     root = options.root
@@ -383,7 +393,7 @@ async def open_message_store(
                 if scope.cancelled_caught:
                     logger.error("store.close_timed_out root=%s timeout_s=%s", root, options.stop_timeout_s)
             elif store.flusher.failure is not None and not _is_in(sys.exception(), store.flusher.failure):
-                raise store.flusher.failure  # of a flush that others asked for while the services had ended
+                raise store.flusher.failure  # of a flush that was requested after the services had ended
     finally:
         lock.release()
 

@@ -35,7 +35,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_slave: bool = False
     """[brokerRole=SLAVE] dispatch then waits at bytes that are no record instead of skipping them"""
     dispatch_confirmed: bool = False
-    """[enableControllerMode] a start dispatches only records confirmed before, and the limit stays until it is moved"""
+    """[enableControllerMode] at start, `dispatch_limit` is the end of the records that were confirmed before, until it
+    is moved"""
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
     """[brokerIP1:listenPort] as `encode_host` returns it"""
     message_size_max: int = 4 << 20
@@ -56,28 +57,32 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     derived_flush_interval_s: float = 10.0
     """How often consume queues and index are synced. RocketMQ: 60 s thoroughly, 1 s from 2 dirty pages on"""
     checkpoint_interval_s: float = 1.0
+    """How often the checksums of flushed blocks and the checkpoint are written"""
 
     open_files_max: int = 2048
-    """Number of files that the process may open. Queues use a quarter of them; during recovery, when nothing else needs
-    any, three quarters"""
+    """Number of files that the process may open. Queues use a quarter of them, and three quarters during recovery, when
+    nothing else needs any; in both cases at most 16,384"""
     recovery_scan_bytes: int = 64 << 20
-    """Size of the log's end that is checked record by record after a clean stop (RocketMQ: last segment or three)"""
+    """Size of the log's end that is checked record by record after a clean stop. RocketMQ checks the last segment (5.x)
+    or the last three (4.9)"""
 
     segment_wait_s: float = 5.0
     """How long a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
     allocate_retry_s: float = 1.0
-    """Time for which puts fail at once after a segment could not be created; then one tries again"""
+    """Time after a failed creation of a segment during which puts that need one fail at once; the next put then tries
+    again"""
     hot_window_bytes: int = 64 << 20
-    """The part of the map behind the end that is kept resident; older bytes are read from the file"""
+    """Size of the log's end that is read from the map; older bytes are read from the file"""
 
     checksum_block_size: int = 32 << 10
-    """Bytes of the log that one checksum covers: the smallest damaged range, and the smallest cold read"""
+    """Bytes of the log that one checksum covers: the smallest range that is listed as damaged, and that a cold read
+    reads"""
     scrub_bytes_per_s: int = 5 << 20
     """[scrubBytesPerSecond] rate of the scrub; 0 disables it"""
     scrub_pause_s: float = 3600.0
     """[scrubPauseSeconds] pause between two rounds of the scrub"""
     scrub_first_s: float = 60.0
-    """Time between the start and the first round"""
+    """Time between the start and the first round of the scrub"""
 
     clean_interval_s: float = 10.0
     """[cleanResourceInterval]"""
@@ -98,10 +103,11 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     delete_files_max: int = 10
     """[deleteFileBatchMax] segments per round"""
     retain_bytes_max: int = 8 << 30
-    """Maximum size of expired segments that are kept for a registered slave that needs them (RocketMQ keeps none)"""
+    """[haRetainMaxBytes] an expired segment that a slave still needs is kept while the log from it to the end has at
+    most this size. RocketMQ keeps none"""
 
     stop_timeout_s: float = 8.0
-    """Timeout of the last flush and checkpoint"""
+    """Timeout of closing: the last flush, dispatch and checkpoint"""
 
     @property
     def commitlog_path(self) -> Path:

@@ -2,8 +2,8 @@
 
 A queue that lost its end while the node was down, because its last entries were zeroed or its last file is gone, looks
 like one that ends there. The recorded end reveals the loss, and the lost part is dispatched again; otherwise a master
-would give its queue offsets to other messages. RocketMQ ignores the file: its queues only grow meanwhile, and a queue
-that ends later has lost nothing.
+would give its queue offsets to other messages. RocketMQ ignores the file. While it uses the store, queues only grow,
+and a queue that ends after its recorded end counts as complete.
 
 The content is JSON, topic -> queue id -> end (entries), preceded by its CRC-32 (8 hex digits) and a newline.
 """
@@ -30,7 +30,7 @@ _DECODER = msgspec.json.Decoder(dict[str, dict[_Number, _Number]])
 
 
 def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
-    """Reads the file; empty if there is none or it is damaged."""
+    """Returns the recorded ends; none if there is no file or it is damaged. OSError."""
     if not disk.exists(path):
         return {}
     guard, _, content = disk.read_bytes(path).partition(b"\n")

@@ -1,8 +1,9 @@
 """The files of one consume queue, as one array of entries.
 
-Files `consumequeue/TOPIC/QUEUE/NNN` of equal size, whose name is the byte offset of the file's first entry, so entry n
-of the queue is at byte 20·n of the whole. They are written with pwrite and sparse at their full size, as RocketMQ
-expects them: a full disk is then an error of the write and not a signal. Knows no meaning of entries.
+The files `consumequeue/TOPIC/QUEUE/NNN` have the same size, and each one's name is the byte offset of its first entry,
+so entry n of the queue is at byte 20·n of the whole. They have their full size from the start, as RocketMQ expects, and
+are sparse. They are written with pwrite, so that a full disk is an error and not a signal. The meaning of entries is
+unknown here.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class QueueFiles:
         self._file_size = file_entries * ENTRY_SIZE
         self.starts: list[int] = []  # contiguous
         self._last_path: tuple[int, Path] = (-1, directory)  # start and path of the file asked for last
-        self._zeroed: Path | None = None  # its end was made zeros, and is not synced yet
+        self._zeroed: Path | None = None  # the file whose end was zeroed and is not synced yet
 
     @property
     def end(self) -> int:
-        """The offset behind the last entry that the files have room for; 0 without files."""
+        """The offset after the last entry that the files have room for; 0 without files."""
         return self.starts[-1] + self.file_entries if self.starts else 0
 
     def start_of(self, offset: int) -> int:
@@ -44,7 +45,7 @@ class QueueFiles:
     # ---- reading
 
     def ranges(self, begin: int, stop: int) -> list[tuple[File, int, int]]:
-        """Returns, file by file, which bytes are the entries of [begin, stop): file, size, position.
+        """Returns the place of the entries in [begin, stop) as (file, size, position) in bytes, one for each file.
 
         Ends early at a file that a worker is removing: the log was truncated, or its first segments deleted.
         """
@@ -60,7 +61,8 @@ class QueueFiles:
         return found
 
     def read(self, begin: int, count: int) -> bytes:
-        """Returns entries of one file; a file that is too short is read as if zeros followed."""
+        """Returns `count` entries from `begin` on, all of one file; a file that is too short is read as if zeros
+        followed."""
         start, size = self.start_of(begin), count * ENTRY_SIZE
         return self.file(start).pread(size, (begin - start) * ENTRY_SIZE).ljust(size, b"\0")
 
@@ -71,7 +73,7 @@ class QueueFiles:
         return data_ranges(self.file(self.starts[-1]), 0, self._file_size)
 
     def has_data_from(self, offset: int, data: Sequence[tuple[int, int]]) -> bool:
-        """Returns whether anything but zeros is at or behind an offset; `data` is what `last_data` returned."""
+        """Returns whether anything but zeros is at or after an offset; `data` is what `last_data` returned."""
         if offset >= self.end:
             return False
         if offset < self.starts[-1]:
@@ -85,11 +87,11 @@ class QueueFiles:
         return False
 
     def file(self, start: int) -> File:
-        """Returns an open file. FileNotFoundError if it is gone."""
+        """Returns the file that begins at `start`, open. FileNotFoundError if it was removed; OSError."""
         return self._open_files.get(self._path(start))
 
     def _path(self, start: int) -> Path:
-        # Kept, as making one, hash and all, takes longer than writing to the file.
+        # Kept, because creating a Path and its hash takes longer than writing to the file.
         named, path = self._last_path
         if named != start:
             path = self._directory / segment_name(start * ENTRY_SIZE)
@@ -99,15 +101,15 @@ class QueueFiles:
     # ---- writing
 
     def write(self, offset: int, raw: bytes) -> None:
-        """Writes entries of one file. OSError."""
+        """Writes whole entries from `offset` on, all of one file. OSError."""
         start = self.start_of(offset)
         file = self.file(start)
         file.pwrite(raw, (offset - start) * ENTRY_SIZE)
         self._open_files.unsynced[file.path] = self._owner
 
     def repair(self, offset: int, raw: bytes) -> int:
-        """Writes those entries of one file that differ from `raw`, and returns how many did. Completes a file that is
-        too short. OSError."""
+        """Replaces entries of one file by `raw` if they differ; returns how many did. Completes a file that is too
+        short. OSError."""
         start = self.start_of(offset)
         found = self.file(start).pread(len(raw), (offset - start) * ENTRY_SIZE)
         if found == raw:
@@ -134,7 +136,8 @@ class QueueFiles:
         file.sync()
 
     def zero_from(self, offset: int) -> None:
-        """Removes the files behind an offset and makes the entries from there on zeros; see `take_zeroed`."""
+        """Zeroes all entries from an offset on, and removes the files that begin there or later, except for the first
+        file; see `take_zeroed`. OSError."""
         for start in reversed(self.starts[1:]):
             if start < offset:
                 break
@@ -146,10 +149,11 @@ class QueueFiles:
             self._zeroed = file.path
 
     def take_zeroed(self) -> Path | None:
-        """Returns the file in which entries were made zeros since the last call; the caller syncs it at once.
+        """Returns the file in which entries were zeroed since the last call, None if there is none; the caller syncs it
+        at once.
 
-        Another record may soon be where a removed entry points. If the entry of that record and the zeros are both lost
-        with the power, the removed entry would be taken for it.
+        Another record may soon be where a removed entry points. If a power failure then loses both the entry of that
+        record and the zeros, the removed entry would be taken for it.
         """
         path, self._zeroed = self._zeroed, None
         return path
@@ -157,7 +161,8 @@ class QueueFiles:
     # ---- making and removing files
 
     def find(self) -> bool:
-        """Finds the files on the disk; False if files are missing or of a wrong size. Removes an empty last file."""
+        """Finds the files on the disk; False if files are missing or of a wrong size. Deletes an empty last file.
+        OSError."""
         self.starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
         starts = self.starts
         sizes = {start: self._disk.size(self._path(start)) for start in starts}
@@ -169,7 +174,10 @@ class QueueFiles:
         return starts == expected and all(sizes[start] == self._file_size for start in starts)
 
     def make(self, start: int, blank_count: int) -> File:
-        """Makes a file, not yet one of the queue's, that begins with blank entries. Blocking: its name is synced."""
+        """Creates a file that begins with `blank_count` blank entries, and is no file of the queue before `adopt`.
+
+        Blocking: its name is synced. OSError; the file does not exist then.
+        """
         self._disk.make_dirs(self._directory)
         path = self._directory / segment_name(start * ENTRY_SIZE)
         file = self._disk.create(path, self._file_size, allocate=False)
@@ -177,12 +185,12 @@ class QueueFiles:
             try:
                 file.pwrite(ENTRY_FILL * blank_count, 0)
             except OSError:
-                self._disk.unlink(path)  # so that the queue is brand new at the next attempt, too
+                self._disk.unlink(path)  # so that the next attempt finds no file of the queue either
                 raise
         return file
 
     def adopt(self, start: int, file: File) -> None:
-        """Takes over a file that was made as the last one of the queue."""
+        """Adds a file from `make` to the queue, as its last one."""
         self.starts.append(start)
         self._open_files.add(file)
 
@@ -194,7 +202,7 @@ class QueueFiles:
         self._disk.unlink(path)
 
     def forget(self) -> None:
-        """Resets to the state without files, and leaves those on the disk alone."""
+        """Resets to the state without files; those on the disk are not touched."""
         self.starts = []
 
     # ---- syncing

@@ -1,9 +1,10 @@
 """Cache of bytes that were recently read from the disk and verified, with read-ahead.
 
-A reader that continues where it ended gets more bytes read than it asked for, and finds the rest here the next time.
+If a read begins where an earlier one ended, more bytes are read than were requested, and the following reads find them
+here.
 
-It helps a consumer that pulls one queue after the other, whose messages are interleaved in the log: without the cache,
-with four queues, each pull would read and verify the bytes of all four.
+This helps a consumer that pulls one queue after the other, whose messages are interleaved in the log: without the
+cache, with four queues, each pull would read and verify the bytes of all four.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections import deque
 AHEAD_BYTES_MAX = 512 << 10
 """Maximum read-ahead."""
 _AHEAD_BLOCKS = 4
-"""A read counts as sequential if it begins at most this many blocks behind cached bytes."""
+"""A read counts as sequential if it begins at most this many blocks after cached bytes."""
 BYTES_MAX = 16 << 20
-"""Size of the cache: what 16 queues need that are pulled in turn, 1,024 messages of 1 KiB each time."""
+"""Size of the cache: enough for 16 queues that are pulled in turn, 1,024 messages of 1 KiB each time."""
 
 
 class RecentReads:
@@ -38,8 +39,8 @@ class RecentReads:
         return verified[at:] if 0 <= at < len(verified) else None
 
     def ahead(self, physical_offset: int) -> int:
-        """Returns how many bytes to read from an offset that is not cached: twice as many as the last time if the bytes
-        before it are cached, else 0."""
+        """Returns how many bytes to read at least from an offset that is not cached. After cached bytes: twice the size
+        of the read that they are from, up to AHEAD_BYTES_MAX; otherwise 0."""
         block = physical_offset // self._block_size
         for before in range(block, block - _AHEAD_BLOCKS - 1, -1):
             found = self._by_block.get(before)

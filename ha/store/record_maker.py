@@ -21,7 +21,7 @@ RECORD_OVERHEAD_MAX = 64 * 1024
 """By how much a record may exceed maxMessageSize, which limits the body alone (RocketMQ: MessageExtEncoder)."""
 
 NO_ROOM = -1
-"""Value of `room` if no record fits, not even one of no bytes."""
+"""Value of `room` if there is no segment: not even a record of 0 bytes would fit."""
 
 TOPIC_ALWAYS_FITS = 31
 """Length in characters up to which any topic fits in TOPIC_SIZE_V1_MAX bytes: UTF-8 takes at most 4 for each"""
@@ -30,7 +30,8 @@ _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """The result for one message. Offsets, size, time are −1 unless `status.is_stored`; `remark` says why it isn't."""
+    """The result for one message. Offsets, size and time are −1 unless `status.is_stored`. `remark`: why it is not
+    stored."""
 
     status: PutStatus
     physical_offset: int = -1
@@ -41,7 +42,7 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_offset(self) -> int:
-        """Physical offset behind the record: what must be flushed and acknowledged."""
+        """Physical offset after the record: up to there the log must be flushed and acknowledged."""
         return self.physical_offset + self.size
 
 
@@ -49,6 +50,8 @@ class RecordMaker:
     """Makes the records of one log, and assigns queue offsets."""
 
     def __init__(self, options: StoreOptions, initial_queue_offset: Callable[[str, int], int]) -> None:
+        """`initial_queue_offset` returns the end of a queue: the queue offset of the first message that is put into it
+        here."""
         self.room_max = options.segment_size - FILLER_SIZE_MIN
         """Bytes of a segment that records may take"""
         self._initial_queue_offset = initial_queue_offset
@@ -70,7 +73,7 @@ class RecordMaker:
         self._next_offsets = next_offsets
 
     def forget(self) -> None:
-        """Looks up all offsets again."""
+        """Forgets all next offsets, so that they are looked up again."""
         self._next_offsets.clear()
 
     # ---- messages, each for itself

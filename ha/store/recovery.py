@@ -1,33 +1,41 @@
-"""Finds the end of the commitlog at start, and decides how to treat the bytes behind it.
+"""Finds the end of the commitlog at start, and decides how to treat the bytes after it.
 
-The last good record decides. Behind it there may be nothing (zeros); a torn tail, written but not synced when the
-machine stopped; or damage. A torn tail is removed and zeroed. Damage differs from it by what was certainly flushed:
+The scan stops at the first place without a good record. There may be nothing (zeros); a torn tail, written but not
+synced when the machine stopped; or damage. A torn tail is removed and zeroed. It is damage if something that was
+certainly flushed is there or follows:
 
 - A block has a checksum only if it was flushed, so one that doesn't match its checksum is damaged, and the log ended at
-  the end of the last such block or later. A master's checkpoint has such an end, too (`known_end` is the later one).
-- After a clean stop everything was flushed. A good record behind the bad place shows that flushed data was lost.
+  the end of the last block with a checksum, or later. A master's checkpoint contains a flushed offset, too (`known_end`
+  is the higher one).
+- After a clean stop everything was flushed. A good record after the bad place shows that flushed data was lost.
 - After a crash, unsynced pages may have reached the disk in any order, so good records may follow a torn one. But a
-  record that was flushed according to the checkpoint (store time < physicMsgTimestamp) proves that all before it was:
-  any good one behind the bad place, not only the next, whose store time may be damaged too; or the bad one itself, by
-  the store time in its head. If a good one follows, a checkpoint newer than the last good one before is enough; alone
-  it proves nothing (docs/corruption.md).
-- Files are made, and synced in their directory, in order, and truncated from the last one on: a crash never leaves a
-  missing file before others. A good record behind a missing file is kept.
+  record that was flushed according to the checkpoint (store time < physicMsgTimestamp) proves that everything before it
+  was flushed. It may be any good record after the bad place (the store time of the next one may be damaged), or the bad
+  record itself, by the store time in its head. If a good record follows, it is also enough that the last good record
+  before the bad place is older than the checkpoint; without one, that proves nothing (docs/corruption.md).
+- Files are created, and synced in their directory, in order, and truncated from the last one on: a crash never leaves a
+  missing file before others. A good record after a missing file is kept.
 - A master with SYNC_FLUSH dispatches flushed records only: an entry of its queues is not written before the sync of its
   record succeeded. So an entry on the disk proves that its record was flushed, in whatever order the pages got there
   (`queues_prove`). This holds only if all entries from the start of the scan on are contiguous, and one ends where the
   good records end: a flipped bit or a torn page must not fake a record.
 
-A damaged range is listed, the scan continues behind it, and the node serves the rest while the range is healed from a
+A damaged range is listed, the scan continues after it, and the node serves the rest while the range is healed from a
 peer. A file that is too short, or missing between others, is completed with zeros, which count as damage, too.
 
 RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
-acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, only if it can't
-determine where the log ended (after a clean stop a queue has a record behind the last good one, after a crash the bad
-record was flushed, and nothing shows how many followed) or which files these are (all of another size): continuing
-could give a second history to offsets that slaves hold. After a crash a slave truncates bytes that no sound record
-follows: its master's clock may have been set back, and it gets them again. A log that has no sound record and begins
-with bytes that no crash leaves there was written by another program, and is not changed.
+acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, only if continuing
+could store other messages at offsets that slaves have already:
+
+- the end of the log is unknown: after a clean stop, a queue has a record at the bad place, or after a crash of a master
+  the bad record was flushed, and no good record after it shows how far the log went; or the queues of a master with
+  SYNC_FLUSH have records after the last file;
+- more than DAMAGE_COUNT_MAX places are bad;
+- the files can't be those of this log, for example because all have another size (segment_files.py).
+
+After a crash a slave truncates bytes that no good record follows, even if the checkpoint says that they were flushed:
+its master's clock may have been set back, and the slave gets the bytes again. A log that has no good record, and begins
+with bytes that no crash leaves there, was written by another program: CorruptLog, too.
 """
 
 from __future__ import annotations
@@ -66,7 +74,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     scanned_from_timestamp_ms: int = 0
     """Store time of the record at `scanned_from`; 0 if there is none"""
     truncated_bytes: int
-    """Size of the torn tail that was removed"""
+    """Size of the torn tail that was removed, as `truncate_segments` returns it"""
     queues_kept_to: int = 0
     """After a crash: end of the last damaged range, if the queues have entries for all records from `scanned_from` to
     there. These entries are kept, since damaged records can't be dispatched again. 0 otherwise"""
@@ -88,8 +96,7 @@ class LogRecovery:
         known_end: int,
     ) -> None:
         """`segments`, `zero_filled`: see `load_segments`. `queues_prove`: records were flushed before they were added
-        to their queues. `known_end`: the log was flushed up to there, at least.
-        """
+        to their queues. `known_end`: the log was flushed at least up to this physical offset."""
         self.scan = LogScan(segments, parts.options, is_clean=is_clean, known_end=known_end)
         self._parts = parts
         self._zero_filled = zero_filled
@@ -105,9 +112,9 @@ class LogRecovery:
         self._queues_prove = queues_prove and are_queues_whole and not self._is_slave
 
     async def run(self) -> Recovered:
-        """Finds the end of the log, lists the damage before it, and truncates what is behind it.
+        """Finds the end of the log, lists the damage before it, and truncates what is after it. OSError.
 
-        CorruptLog if flushed data is damaged and the end of the log can't be determined; then nothing was changed.
+        CorruptLog if the end of the log can't be determined, or another program wrote it; then nothing was changed.
         """
         run, scan = self._parts.run_blocking, self.scan
         if not scan.segments:
@@ -132,7 +139,7 @@ class LogRecovery:
                 "that version, or set storePathRootDir to another directory",
             )
         await run(self.list_found, first, bad)
-        await run(self._checksums.truncate, end.position)  # before the log: they would prove its zeros to be damage
+        await run(self._checksums.truncate, end.position)  # first: with checksums, the zeros would be damage
         truncated = await run(truncate_segments, self._parts.disk, scan.segments, end.position, end.reason)
         return Recovered(
             segments=scan.segments,
@@ -178,9 +185,9 @@ class LogRecovery:
         return 0 < head.store_timestamp_ms <= self._start_ms
 
     def _last_safe(self, head: RecordHead, unsure_from: int) -> int:
-        """Returns the physical offset of a safe record, like `head`, near the last safe one of its queue.
+        """Returns the physical offset of a safe record at or after `head`, near the last safe one of the same queue.
 
-        Records from `unsure_from` on need no check. Searches one queue, as there may be thousands.
+        Records from `unsure_from` on are not considered. Searches only one queue, as there may be thousands.
         """
         begin, end = head.physical_offset, unsure_from
         queue = self._queues.get(head.topic, head.queue_id)
@@ -195,21 +202,19 @@ class LogRecovery:
         return begin
 
     def is_foreign(self) -> bool:
-        """Returns whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit.
-
-        Nor with part of one: a slave may have been stopped, or killed, within its first record.
-        """
+        """Returns whether the log begins with bytes that can't be a magic code of RocketMQ's, even with one flipped
+        bit, or the first bytes of one: a slave may have been stopped, or killed, within its first record."""
         raw = self.scan.segments[0].file.pread(4, 4)
         magic, begun = int.from_bytes(raw, "big"), raw.rstrip(b"\0")
         known = [each & 0xFFFFFFFF for each in (MAGIC_V1, MAGIC_V2, FILLER_MAGIC)]
         return all((magic ^ each).bit_count() > 1 and not each.to_bytes(4, "big").startswith(begun) for each in known)
 
     def damage_end(self, first: int, end: LogEnd, last_ms: int) -> int | None:
-        """Returns where the log continues if the bytes behind an end show that flushed data is lost there; None if the
-        log ends there. CorruptLog if that can't be determined.
+        """Returns where the log continues if flushed data was lost at `end`; None if the log ends there. CorruptLog if
+        that can't be determined.
 
         `first` is the start of the scan, `last_ms` the store time of the last good record before the end. Older records
-        behind it are leftovers.
+        after the end are ignored: a truncation may have left them.
         """
         is_clean, flushed_ms, known_end = self._is_clean, self._flushed_ms, self._known_end
         oldest_ms = self._newest_ms(first, end) if last_ms > flushed_ms > 0 else last_ms
@@ -243,14 +248,14 @@ class LogRecovery:
         return None
 
     def _has_missing(self, begin: int, end: int) -> bool:
-        """Returns whether a file of [begin, end) was missing."""
+        """Returns whether [begin, end) overlaps a file that was missing."""
         return any(each.was_missing and begin < each.end and each.begin < end for each in self._zero_filled)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:
         """Returns up to where the queues prove that the log was flushed, None if not beyond `end`; `first`: start of
         the scan.
 
-        CorruptLog if that position is in a missing file.
+        CorruptLog if that is beyond the last file.
         """
         if not self._queues_prove or self._queues.first_record_from(end.position) is None:
             return None

@@ -3,8 +3,9 @@
 Each round deletes a limited number of segments, oldest first, never the last: expired ones at the configured hours or
 above diskMaxUsedSpaceRatio; above diskSpaceCleanForciblyRatio the oldest ones whatever their age, unless
 cleanFileForciblyEnable is off. Puts are refused above diskSpaceWarningLevelRatio. An expired segment that a registered
-slave still needs is kept for longer, up to a limit, but not above diskSpaceCleanForciblyRatio. Queues, index and epochs
-are adjusted to the log's new first offset. Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
+slave still needs is kept for longer, up to haRetainMaxBytes, but not if segments are deleted whatever their age. A
+segment that is not dispatched, or that `release` keeps, is never deleted. Queues, index and epochs are adjusted to the
+log's new first offset. Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class Retention:
 
     @property
     def is_writable(self) -> tuple[bool, str]:
-        """Whether the disk has room for puts, and if not, how full it is."""
+        """Whether the disk had room for puts at the last check, and if not, how full it was."""
         if not self._is_too_full:
             return True, ""
         limit = self._options.disk_used_ratio_warning
         return False, f"disk is {self.disk_used_ratio:.1%} full, puts are refused above {limit:.0%}"
 
     async def run(self) -> None:
-        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled."""
+        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled. DiskFailed, OSError."""
         options = self._options
         clean_at = trio.current_time() + options.clean_first_s
         while True:
@@ -69,7 +70,7 @@ class Retention:
                     logger.warning("retention.postponed reason=%r", str(error))
 
     async def check_disk(self) -> None:
-        """Updates `disk_used_ratio`."""
+        """Updates `disk_used_ratio` and `is_writable`. OSError."""
         usages = [
             await self._run_blocking(self._disk.usage, path)
             for path in {self._options.commitlog_path, self._options.root}
@@ -84,7 +85,7 @@ class Retention:
     async def clean(self, *, at_any_hour: bool = False) -> int:
         """Deletes what is due now; returns how many segments. `at_any_hour`: as if it were a configured hour.
 
-        DiskFull if it can't go on now: the disk is full, or the process has too many open files. DiskFailed.
+        DiskFull if files can't be written now: the disk is full, or too many files are open. DiskFailed.
         """
         try:
             async with self._log.maintenance_lock:
@@ -131,9 +132,10 @@ class Retention:
         return self._log.dispatched_offset.value < segment.end
 
     def _is_needed(self, segment: Segment) -> bool:
-        """Returns whether a slave needs it and the limit for segments kept for slaves is not reached.
+        """Returns whether a slave needs a segment, and the log from there to its end is not larger than
+        `retain_bytes_max`.
 
-        Ignored when the disk is nearly full: a disconnected slave must not stop the producers.
+        Not asked while segments are deleted whatever their age: a disconnected slave must not stop the producers.
         """
         needed = self.lowest_needed()
         is_pinned = needed is not None and needed < segment.end

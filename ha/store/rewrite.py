@@ -2,7 +2,7 @@
 
 A process that ended without closing its store may have written bytes that were never synced; and if it ended because a
 sync failed, the kernel has marked its pages clean although they are not on the disk: they still read as written, and no
-later sync writes them (https://lwn.net/Articles/752063/). A process that appended behind them and acknowledged would
+later sync writes them (https://lwn.net/Articles/752063/). A process that appended after them and acknowledged would
 lose all of that at the next power loss, since recovery ends at the first hole. So everything that is not known to be
 synced is written again, which makes its pages dirty, and synced.
 

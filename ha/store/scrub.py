@@ -6,9 +6,9 @@ its records determine the content of the consume queues and the key index:
 - a queue entry that differs is rewritten at once; so is one that a reader finds wrong (`repair_entry`);
 - an index file that differs is deleted with those after it, and rebuilt from the log while dispatch continues.
 
-A damaged range of the log is skipped; its entries are compared in the next round, which begins as soon as the range is
-healed, and dispatched if dispatch waited for that. The scrub runs on the event loop in steps of a millisecond, and
-sleeps in between as the rate requires, at least `_REST` times as long as a step took.
+A damaged range of the log is skipped. Its entries are compared in the next round, which begins when the range is healed
+and, if dispatch waited for that, dispatched. The scrub runs on the event loop in steps of a millisecond, and sleeps in
+between as the rate requires, at least `_REST` times as long as a step took.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from ha.store.store_parts import StoreParts
 logger = logging.getLogger(__name__)
 
 _DELAY_MS_MAX = 366 * 86_400_000
-"""A delay level that is longer is taken for damage."""
+"""Maximum delay of a scheduled message; a later time in a queue entry is treated as damage."""
 _STEP_BYTES = 128 << 10
 _REST = 9
 _REPAIR_BYTES_MAX = 256 << 20
-"""Maximum part of the log that is searched for the record of a wrong entry; the scrub finds it otherwise."""
+"""Maximum part of the log that `repair_entry` searches for the record of a wrong entry; the next round finds it
+otherwise."""
 _REPAIR_AHEAD_BYTES = 1 << 20
 _BACK_ENTRIES_MAX = 64
 _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
@@ -46,7 +47,7 @@ class ScrubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the scrub, and what it and readers repaired."""
 
     round_count: int
-    """Rounds completed since the start"""
+    """Number of rounds completed since the start"""
     position: int
     """Physical offset that this round has reached; -1 between two rounds"""
     scrubbed_bytes: int
@@ -95,16 +96,17 @@ class Scrub:
 
     @property
     def _end(self) -> int:
-        """End of the dispatched records. A filler is dispatched when its head is there; the rest may be missing."""
+        """End of the dispatched records, at most the log's. Dispatch skips a filler when it has read its head, although
+        a slave may not have the rest yet."""
         log = self._log
         return min(log.dispatched_offset.value, log.max_offset.value)
 
     def want(self) -> None:
-        """Begins the next round now."""
+        """Makes the next round begin at once, after the present one if one is in progress."""
         self._wanted.set()
 
     async def round(self) -> None:
-        """Checks the whole store once."""
+        """Checks the whole store once, and rebuilds the index if it is wrong."""
         log = self._log
         generation = log.generation
         is_index_sound = await self._check_index_files()
@@ -120,7 +122,7 @@ class Scrub:
             except OffsetGone:  # deleted meanwhile
                 if cursor is not None:
                     cursor.skip()
-            except OSError as error:  # unreadable where no checksum tells what should be there; or the disk is full
+            except OSError as error:  # bytes without a checksum can't be read, or the disk is full
                 logger.error("scrub.failed segment=%d at=%d reason=%r", start, self._position, str(error))
                 cursor = None
         if self._index is not None and not (is_index_sound and self._index.is_attached):
@@ -160,7 +162,7 @@ class Scrub:
                 logger.error("index.mismatch_found begin=%d end=%d", position, behind)
                 return False
             if behind == position:
-                return True  # no record, for dispatch neither
+                return True  # there is no record, and dispatch found none either
             self._scrubbed_bytes += behind - position
             rate = self._options.scrub_bytes_per_s
             took_s = trio.current_time() - began
@@ -168,14 +170,15 @@ class Scrub:
             position = behind
 
     async def wait_round(self) -> None:
-        """Begins a round and waits for its end; for tools and tests."""
+        """Requests a round and waits for the end of a round: the present one if one is in progress. For tools and
+        tests."""
         self.want()
         await self._round_ended.park()
 
     # ---- records
 
     async def _heads(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """Returns some records from a physical offset on, and where they end."""
+        """Returns some records from a physical offset on, and where they end. DamagedBytes, OffsetGone, OSError."""
         log = self._log
         size = _STEP_BYTES
         while True:
@@ -209,7 +212,7 @@ class Scrub:
             return [], await self._resume_after(position, damaged.end)
 
     async def _read_through(self, position: int, end: int) -> None:
-        """Verifies the end of a segment, which contains no records."""
+        """Verifies the bytes of [`position`, `end`) without parsing records. DamagedBytes, OffsetGone, OSError."""
         while position < end:
             position += len(await self._read(position, min(_STEP_BYTES, end - position)))
 
@@ -231,9 +234,9 @@ class Scrub:
             at += found.total_size
 
     async def _resume_after(self, position: int, end: int) -> int:
-        """Returns the offset of the next sound record behind damage, at most the segment's end.
+        """Returns the offset of the next sound record after damage that ends at `end`, or the segment's end.
 
-        Reads and verifies everything up to there, so that other damage on the way is found, too.
+        Reads and verifies everything up to the end of the segment, so that other damage in it is found, too.
         """
         segment = self._log.segment_at(position)
         at, stop = end, min(segment.end, self._end)
@@ -283,9 +286,11 @@ class Scrub:
                 at = run
 
     async def repair_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """Rewrites an entry of a queue that a reader found wrong; False if its record isn't found in the log.
+        """Rewrites an entry of a queue that a reader found wrong, and wrong entries near it; returns whether it rewrote
+        any.
 
-        DamagedBytes if the record may lie where the log is damaged. Also compares the entries after it.
+        If it rewrote none, because the record isn't found in the log, it requests a round. DamagedBytes if the record
+        may lie where the log is damaged. OSError.
         """
         async with self._repair_lock:
             before = self._repaired_count
@@ -312,8 +317,8 @@ class Scrub:
             return self._repaired_count > before
 
     async def _record_before(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """Returns the physical offset of a record of the queue before an offset, proven by the log; else the log's
-        first offset."""
+        """Returns the physical offset of a record of the queue before `queue_offset`, whose entry the log confirms; if
+        none of the last _BACK_ENTRIES_MAX entries is right, the log's first offset."""
         log = self._log
         for offset in range(queue_offset - 1, max(queue.min_offset, queue_offset - _BACK_ENTRIES_MAX) - 1, -1):
             for entry in queue.read(offset, 1):
@@ -334,7 +339,7 @@ class Scrub:
     # ---- the key index
 
     async def _check_index_files(self) -> bool:
-        """Returns whether each index file is internally consistent."""
+        """Returns whether each index file is internally consistent; True if entries were removed during the check."""
         if self._index is None:
             return True
         for file in list(self._index.files):
@@ -384,8 +389,8 @@ class Scrub:
 
 
 def _with_known_times(entries: list[bytes], found: bytes, heads: list[RecordHead]) -> list[bytes]:
-    """Returns `entries` with the times of delivery that the queue has already: they were computed with the delay levels
-    (messageDelayLevel) of when the messages came."""
+    """Returns `entries` with the delivery times that the queue has: they were computed with the delay levels
+    (messageDelayLevel) at the time of dispatch. A time that is not plausible is replaced."""
     kept = []
     for number, (entry, head) in enumerate(zip(entries, heads, strict=True)):
         known = found[number * ENTRY.size : (number + 1) * ENTRY.size]

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 1 << 20
 _ZERO_FILLED_COUNT_MAX = 16
-"""More missing segments than this are no damage of a disk: files were moved."""
+"""With more missing segments than this, files were probably moved: the store does not open."""
 _LOGGED_BYTES_MAX = 8 << 20
-"""Maximum size of the removed part that is read to log its size."""
+"""Maximum size of the removed part of a segment that is read to log its size."""
 _WHOLE_SUFFIX = ".whole"
 """Suffix of the copy that replaces a file that is too short, until it is complete."""
 
@@ -41,12 +41,17 @@ class ZeroFilled(msgspec.Struct, frozen=True):
 def load_segments(
     disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_begin: int, known_end: int
 ) -> tuple[list[Segment], list[ZeroFilled]]:
-    """Opens the files of the commitlog. Completes those that are too short, or missing before others or `known_end`.
+    """Opens the files of the commitlog. Completes, with zeros, files that are too short, and files that are missing
+    between others or before `known_end`. Returns the segments and the ranges that were filled; two empty lists if there
+    is no file: the log was deleted. Blocking. OSError.
 
-    `known_begin`: retention deleted nothing from there on; -1 if that is unknown: then the log begins with the first
-    file. `known_end`: the log was flushed up to there, at least. CorruptLog if all files are of another size, or too
-    many are missing. An empty last file, which a crash of RocketMQ can leave, is removed, unless `known_end` shows that
-    it wasn't empty. No files: the log was deleted.
+    `known_begin`: retention has deleted nothing from this physical offset on; -1 if that is unknown: then the log
+    begins with its first file. `known_end`: the log was flushed at least up to this physical offset. An empty last
+    file, which a crash of RocketMQ can leave, is removed, unless `known_end` shows that it wasn't empty.
+
+    CorruptLog, before anything is completed, if a file's name is no multiple of `segment_size`, a file is larger than
+    that, a file is smaller while no file has that size and its own checksum file is missing or damaged, or more than
+    _ZERO_FILLED_COUNT_MAX files are missing.
     """
     names = disk.list_dir(directory)
     for name in names:
@@ -97,10 +102,11 @@ def _check_sizes(directory: Path, sizes: dict[int, int], segment_size: int, chec
 
 
 def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
-    """Truncates contiguous segments at `end`: removes those behind it from the list and the disk, and fills the rest of
-    the last one with zeros, synced; returns how many of its bytes were not zero.
+    """Truncates contiguous segments at `end`: removes those after it from the list and the disk, and fills the rest of
+    the last remaining one with zeros, synced. Returns how many bytes of that rest, up to its last byte that was not
+    zero, were removed; at most _LOGGED_BYTES_MAX. Blocking. OSError.
 
-    Deletes the last one first: a crash in between must not leave a gap. The first segment stays, all zeros, if it
+    Deletes the last file first: a crash in between must not leave a gap. The first segment stays, all zeros, if it
     begins at `end`.
     """
     cut_bytes = 0

@@ -24,7 +24,8 @@ _EMPTY = memoryview(b"")
 
 
 class LogTail(NamedTuple):
-    """Where the bytes after the log's end belong: a position of the last segment's file, and the room behind it."""
+    """Where the bytes after the log's end belong: a position in the last segment's file, and the bytes from there to
+    its end."""
 
     descriptor: int
     position: int
@@ -43,11 +44,13 @@ class SegmentedLog:
         self.flushed_offset = WatchedOffset(0)
         self.dispatched_offset = WatchedOffset(0)
         self.dispatch_limit = WatchedOffset(UNLIMITED)
-        """Dispatch never passes this offset, so only slaves see what lies behind it (RocketMQ: confirmOffset)"""
+        """No record that ends after this offset is dispatched, so only slaves get the bytes after it (RocketMQ:
+        confirmOffset)"""
         self.generation = 0
         """Number of times that the log was set aside or truncated, which invalidates everything read before"""
         self.truncated: trio.Event | None = None
-        """While the log is being truncated: set when that is complete. Nothing is derived from the log meanwhile"""
+        """Set when the truncation or reset in progress is complete; None if there is none. Nothing is derived from the
+        log meanwhile"""
         self._segments: list[Segment] = []
         self._hot_floor = 0
         self._released_to = self._release_at = 0
@@ -64,7 +67,8 @@ class SegmentedLog:
         return self._segments
 
     def segment_at(self, physical_offset: int) -> Segment:
-        """Returns the segment that holds an offset. OffsetGone if none does."""
+        """Returns the segment whose file contains an offset, even if that is beyond `max_offset`. OffsetGone if none
+        does."""
         segments = self._segments
         if segments:
             number = (physical_offset - segments[0].start) // self.segment_size
@@ -73,10 +77,10 @@ class SegmentedLog:
         raise OffsetGone(physical_offset, self.min_offset, self.max_offset.value)
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Returns up to `size_max` bytes of one segment if they are certain to be in memory; None if they may be cold.
+        """Returns up to `size_max` bytes of one segment if they are certain to be in memory, else None.
 
-        Empty at `max_offset`. None also for offsets that the log does not hold. The view stays valid while it is
-        referenced, even when the segment is deleted.
+        Empty at `max_offset`. Also None for offsets that the log does not hold, and if a damaged range is listed
+        anywhere after the offset. The view stays valid while it is referenced, even when the segment is deleted.
         """
         end = self.max_offset.value
         if physical_offset == end:
@@ -100,7 +104,7 @@ class SegmentedLog:
         return view[position : min(position + size_max, self.segment_size, end - segment.start)]
 
     async def sync(self, flushed: int, target: int) -> None:
-        """Flushes everything in [`flushed`, `target`) to the disk. OSError: what reached the disk is then unknown."""
+        """Flushes everything in [`flushed`, `target`) to the disk. OSError: it is then unknown what is durable."""
         # References only the segments that are synced: an older one may be deleted meanwhile.
         for segment in [segment for segment in self._segments if segment.start < target and segment.end > flushed]:
             await self._run_blocking(segment.sync, flushed, target)
@@ -109,14 +113,15 @@ class SegmentedLog:
 
     @property
     def dispatchable_end(self) -> int:
-        """End of what may be dispatched, and shown to anyone but a slave: with SYNC_FLUSH the flushed part."""
+        """End of what may be dispatched, and so of what anyone but a slave may read: the end of the written part, with
+        SYNC_FLUSH of the flushed part, or `dispatch_limit` if that is lower."""
         written = self.flushed_offset if self._options.is_sync_flush else self.max_offset
         return min(written.value, self.dispatch_limit.value)
 
     def limit_dispatch(self, offset: int) -> None:
         """Sets the physical offset beyond which nothing more is dispatched; what is dispatched already stays so.
 
-        It may lie anywhere, even inside a record or behind the end of the log.
+        It may be any offset, even one inside a record or after the end of the log.
         """
         if not self.dispatch_limit.raise_to(offset) and offset < self.dispatch_limit.value:
             self.dispatch_limit.reset(offset)
@@ -124,7 +129,8 @@ class SegmentedLog:
     # ---- changing the segments
 
     def adopt(self, segments: list[Segment], max_offset: int) -> None:
-        """Takes over what recovery found: contiguous segments and the end of the last good record."""
+        """Takes over what recovery found: contiguous segments, and the end of the last good record, which becomes the
+        written, flushed and dispatched offset."""
         self._segments = segments
         if segments:
             segments[-1].map()
@@ -158,10 +164,11 @@ class SegmentedLog:
             offset.reset(min(offset.value, end))
 
     def begin_truncation(self, end: int) -> list[Segment]:
-        """Truncates the log in memory at a physical offset that it holds, while appends are held.
+        """Truncates the log in memory at a flushed physical offset that it holds, while appends are held.
 
-        Returns the segments whose files are to be truncated, of which the first one stays, at least in part; call
-        `end_truncation` when that is done. Until then only hot bytes are read, and nothing is derived.
+        Returns the segments whose files are to be truncated; the first of them stays, at least in part. Call
+        `end_truncation` when that is done. Until then, reads below the new end wait, and nothing is derived from the
+        log.
         """
         assert self.min_offset <= end <= self.flushed_offset.value
         self.truncated = trio.Event()
@@ -173,20 +180,21 @@ class SegmentedLog:
         return removed
 
     def end_truncation(self) -> None:
-        """Wakes everyone who waits for the truncation."""
+        """Ends a truncation or reset, and wakes the tasks that wait for it."""
         truncated, self.truncated = self.truncated, None
         assert truncated is not None
         truncated.set()
 
     async def wait_truncated(self) -> None:
-        """Waits until no truncation is under way. Not a checkpoint if none is."""
+        """Waits until no truncation or reset is in progress. Not a checkpoint if none is."""
         while self.truncated is not None:
             await self.truncated.wait()
 
     # ---- memory
 
     async def release_cold_pages(self) -> None:
-        """Releases mapped pages far behind the end of the log from time to time, until cancelled."""
+        """Releases the mapped pages more than 2 * `hot_window_bytes` before the log's end from memory, each time that
+        the log has grown by a quarter of `hot_window_bytes`. Runs until cancelled."""
         window = self._options.hot_window_bytes
         while True:
             await self._release_wanted.wait()

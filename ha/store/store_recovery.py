@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 FLUSHED_FIRST = b"SYNC_FLUSH"
 """Content of the abort file of a master with SYNC_FLUSH: every record in its queues was flushed before (recovery.py).
-RocketMQ checks only whether the file exists; a store that it used meanwhile and crashed with has no sound checkpoint
-(checkpoint.py)."""
+RocketMQ checks only whether the file exists. If it used the store in between and crashed, the content may be wrong, but
+then there is no sound checkpoint either (checkpoint.py)."""
 _OPEN_QUEUES_MAX = 1 << 14
-"""Files of queues that are kept open, if the process may; each takes a KiB or two."""
+"""Maximum number of queue files that are kept open; each takes a KiB or two of memory."""
 
 
 class RecoverySummary(msgspec.Struct, frozen=True):
@@ -58,7 +58,11 @@ class StoreRecovery:
         """Whether the log was flushed up to the recorded ends of the queues"""
 
     async def run(self) -> RecoverySummary:
-        """Recovers. CorruptLog if acknowledged data is damaged (nothing is deleted then). OSError."""
+        """Recovers the store. OSError.
+
+        CorruptLog if the end of the log or its files can't be determined (recovery.py), or both epoch files are
+        damaged. Then nothing was deleted from the log.
+        """
         began = trio.current_time()
         parts, run, root = self._parts, self._parts.run_blocking, self._parts.options.root
         log, queues = parts.log, parts.queues
@@ -74,8 +78,8 @@ class StoreRecovery:
         dispatch_from = await self._recover_derived(recovered, are_queues_whole=are_queues_whole)
         await self._dispatch(dispatch_from)
         if recovered.last_store_timestamp_ms >= had_ends_ms:
-            # The log still has the records of all recorded ends. If a queue ends earlier now, a damaged entry was
-            # removed with those of records that were dispatched again.
+            # The log still has all records up to the recorded ends. If a queue ends earlier nevertheless, a damaged
+            # entry of an older record was removed together with those that were dispatched again.
             lost_from = queues.lost_from(self._queue_ends)
             if lost_from is not None:
                 await self._dispatch(lost_from)
@@ -84,7 +88,8 @@ class StoreRecovery:
                 await self._restore_ends()
         await self._keep_ends()
         if not self._is_clean and self._short_queues():
-            # Ends of records that the crash lost: a clean start must not restore them, as others may come.
+            # The recorded ends include records that the crash lost. A later start must not restore these ends, because
+            # other records may get the queue offsets.
             await self._checkpointer.save_truncated()
         if log.segments:
             await run(queues.correct_min, max(log.min_offset, 0))
@@ -106,13 +111,15 @@ class StoreRecovery:
         return summary
 
     def _load_intent(self) -> int | None:
-        """Completes an interrupted reset; returns where an interrupted truncation ends the log. Blocking."""
+        """Completes an interrupted reset; returns where an interrupted truncation ends the log, None if there is none.
+        Blocking."""
         disk, options = self._parts.disk, self._parts.options
         finish_reset(disk, options)
         return load_intent(disk, options.root / INTENT_FILE)
 
     async def _recover_log(self) -> tuple[Recovered, bool]:
-        """Loads checkpoint and queues and finds the end of the log; also returns whether the queues are complete."""
+        """Loads checkpoint and queues and finds the end of the log. Also returns whether the files of all queues were
+        usable."""
         parts, checkpointer, run = self._parts, self._checkpointer, self._parts.run_blocking
         disk, options, checksums, queues = parts.disk, parts.options, parts.checksums, parts.queues
         checkpointer.checkpoint = checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
@@ -148,7 +155,8 @@ class StoreRecovery:
         parts.log.adopt(recovered.segments, recovered.max_offset)
         confirmed = checkpoint.confirm_physical_offset if options.dispatch_confirmed else 0
         if options.dispatch_confirmed:
-            # Records in queues were confirmed. A consumer that got one would find the queue's end before it.
+            # Records in queues were confirmed. If the limit were before one, a consumer that has received it would find
+            # that the queue ends before it.
             parts.log.limit_dispatch(min(max(confirmed, queued_to), recovered.max_offset))
         if not recovered.segments and (known_begin >= 0 or known_end):
             # The log was deleted, or its disk was replaced or is not mounted: its terms are gone, too. Done before the
@@ -165,7 +173,8 @@ class StoreRecovery:
         return recovered, are_queues_whole
 
     async def _known_range(self) -> tuple[int, int, int]:
-        """Returns begin and minimum end of the log, and the checkpoint's flushed end."""
+        """Returns the known begin of the log (-1 if unknown), its minimum end, and the flushed end in the
+        checkpoint."""
         parts, run, path = self._parts, self._parts.run_blocking, self._parts.options.root / "checkpoint"
         flushed_to = await run(load_flushed_to, parts.disk, path)
         if self._truncate_at is not None:
@@ -215,7 +224,8 @@ class StoreRecovery:
         return [(topic, queue_id, end) for topic, queue_id, end in ends if next_queue_offset(topic, queue_id) < end]
 
     async def _restore_ends(self) -> None:
-        """Restores the recorded ends of queues that lost their files, and whose last records retention has deleted.
+        """Restores, with blank entries, the recorded ends of queues that are still too short after dispatch: retention
+        has deleted the records of their lost entries, or these records can't be dispatched to the queue any more.
 
         Otherwise the next messages would get queue offsets that consumers have committed as consumed.
         """
@@ -232,7 +242,8 @@ class StoreRecovery:
             queue.adopt(new, await run(new.make))
 
     async def _keep_ends(self) -> None:
-        """Keeps the queue offsets that were given to records before a crash.
+        """Fills up, with blank entries, queues that are shorter than before recovery although the log still has their
+        last records, so that no queue offset is used again.
 
         The entry of a record may not be restored, because a bit of the record's topic, queue id or queue offset has
         flipped, which no CRC of the record covers.
@@ -258,7 +269,8 @@ class StoreRecovery:
             await run(queues.sync_from, recovered.scanned_from)
 
     async def _recover_index(self, index: KeyIndex, end: int) -> int | None:
-        """Loads the index up to the log's end; returns the last record in it (physical offset), None if it is empty."""
+        """Loads the index up to the log's end; returns the physical offset of the last record in it, None if it is
+        empty."""
         run, checkpoint = self._parts.run_blocking, self._checkpointer.checkpoint
         await run(index.load, None if self._is_clean else checkpoint.index_msg_timestamp_ms)
         if checkpoint.index_msg_timestamp_ms > index.safe_timestamp_ms:

@@ -5,12 +5,12 @@
 
 The intent, the file `logcut` (halog's own: CRC-32 as 8 hex digits, a newline, the physical offset in decimal), says
 that the log ends there whatever else is found. A start first completes what a crash interrupted (`finish_files`, then
-the rest of recovery), so that no byte behind the new end is ever taken for a message: neither by a start in between,
-nor when later a new record ends exactly where an old one began. RocketMQ only moves its positions and deletes the files
-behind (MappedFileQueue.truncateDirtyFiles, https://github.com/apache/rocketmq/issues/10666): the rest of the last file
-keeps its old content, and recovery reads on in it.
+the rest of recovery), so that no byte after the new end is ever taken for a message: neither by that start, nor when
+later a new record ends exactly where an old one began. RocketMQ only moves its positions and deletes the files after
+them (MappedFileQueue.truncateDirtyFiles, https://github.com/apache/rocketmq/issues/10666): the rest of the last file
+keeps its old content, and recovery continues in it.
 
-A torn or empty intent was never reported as saved, and nothing had been changed after it.
+If a crash left an incomplete intent, nothing was truncated yet.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _DIGITS_MAX = 19
 
 
 def load_intent(disk: Disk, path: Path) -> int | None:
-    """Returns the offset to truncate the log at; None if there is no intent. Removes an incomplete one."""
+    """Returns the physical offset at which a truncation was begun; None if none was. Deletes an incomplete intent.
+    OSError."""
     if not disk.exists(path):
         return None
     guard, _, content = disk.read_bytes(path).partition(b"\n")
@@ -68,7 +69,7 @@ def _guard(content: bytes) -> bytes:
 
 
 def finish_files(disk: Disk, options: StoreOptions, checksums: Checksums, offset: int) -> None:
-    """Truncates checksums and segments as the intent says, before recovery reads them. Blocking."""
+    """Truncates checksums and segments at the offset in the intent, before recovery reads them. Blocking. OSError."""
     logger.warning("store.truncation_resumed root=%s at=%d", options.root, offset)
     checksums.truncate(offset)
     truncate_files(disk, options.commitlog_path, offset)
@@ -78,9 +79,9 @@ def finish_files(disk: Disk, options: StoreOptions, checksums: Checksums, offset
 
 
 def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: ConsumeQueues, offset: int) -> int:
-    """Returns the last boundary between two records, or start of a segment, at or before `offset`. Blocking.
+    """Returns the last boundary between two records, or start of a segment, at or before `offset`. Blocking. OSError.
 
-    Behind damage no boundary is known.
+    If bytes before `offset` are damaged, the result may be the boundary before the damage.
     """
     scan = LogScan(list(segments), options, is_clean=True)
     segment = scan.segment_at(offset)
@@ -150,7 +151,8 @@ class Truncation:
         self._path = parts.options.root / INTENT_FILE
 
     async def check(self, offset: int) -> bool:
-        """Returns whether there is anything to remove; then everything before `offset` is flushed and verified.
+        """Prepares a truncation: flushes the log, and verifies the block that `offset` divides. False if the log ends
+        there anyway.
 
         ValueError if the log can't be truncated there. DiskFailed.
         """
@@ -172,7 +174,10 @@ class Truncation:
         return True
 
     async def run(self, offset: int) -> None:
-        """Truncates after `check`, while nothing of the store is saved, deleted or appended."""
+        """Truncates after `check`, while nothing of the store is saved, deleted or appended.
+
+        DiskFull if nothing has changed; DiskFailed if the store must stop and the next start completes the truncation.
+        """
         async with self._parts.verified.checksums_held():
             with trio.CancelScope(shield=True):
                 await self._save_intent(offset)
@@ -183,7 +188,8 @@ class Truncation:
                     raise DiskFailed(self._path, f"truncating the log at {offset}", str(error)) from error
 
     async def _verify_block(self, offset: int) -> None:
-        """Lists the part that stays of the block at the new end if it is damaged, before its checksum is recomputed."""
+        """Lists the remaining part of the block that `offset` divides as damaged, if it is, before its checksum is
+        recomputed."""
         log = self._parts.log
         start = log.segment_at(offset).start
         begin = offset - (offset - start) % self._parts.options.checksum_block_size
@@ -214,7 +220,7 @@ class Truncation:
         await run(parts.verified.truncate, offset)
         parts.damage.truncate(offset, self._boundary)
         scan = LogScan(list(log.segments), parts.options, is_clean=True)
-        # Of dispatched records only: before the next put, the others are read in any case.
+        # Only of dispatched records: the others are read in any case before the next put (undispatched.py).
         await self._checkpointer.cap_timestamps(await run(_stored_before, scan, queues, log.dispatched_offset.value))
         await run(truncate_segments, disk, segments, offset, "truncated")
         await run(queues.truncate, offset)

@@ -1,8 +1,8 @@
 """Reads the records at a log's end that are not dispatched yet, for a node that is about to put more.
 
-A node that becomes a master continues at the end of its log, not where dispatch is, which waits until the other members
-of the group have the rest (`dispatch_limit`). The next message of a queue follows those records, too. RocketMQ waits
-for dispatch to reach the end (BrokerController.changeToMaster, recoverTopicQueueTable).
+A node that becomes a master appends at the end of its log, although dispatch waits until the other members of the group
+have everything up to there (`dispatch_limit`). The next message of a queue has to follow those records, too. RocketMQ
+waits for dispatch to reach the end (BrokerController.changeToMaster, recoverTopicQueueTable).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 class Undispatched(NamedTuple):
-    """`end`: end of the last complete record (physical offset). `next_offsets`: of the queues that have such records.
+    """`end`: physical offset at which the last complete record or filler ends. `next_offsets`: next queue offset of
+    each queue that has such records.
 
-    `store_timestamp_ms`: of the last of them, -1 if there is none.
+    `store_timestamp_ms`: the newest store time of these records, -1 if there are none.
     """
 
     end: int
@@ -32,9 +33,10 @@ class Undispatched(NamedTuple):
 
 
 async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
-    """Reads the records from `begin`, where one begins, to the end of the log, while nothing is appended.
+    """Reads the records from `begin`, the start of one, to the end of the log, while nothing is appended.
 
-    CorruptLog if there is anything else, DamagedBytes if it isn't what was written: no log can continue behind that.
+    CorruptLog if there are other bytes than records and fillers, DamagedBytes if bytes are damaged: no log can continue
+    after those. OSError.
     """
     position, end = begin, log.max_offset.value
     next_offsets: dict[tuple[str, int], int] = {}

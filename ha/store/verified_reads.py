@@ -1,8 +1,8 @@
 """Bytes of the log that come back from the disk, verified before anything else gets them.
 
-What this process appended is trusted while it is new: until its checksums are made, about a second after the flush.
-Everything else is compared with the checksum of its block each time it is read. Where a block has none (a store of
-RocketMQ's, or of an older halog) its records are checked individually once, and the checksum is made then.
+What this process appended is trusted until its checksums are made, about a second after the flush. Everything else is
+compared with the checksum of its block each time that it is read. Where a block has none (RocketMQ wrote the store, or
+a checksum file is damaged) its records are checked individually once, and the checksum is made then.
 
     read ── block has a checksum? ── yes ── same? ── yes ── serve
                      │ no                     │ no
@@ -10,8 +10,8 @@ RocketMQ's, or of an older halog) its records are checked individually once, and
                      │ sound: make the checksum, check again
                      │ not a record: list it, as above
 
-The CRC of 32 KiB takes about a microsecond and is computed on the event loop, while a worker reads the bytes unless
-they are cached: a worker that computed it would have to reacquire the interpreter lock for every block.
+A worker reads the bytes, unless the page cache has them. Their CRC is computed on the event loop: that takes a few
+microseconds for 32 KiB, and a worker would have to reacquire the interpreter lock for every block.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from ha.store.recent_reads import RecentReads
 from ha.store.segmented_log import SegmentedLog
 
 _WHOLE_BLOCKS_FROM = 4
-"""A read of more blocks than this ends at a block's end, so that the next read does not read a block again."""
+"""A read that touches more blocks than this ends at a block's end, so that the next read does not read a block
+again."""
 _COVER_BLOCKS = 32
-"""Blocks whose checksums are computed between two checkpoints: about 30 µs, and the reading of a MiB."""
+"""Blocks whose checksums are computed between two checkpoints: a MiB, about 0.1 ms."""
 
 
 class _Blocks(NamedTuple):
-    """Consecutive blocks of a segment, read for the bytes from `position` to `stop`, with the checksums to compare them
-    with; positions are in the segment."""
+    """Consecutive blocks of a segment, to be read for the bytes from `position` to `stop`, and the checksums to compare
+    them with. Positions are in the segment."""
 
     position: int
     stop: int
@@ -93,17 +94,19 @@ class VerifiedReads:
         self._block_size = checksums.block_size
         self._checksum_lock = trio.Lock()
         self.trusted_from = 0
-        """Bytes from this physical offset on were appended by this process, or fetched and compared by it"""
+        """Bytes from this physical offset on were appended by this process: until they have a checksum, they are not
+        checked"""
         self._covered_to = 0
         self.verified_bytes = 0
         self._recent = RecentReads(checksums.block_size)
-        """Bytes that pulls read and verified: the next message of a queue is near, and so are those of other queues"""
+        """Bytes that pulls have read and verified: the next messages of a queue, and of other queues, are often near
+        them"""
 
     # ---- reading
 
     def read_recent(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Returns at least one byte that a recent pull has read, as `read` would for the next pull; None if `read` has
-        to be called."""
+        """Returns at least one and at most `size_max` bytes that a recent pull has read; None if there are none: then
+        call `read`."""
         log, recent = self._log, self._recent.find(physical_offset)
         if recent is None or log.truncated is not None or physical_offset < log.min_offset:
             return None
@@ -113,7 +116,7 @@ class VerifiedReads:
         return recent
 
     def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """As `read` for a pull, of bytes that the system has cached; None if `read` has to be called.
+        """Like `read` for a pull, if the page cache has the bytes; otherwise None: then call `read`.
 
         Reads ahead if recent pulls have read the bytes before.
         """
@@ -135,10 +138,11 @@ class VerifiedReads:
         return None if found is None else found[:size_max]
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy) -> memoryview:
-        """Returns at least one verified (or new) byte from an offset on, at most `size_max`, of one segment.
+        """Returns at least one verified (or new) byte from an offset on, at most `size_max`, of one segment; empty at
+        the log's end.
 
         DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk can't
-        read what has no checksum.
+        read bytes that have no checksum.
         """
         log = self._log
         while True:
@@ -161,7 +165,7 @@ class VerifiedReads:
                 await self._walk_to(segment, physical_offset - segment.start)
 
     async def load_sums(self, segment: Segment) -> SegmentSums:
-        """Returns the checksums of a segment."""
+        """Returns the checksums of a segment, read from its file if they are not in memory. OSError."""
         sums = self.checksums.peek(segment.start)
         if sums is None:
             async with self._checksum_lock:
@@ -169,9 +173,9 @@ class VerifiedReads:
         return sums
 
     def _blocks(self, segment: Segment, physical_offset: int, size_max: int) -> _Blocks:
-        """Returns the blocks to read for bytes of a segment whose checksums are loaded, up to the first damaged one.
+        """Returns the blocks to read for bytes of a segment whose checksums are loaded, up to the first listed damage.
 
-        DamagedBytes if that is the first one.
+        DamagedBytes if the bytes begin in a damaged range.
         """
         position = physical_offset - segment.start
         log_end = self._log.max_offset.value - segment.start
@@ -204,8 +208,8 @@ class VerifiedReads:
         )
 
     async def _read_once(self, segment: Segment, blocks: _Blocks, found_by: FoundBy) -> memoryview | None:
-        """Reads and checks blocks. None if there is no checksum to compare with, or the log is truncated or set aside
-        meanwhile."""
+        """Reads and checks blocks. None if there is no checksum to compare with, or the log was truncated or set aside
+        meanwhile. DamagedBytes, OSError."""
         generation = self._log.generation
         raw: bytes | bytearray
         trouble = ""
@@ -256,8 +260,8 @@ class VerifiedReads:
     # ---- blocks without a checksum
 
     async def _walk_to(self, segment: Segment, position: int) -> None:
-        """Checks the records from the segment's start to the end of the block at `position`. Makes checksums of those
-        that are sound and lists the others as damaged."""
+        """Checks the records up to the end of the block at `position`, from where the last check of the segment ended.
+        Makes checksums of the blocks that are sound and lists the others as damaged."""
         block_size = self._block_size
         target = segment.start + min((position // block_size + 1) * block_size, segment.size)
         async with self._checksum_lock:
@@ -283,8 +287,8 @@ class VerifiedReads:
             await self._run_blocking(self.checksums.write_back)
 
     def _walk(self, segment: Segment, physical_offset: int) -> tuple[int, str, int]:
-        """Returns up to where records are sound, why not further ("": only one step is done), and where sound records
-        go on. Blocking."""
+        """Checks some records. Returns the physical offset up to which they are sound, why not further (empty if that
+        is only the end of this step), and where sound records continue. Blocking."""
         scan = LogScan([segment], self._options, is_clean=True)
         stop = min(segment.end, self.trusted_from)
         known = self._damage.first_in(physical_offset, physical_offset + 1)
@@ -316,9 +320,10 @@ class VerifiedReads:
     # ---- making checksums
 
     def begin(self, walked_from: int, end: int) -> None:
-        """Starts with a log that recovery found to end at `end`, its records from `walked_from` on checked. Blocking.
+        """Starts with a log that recovery found to end at `end`, and whose records from `walked_from` on it has
+        checked. Blocking. OSError.
 
-        Drops the checksums beyond the end and makes those that checked blocks lack.
+        Drops the checksums beyond the end, and makes those that are missing for the checked blocks.
         """
         self.trusted_from = end
         self._covered_to = end
@@ -348,9 +353,10 @@ class VerifiedReads:
         self.checksums.write_back()
 
     async def cover_flushed(self) -> None:
-        """Makes and writes the checksums of what was flushed since the last call. OSError if they can't be written.
+        """Makes and writes the checksums of what was flushed since the last call.
 
-        The next call writes what a cancelled or failed call did not.
+        OSError if bytes can't be read or checksums written, OffsetGone if the log was truncated, set aside or deleted
+        meanwhile. The next call does what a cancelled or failed call did not.
         """
         log = self._log
         if self._covered_to >= log.flushed_offset.value and not self.checksums.is_dirty:
@@ -386,7 +392,8 @@ class VerifiedReads:
             done += len(piece)
 
     async def check_checksums(self, start: int) -> None:
-        """Compares the checksum file of a segment with the checksums in memory, and rewrites it if it differs."""
+        """Compares the checksum file of a segment with the checksums in memory, and rewrites it if it differs.
+        OSError."""
         async with self._checksum_lock:
             await self._run_blocking(self.checksums.verify_file, start)
 
@@ -398,7 +405,7 @@ class VerifiedReads:
 
     def truncate(self, end: int) -> None:
         """Deletes the checksums of all bytes from `end` on and syncs the change. Called with `checksums_held`, before
-        the log is truncated at `end`. Blocks. OSError.
+        the log's files are truncated at `end`. Blocking. OSError.
 
         If the checksum of the block that contains `end` matches, it is replaced by one of the part before `end`.
         """
