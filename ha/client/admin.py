@@ -83,7 +83,7 @@ earlier clients, and 4.9 brokers, leave out."""
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """One broker set. `addresses[0]` is the master's address, the others are those of slaves."""
+    """One broker set. `addresses` has host:port by broker id: 0 is the master, the others are slaves."""
 
     cluster: str
     name: str
@@ -91,9 +91,10 @@ class Broker(msgspec.Struct, frozen=True):
 
 
 class QueueProgress(msgspec.Struct, frozen=True):
-    """A group's progress in one queue: it consumed [0, consumer_offset) of [0, broker_offset). `last_timestamp_ms` is
-    the store time of the last consumed message, 0 if unknown. `in_flight`: number of messages that its members have
-    received but not committed or acknowledged."""
+    """A group's progress in one queue: it has consumed the queue offsets [0, consumer_offset) of [0, broker_offset).
+
+    `last_timestamp_ms`: store time of the last consumed message, 0 if unknown. `in_flight`: number of messages that
+    members have received but not committed or acknowledged."""
 
     queue: MessageQueue
     broker_offset: int
@@ -108,7 +109,7 @@ class QueueProgress(msgspec.Struct, frozen=True):
 
 
 class ConsumerProgress(msgspec.Struct, frozen=True):
-    """A group's progress in all its queues, and its consumption rate."""
+    """A group's progress in all its queues, and the rate at which it consumes, summed over the brokers."""
 
     group: str
     queues: list[QueueProgress]
@@ -126,8 +127,10 @@ class Admin(ClientUser):
         async with Admin("127.0.0.1:9876") as admin:
             print((await admin.consumer_progress("billing")).lag)
 
-    Arguments are those of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed. A change on
-    several brokers stops at the first that fails; it is safe to repeat.
+    Arguments are those of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed, and
+    RemoteProtocolError for a malformed response. A change on several brokers stops at the first that fails; it is safe
+    to repeat. `broker_names`: the broker sets whose masters are asked, by default all broker sets that have a master.
+    ConnectionFailed is raised if a named broker set has none, or no broker set has one.
     """
 
     def __init__(
@@ -160,14 +163,16 @@ class Admin(ClientUser):
         return sorted(brokers, key=lambda broker: (broker.cluster, broker.name))
 
     async def wipe_write_permission(self, broker_name: str) -> int:
-        """Makes the name servers tell producers to send to other brokers; returns the number of its topics (205).
+        """Removes write permission for the queues of a broker set from the routes of all name servers (205), so that
+        producers send to others. Returns the number of topics on the broker set.
 
-        It lasts until the topics of the broker change. The broker itself still accepts messages: producers learn of the
-        change when they next look up routes, by default every 30 s."""
+        Lasts until topics of the broker set change, or `add_write_permission`. The broker itself still accepts
+        messages: producers learn of the change when they next look up routes, by default every 30 s."""
         return await self._set_write_permission(RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", broker_name)
 
     async def add_write_permission(self, broker_name: str) -> int:
-        """Undoes `wipe_write_permission`; returns the number of its topics (327)."""
+        """Undoes `wipe_write_permission` (327): sets read and write permission for all queues of a broker set, even for
+        queues that had fewer permissions before. Returns the number of topics on the broker set."""
         return await self._set_write_permission(RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", broker_name)
 
     async def _set_write_permission(self, code: RequestCode, count_field: str, broker_name: str) -> int:
@@ -179,7 +184,7 @@ class Admin(ClientUser):
         return count
 
     async def broker_figures(self, address: str) -> dict[str, str]:
-        """Runtime figures of one broker (28), by RocketMQ's names, as text."""
+        """Runtime figures of the broker at `address` (host:port) as text, by RocketMQ's names (28)."""
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return read_as(KVTable, answer.body).table
 
@@ -190,7 +195,7 @@ class Admin(ClientUser):
         return await self._routes.topics()
 
     async def route(self, topic: str) -> TopicRoute:
-        """The route of `topic`. RouteNotFound."""
+        """The route of `topic`. Raises RouteNotFound."""
         return await self._routes.find(topic)
 
     async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
@@ -207,9 +212,10 @@ class Admin(ClientUser):
         attributes: Mapping[str, str] | None = None,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets, by default on all.
+        """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets.
 
-        `attributes` are those of RocketMQ 5, for example {"message.type": "PRIORITY"}; others are left as they are."""
+        `permission`: bits of `Permission`. `attributes`: those of RocketMQ 5 to set, for example
+        {"message.type": "PRIORITY"}; others are left as they are."""
         config = TopicConfig(
             topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=permission
         )
@@ -236,7 +242,7 @@ class Admin(ClientUser):
         self._routes.mark_stale(config.topic_name)
 
     async def delete_topic(self, topic: str) -> None:
-        """Deletes `topic` on all brokers and name servers; its messages become unreachable at once."""
+        """Deletes `topic` on all masters and name servers; its messages become unreachable at once."""
         await self._ask_masters(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
         # Routes come from the first name server, so the topic can be found until the others have deleted it.
         for address in reversed(self._client.name_servers):
@@ -244,9 +250,9 @@ class Admin(ClientUser):
         self._routes.forget(topic)
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
-        """Offsets and last store time of each queue of `topic`, from the masters that have it. RouteNotFound.
+        """Offsets and last store time of each queue of `topic`, from the masters that have it. Raises RouteNotFound.
 
-        Name servers still know a topic that was deleted only on brokers."""
+        Empty for a topic that was deleted on brokers but is still known to name servers."""
         route = await self._routes.find(topic)
         found: dict[MessageQueue, QueueStats] = {}
         for address in _masters_of(route):
@@ -263,48 +269,51 @@ class Admin(ClientUser):
     # Users of ACL 2.0
 
     async def users(self, *, broker_names: Sequence[str] | None = None) -> list[UserInfo]:
-        """All users of the masters of the named broker sets, by default of all, sorted by name; with passwords only for
-        super users."""
+        """All users, sorted by name. Passwords are included only if `credentials` are those of a super user."""
         found: dict[str, UserInfo] = {}
         for answer in await self._ask_masters(RequestCode.AUTH_LIST_USER, broker_names=broker_names):
             found |= {user.username or "": user for user in _list_of(list[UserInfo], answer.body)}
         return [found[name] for name in sorted(found)]
 
     async def policies(self, *, broker_names: Sequence[str] | None = None) -> dict[str, list[PolicyInfo]]:
-        """The policies of users, by name. `broker_names`: as for `users`."""
+        """The policies of all users that have any, by user name."""
         found: dict[str, list[PolicyInfo]] = {}
         for answer in await self._ask_masters(RequestCode.AUTH_LIST_ACL, broker_names=broker_names):
             found |= {username_of(acl.subject): acl.policies or [] for acl in _list_of(list[AclInfo], answer.body)}
         return found
 
     async def create_user(self, user: UserInfo, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates a user on all masters (of the named broker sets) that don't have it. BrokerError if all have."""
+        """Creates a user on all masters that don't have it. Raises BrokerError if all have it; without `broker_names`,
+        ConnectionFailed after the others were changed if a broker set has no master."""
         header, body = UserRequest(username=user.username or ""), java_json.dumps(user)
         code = RequestCode.AUTH_CREATE_USER
         await self._change_masters(code, header, body, done="user is existed", broker_names=broker_names)
 
     async def delete_user(self, name: str) -> None:
-        """Deletes a user and its policies on all masters."""
+        """Deletes a user and its policies on all masters. Raises ConnectionFailed after the others were changed if a
+        broker set has no master."""
         await self._change_masters(RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
     async def update_policies(
         self, name: str, policies: list[PolicyInfo], *, broker_names: Sequence[str] | None = None
     ) -> None:
-        """Adds policy entries to those of a user, or replaces the ones of the same resources, on all masters (of the
-        named broker sets)."""
+        """Adds entries to a user's policies, and replaces those of the same type and resource, on all masters. Without
+        `broker_names`, raises ConnectionFailed after the others were changed if a broker set has no master."""
         body = java_json.dumps(AclInfo(subject=subject_of(name), policies=policies))
         header = SubjectRequest(subject=subject_of(name))
         await self._change_masters(RequestCode.AUTH_UPDATE_ACL, header, body, broker_names=broker_names)
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
-        """Deletes the policy entry of a user for `resource` on all masters. BrokerError if none has policies of it."""
+        """Deletes the policy entry of a user for `resource` on all masters. Raises BrokerError if the user or its
+        policies exist on none, and ConnectionFailed after the others were changed if a broker set has no master."""
         header = DeleteAclRequest(subject=subject_of(name), resource=resource, policy_type=policy_type)
         await self._change_masters(RequestCode.AUTH_DELETE_ACL, header, done="is not exist")
 
     # Groups
 
     async def groups(self, *, broker_names: Sequence[str] | None = None) -> dict[str, GroupConfig]:
-        """All consumer groups known to a master of the named broker sets, by default of all, sorted by name."""
+        """The configurations of all consumer groups, sorted by group name. If brokers differ, one of them is
+        returned."""
         found: dict[str, GroupConfig] = {}
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         for answer in await self._ask_masters(code, broker_names=broker_names):
@@ -312,18 +321,19 @@ class Admin(ClientUser):
         return dict(sorted(found.items()))
 
     async def create_group(self, config: GroupConfig, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates or changes a consumer group on the named broker sets, by default on all. 5.x keeps its attributes."""
-        config = msgspec.structs.replace(config, attributes={})  # 5.x expects changes here: `+name` and `-name`
+        """Creates or changes a consumer group. Its attributes are left as they are; those in `config` are ignored."""
+        config = msgspec.structs.replace(config, attributes={})  # RocketMQ 5 expects changes here: `+name` and `-name`
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         await self._ask_masters(code, body=java_json.dumps(config), broker_names=broker_names)
 
     async def delete_group(self, group: str, *, forget_offsets: bool = True) -> None:
-        """Deletes a consumer group on all brokers."""
+        """Deletes a consumer group on all masters, with `forget_offsets` also its committed offsets. Raises
+        ConnectionFailed after the others were changed if a broker set has no master."""
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_offsets)
         await self._change_masters(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of(self, topic: str) -> list[str]:
-        """The groups that consume or have consumed `topic`, sorted. RouteNotFound."""
+        """The groups that consume or have consumed `topic`, sorted. Raises RouteNotFound."""
         found: set[str] = set()
         for address in _masters_of(await self._routes.find(topic)):
             answer = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequest(topic=topic))
@@ -339,7 +349,8 @@ class Admin(ClientUser):
         return sorted(found)
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
-        """The current members of a consumer group and their subscriptions; empty if it is offline."""
+        """The current members of a consumer group on all masters, and the subscriptions known to one of them; empty if
+        no member is connected."""
         found = ConsumerConnections()
         known: set[ClientConnection] = set()
         for address in await self._masters(None):
@@ -356,7 +367,7 @@ class Admin(ClientUser):
         return found
 
     async def producer_connections(self, group: str) -> list[ClientConnection]:
-        """The current members of a producer group, sorted by client id."""
+        """The current members of a producer group, sorted by client id; empty if there are none."""
         known: set[ClientConnection] = set()
         for address in await self._masters(None):
             answer = await self._ask_if(
@@ -370,20 +381,23 @@ class Admin(ClientUser):
         return sorted(known, key=lambda each: (each.client_id, each.client_addr))
 
     async def running_info(self, group: str, client_id: str) -> RunningInfo:
-        """The running info of one member of a group, requested through a broker. BrokerError if it is not connected."""
+        """The running info of one member of a consumer group, which brokers request from it. Raises BrokerError if it
+        is not connected."""
         header = RunningInfoRequest(consumer_group=group, client_id=client_id)
         answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return decode_running_info(answer.body)
 
     async def consume_directly(self, group: str, client_id: str, offset_message_id: str) -> ConsumeDirectlyResult:
-        """Makes one member of a consumer group handle the message with this id, independently of its queues."""
+        """Makes one member of a consumer group handle the message with this id, independently of its queues. Raises
+        ValueError for an invalid id."""
         address = _address_in(offset_message_id)
         header = ConsumeDirectlyRequest(consumer_group=group, client_id=client_id, msg_id=offset_message_id)
         answer = await self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
         return read_as(ConsumeDirectlyResult, answer.body)
 
     async def consumer_status(self, topic: str, group: str) -> dict[str, dict[MessageQueue, int]]:
-        """The offsets that each member of a group reports for its queues of `topic`, by client id."""
+        """The queue offsets that each member of a group reports for its queues of `topic`, by client id. Raises
+        RouteNotFound."""
         header = ConsumerStatusRequest(topic=topic, group=group)
         found: dict[str, dict[MessageQueue, int]] = {}
         for address in _masters_of(await self._routes.find(topic)):
@@ -398,7 +412,7 @@ class Admin(ClientUser):
     async def consumer_progress(
         self, group: str, topic: str | None = None, *, broker_names: Sequence[str] | None = None
     ) -> ConsumerProgress:
-        """The progress of `group` in `topic` (default: all it consumes) on the named broker sets (default: all)."""
+        """The progress of `group` in `topic`, by default in all topics that it consumes."""
         queues: list[QueueProgress] = []
         rate = 0.0
         header = ConsumeStatsRequest(consumer_group=group, topic=topic)
@@ -417,9 +431,9 @@ class Admin(ClientUser):
     async def reset_offsets(self, group: str, topic: str, to: datetime | None) -> dict[MessageQueue, int]:
         """Moves `group` to the first message of `topic` stored at `to` or later; None: to the end of each queue.
 
-        Online members follow at once. Returns the new offset of each queue. RocketMQ 4.9 rejects this (206) while no
-        member is online."""
-        # Brokers take a negative time for None.
+        Connected members follow at once. Returns the new queue offset of each queue. RocketMQ 4.9 rejects this
+        (BrokerError 206) while no member is connected. Raises RouteNotFound."""
+        # A negative time means the end of the queue.
         time_ms = -1 if to is None else max(0, int(to.timestamp() * 1000))
         header = ResetOffsetsRequest(topic=topic, group=group, timestamp=time_ms, is_force=True)
         found: dict[MessageQueue, int] = {}
@@ -439,18 +453,21 @@ class Admin(ClientUser):
         end: datetime | None = None,
         max_count: int = _FOUND_MAX,
     ) -> list[ReceivedMessage]:
-        """Messages of `topic` with `key`, stored in [begin, end), oldest first. RouteNotFound."""
+        """Messages of `topic` with `key`, oldest first: up to `max_count` (brokers return at most 64 each).
+
+        Only those stored from `begin` to `end`, both included, exact to a second. Raises RouteNotFound."""
         found = await self._query(topic, key, begin, end, max_count, is_unique=False)
         return [message for message in found if key in message.keys][:max_count]
 
     async def message_by_id(self, topic: str, message_id: str) -> ReceivedMessage | None:
-        """The message with this unique id (`SendResult.message_id`), the newest if there are several."""
+        """The message with this unique id (`SendResult.message_id`), the newest if there are several; None if there is
+        none. Raises RouteNotFound."""
         found = await self._query(topic, message_id, None, None, _FOUND_MAX, is_unique=True)
         same = [message for message in found if message.properties.get(names.UNIQ_KEY) == message_id]
         return same[-1] if same else None
 
     async def message_at(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The message with this offset message id; None if it no longer exists. ValueError for an invalid id."""
+        """The message with this offset message id; None if it no longer exists. Raises ValueError for an invalid id."""
         address = _address_in(offset_message_id)
         _, _, physical_offset = decode_message_id(offset_message_id)
         answer = await self._ask_if(
@@ -471,9 +488,9 @@ class Admin(ClientUser):
     async def messages_between(
         self, topic: str, begin: datetime, end: datetime | None = None
     ) -> AsyncIterator[ReceivedMessage]:
-        """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. RouteNotFound.
+        """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. Raises RouteNotFound.
 
-        Messages stored after the call are left out; `end` None: up to the last one."""
+        `end` None: up to the last one. Messages that are stored in a queue after its reading began are left out."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         for queue in (await self._routes.find(topic)).read_queues:
             last = await self._requests.max_offset(queue)
@@ -521,7 +538,8 @@ class Admin(ClientUser):
         *,
         broker_names: Sequence[str] | None = None,
     ) -> list[RemotingCommand]:
-        """The successful responses of these masters, asked one after the other. BrokerError at the first that fails."""
+        """Sends a request to these masters (see `_masters`), one after the other, and returns the responses. Raises
+        BrokerError at the first rejection."""
         return [await self._ask(address, code, header, body) for address in await self._masters(broker_names)]
 
     async def _change_masters(
@@ -533,11 +551,11 @@ class Admin(ClientUser):
         done: str | None = None,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Sends a request for a change to these masters.
+        """Sends a request for a change to these masters (see `_masters`), one after the other.
 
-        `done`: the remark with which a master refuses a change that it made in an earlier call. BrokerError at the
-        first other refusal, or if all masters refuse with `done`. ConnectionFailed, once all were asked, if a broker
-        set has no master."""
+        `done`: part of the remark with which a master rejects a change that it has made before. Raises BrokerError at
+        the first other rejection, or if all masters reject with `done`. Without `broker_names`, raises ConnectionFailed
+        once all were asked if a broker set has no master."""
         refusals: list[BrokerError] = []
         known = await self.brokers()
         masters = await self._masters(broker_names)
@@ -554,7 +572,8 @@ class Admin(ClientUser):
             check_masters(known)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
-        """Returns the response of the first master that succeeds. BrokerError of the last one if none does."""
+        """Asks one master after the other; returns the first successful response. Raises the BrokerError of the last
+        one if none succeeds."""
         *others, last = await self._masters(None)
         for address in others:
             with suppress(BrokerError):
@@ -566,8 +585,8 @@ class Admin(ClientUser):
         return address
 
     async def _masters(self, broker_names: Sequence[str] | None) -> list[str]:
-        """The addresses of the masters of these broker sets; None: of all that have one, which is at least one set.
-        ConnectionFailed if there is no such master."""
+        """The addresses of the masters of these broker sets; None: of all broker sets that have one. Raises
+        ConnectionFailed if a named broker set has none, or no broker set has one."""
         known = {broker.name: broker.addresses.get(MASTER_ID) for broker in await self.brokers()}
         if broker_names is None:
             masters = [address for address in known.values() if address is not None]
@@ -585,7 +604,7 @@ class Admin(ClientUser):
     async def _ask(
         self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """Returns the successful response. BrokerError."""
+        """Sends a request and returns the successful response. Raises BrokerError for any other code."""
         fields = {} if header is None else header.to_ext_fields()
         command = RemotingCommand(code, ext_fields=fields, body=body)
         if code == RequestCode.QUERY_MESSAGE:
@@ -595,7 +614,8 @@ class Admin(ClientUser):
     async def _ask_if(
         self, address: str, code: RequestCode, header: Header, absent: tuple[int, ...]
     ) -> RemotingCommand | None:
-        """As `_ask`; None if the response code is one of `absent`, which means that this broker has no such thing."""
+        """As `_ask`, but returns None for the response codes in `absent`, which mean that the broker has nothing to
+        return."""
         try:
             return await self._ask(address, code, header)
         except BrokerError as error:
@@ -605,7 +625,8 @@ class Admin(ClientUser):
 
 
 def check_masters(brokers: Sequence[Broker]) -> None:
-    """Raises ConnectionFailed, after a change on the masters of `brokers`, if one has none, or there is no broker."""
+    """Call after a change on the masters of `brokers`: raises ConnectionFailed if one of them has no master, or there
+    is no broker."""
     unchanged = [broker.name for broker in brokers if MASTER_ID not in broker.addresses]
     if unchanged or not brokers:
         name = ", ".join(unchanged) or "all brokers"

@@ -1,8 +1,8 @@
-"""Waits at all brokers at once until one of them may have messages for a POP consumer, without taking any.
+"""Waits until a broker may have messages for a POP consumer, at all sources at once and without taking messages.
 
-A pop that waits at each of them would take messages from all, of which those beyond the first response would wait here
-while their invisible time passes; and one that the program cancels would still take messages. So a request that waits
-without taking (200054) is kept at each source, across calls.
+Long-polling pops at all sources would take messages from several of them: those of all responses but the first would be
+held here while their invisible time passes, and a pop that the program cancels would take messages that it never gets.
+So a notification request (200054), which waits but takes nothing, stays in flight at each source, across calls.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ha.protocol.bodies import SubscriptionData
 _log = logging.getLogger(__name__)
 
 POLL_S = 15.0
-"""How long a request waits at its broker."""
+"""Poll time of a notification request, in seconds."""
 _PAUSE_S = 1.0
-"""Pause after a failed request."""
+"""Pause after a failed notification request if there are others, in seconds."""
 
 
 class Arrivals:
-    """Waits for messages at all sources, with at most one waiting request per source, in a task of `tasks`."""
+    """Waits for messages at all sources, with at most one notification request per source, each in a task of
+    `tasks`."""
 
     def __init__(self, requests: PopRequests, subscriptions: Mapping[str, SubscriptionData], tasks: TaskGroup) -> None:
         self._requests = requests
@@ -35,15 +36,16 @@ class Arrivals:
         self._tasks = tasks
         self.is_closed = False
         self.postponed: dict[MessageQueue, ClientError | None] = {}
-        """Sources that need not be asked now, with the error of their last pop; see `postpone`"""
+        """Sources that need not be popped from now, with the error of their last pop or None; see `postpone`"""
         self._watched: set[MessageQueue] = set()
         self._answered = anyio.Event()
         self._turn = anyio.Lock()
 
     async def wait(self, sources: Iterable[MessageQueue], timeout_s: float) -> None:
-        """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`, or closed.
+        """Sends notification requests to `sources`; returns when one is answered (with or without messages) or fails,
+        when `timeout_s` is over, or at `close`.
 
-        Concurrent calls wait in turn: if all of them returned for one message, each would send a pop for it."""
+        Concurrent calls wait one after the other: if one message ended all of them, each would send a pop for it."""
         with anyio.move_on_after(max(0.0, timeout_s)):
             async with self._turn:
                 if self._answered.is_set():
@@ -54,13 +56,13 @@ class Arrivals:
                     await self._answered.wait()
 
     def postpone(self, source: MessageQueue, error: ClientError | None) -> None:
-        """Adds `source`, whose last pop left no messages or failed with `error`, to `postponed` until a request that
-        waits there is answered or fails."""
+        """Adds `source` to `postponed`, because its last pop left no messages or failed with `error`, until its
+        notification request is answered or fails."""
         self.postponed[source] = error
         self._start_watch(source)
 
     def close(self) -> None:
-        """Wakes the tasks that wait, and starts no further request."""
+        """Ends all `wait` calls. No further request is started."""
         self.is_closed = True
         self._answered.set()
 

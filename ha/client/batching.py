@@ -5,8 +5,8 @@ response arrives. Each send still gets its own result. `shared_requests.py` deci
 and handles rejected batches.
 
 A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue has at most one
-request in flight, which keeps the order; other lanes have one per broker that has queues of the topic, or four per
-broker for full batches: waiting would not make those larger, and brokers stay busy while this side wakes senders.
+request in flight, which keeps the order. Other lanes have one for each broker with queues of the topic, and for full
+batches four for each: waiting would not make a full batch larger, and brokers stay busy while this side wakes senders.
 
 A request can take seconds if a slave is slow. A batch waits for the request before it at most `_BATCH_DELAY_MAX_S` and
 is then sent concurrently, as it would be without batching. This applies to a lane for a chosen queue, too: brokers that
@@ -38,10 +38,11 @@ from ha.client.shared_requests import (
 from ha.errors import ConnectionFailed, HalogError
 
 _BATCH_READY_COUNT = 32
-"""A smaller batch first gives the senders that were just woken the chance to add their next messages."""
+"""Before a batch with fewer messages is sent, the senders that were just woken get time to add their next messages."""
 _CHECKPOINTS_TO_JOIN = 2
 """Checkpoints until every woken task has run; trio runs the tasks of one scheduler pass in any order."""
 _BATCH_DELAY_MAX_S = 0.1
+"""Longest time that a batch waits for earlier requests of its lane."""
 _TIMEOUT_MIN_S = 2 * _BATCH_DELAY_MAX_S
 """A send with a shorter timeout is never batched."""
 
@@ -80,10 +81,10 @@ class _Batch:
         return [message for message in self.messages if message is not None]
 
     def deliver(self, results: list[SendResult | HalogError]) -> None:
-        """Wakes the senders with the results of the messages that were sent, in order."""
+        """Wakes the senders. `results` has one result for each message that was sent, in order."""
         if len(results) < len(self.messages):
             sent = iter(results)
-            # A withdrawn message has no waiting sender; any value fills its place.
+            # A withdrawn message has no waiting sender, so any value will do.
             results = [results[0] if message is None else next(sent) for message in self.messages]
         self.senders.give(results)
 
@@ -170,7 +171,7 @@ class Batching:
         return result
 
     async def serve(self) -> None:
-        """Sends waiting batches until cancelled; then fails the rest."""
+        """Sends waiting batches until cancelled; then the remaining sends fail with ConnectionFailed."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send_delayed)
@@ -195,7 +196,7 @@ class Batching:
         return batch
 
     def _may_send(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
-        """Whether a full or partial batch may be sent while `beside` requests of the lane are in flight."""
+        """Whether a batch, full or not, may be sent while `beside` other requests of the lane are in flight."""
         if beside == 0 or lane.queue is not None:
             return beside == 0
         return beside < self._sender.broker_count(topic) * (FULL_IN_FLIGHT_MAX if is_full else 1)
@@ -225,12 +226,12 @@ class Batching:
             while waiting:
                 await self._send_batch(lane, waiting.popleft())
                 if waiting and not self._may_send_next(lane, lane.in_flight - 1):
-                    break  # delayed or full batches had added requests
+                    break  # delayed or full batches have started further requests
         finally:
             self._on_answered(lane)
 
     async def _send_delayed(self) -> None:
-        """Sends batches that have waited for `_BATCH_DELAY_MAX_S`."""
+        """Schedules a further request of a lane when a batch has waited for `_BATCH_DELAY_MAX_S`."""
         impatient = self._delayed
         while True:
             while impatient:
@@ -257,8 +258,8 @@ class Batching:
             batch.fail(_closed(batch))
             raise
         else:
-            # One batch at a time: otherwise, when the results of several batches arrive together, all their senders run
-            # first and all their next batches are sent together, and client and broker take turns idling.
+            # One batch at a time: if the results of several batches arrived together, all their senders would run
+            # before the next batches are sent, all at once, so that client and broker would alternately be idle.
             try:
                 await self._delivery_lock.acquire()
             finally:
@@ -277,7 +278,8 @@ def _closed(batch: _Batch) -> ConnectionFailed:
 
 @asynccontextmanager
 async def open_batching(sender: Sender, shared: SharedRequests) -> AsyncIterator[Batching]:
-    """Runs batching for the duration of the block; at its end waiting messages and batches in flight fail."""
+    """Runs batching for the duration of the block; at its end waiting messages and batches in flight fail with
+    ConnectionFailed."""
     batching = Batching(sender, shared)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(batching.serve)

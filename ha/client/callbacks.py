@@ -1,4 +1,4 @@
-"""Failures of the application's callbacks: they affect one message, not the producer or consumer that calls them."""
+"""Handles exceptions of the application's callbacks, which fail one message, not the producer or consumer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 def failure_of(error: BaseException) -> Exception:
-    """Returns the failure of a callback that has raised `error` in this task: `error` itself if it is an Exception.
+    """Returns the failure of a callback that raised `error` in this task: `error` itself if it is an Exception.
 
-    Re-raises a cancellation of this task; other errors of the callback's own tasks are logged then. A CancelledError
-    may also come from something that the callback awaited, such as an asyncio task that was cancelled: it becomes a
-    RuntimeError, because raised here it would end this task silently."""
+    If this task is being cancelled, raises the cancellation; other errors of the callback's task groups are then only
+    logged. If not, a CancelledError came from something that the callback awaited, such as an asyncio task that was
+    cancelled: returns a RuntimeError instead, because raised here it would end this task silently. Raises a group that
+    contains another BaseException, such as KeyboardInterrupt."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, BaseExceptionGroup):

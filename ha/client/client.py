@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 NameServers = str | list[str] | tuple[str, ...] | None
 _REQUESTS_WAITING_MAX = 256
-"""Queued requests from brokers; further ones are rejected with SYSTEM_BUSY (oneway: dropped)."""
+"""Maximum number of queued requests from brokers; further ones are rejected with SYSTEM_BUSY (oneway: dropped)."""
 _REQUEST_TASKS = 4
 _CLOSE_TIMEOUT_S = 2.0
 NOT_OPEN = "not open: use it inside `async with …:`, or between `await start()` and `await stop()`"
@@ -60,7 +60,7 @@ class ConsumerMember(Protocol):
         """Called when a member joined or left the group (40). Must not block."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (220, 221, 307, 309), None for no response.
+        """Returns the response to a broker's request (220, 221, 307, 309), None for no response. Raises
         RemoteProtocolError."""
 
 
@@ -72,7 +72,7 @@ class ProducerMember(Protocol):
         """The producer group."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (39), None for no response. RemoteProtocolError."""
+        """Returns the response to a broker's request (39), None for no response. Raises RemoteProtocolError."""
 
 
 class Client(Startable):
@@ -81,8 +81,9 @@ class Client(Startable):
         async with Client("127.0.0.1:9876") as client, Producer(client) as producer, PullConsumer(client) as consumer:
             …
 
-    They then share one connection per broker, the routes, and one identity (`client_id`), so a client can join a
-    consumer group only once. `name_servers`, `options` and `credentials` are those of Producer.
+    They then share one connection per broker, the routes, and one identity (`client_id`), so only one Producer and one
+    PushConsumer of each group can use a client: opening a second one raises ValueError. `name_servers`, `options`
+    and `credentials` are those of Producer.
     """
 
     def __init__(
@@ -133,21 +134,22 @@ class Client(Startable):
 
     @property
     def connections(self) -> Connections:
-        """The connections. RuntimeError if the client is not open."""
+        """The connections. Raises RuntimeError if the client is not open."""
         if self._connections is None:
             raise RuntimeError(NOT_OPEN)
         return self._connections
 
     @property
     def routes(self) -> Routes:
-        """The known routes. RuntimeError if the client is not open."""
+        """The known routes. Raises RuntimeError if the client is not open."""
         if self._routes is None:
             raise RuntimeError(NOT_OPEN)
         return self._routes
 
     @asynccontextmanager
     async def joined_producer(self, member: ProducerMember) -> AsyncIterator[None]:
-        """Registers `member` with the brokers for the duration of the block. ValueError if the group is taken."""
+        """Registers `member` with the brokers for the duration of the block. Raises ValueError if this client has a
+        producer of the same group."""
         if member.group in self._producers:
             raise ValueError(f"this client has a producer of group {member.group} already")
         self._producers[member.group] = member
@@ -161,7 +163,8 @@ class Client(Startable):
 
     @asynccontextmanager
     async def joined_consumer(self, member: ConsumerMember) -> AsyncIterator[None]:
-        """As `joined_producer`, for a consumer. Brokers of known routes have its heartbeat before the block starts."""
+        """As `joined_producer`, for a consumer. Before the block starts, each broker of the known routes has answered
+        its heartbeat or failed to; failures are logged."""
         if member.group in self._consumers:
             raise ValueError(f"this client has a consumer of group {member.group} already")
         self._consumers[member.group] = member
@@ -233,7 +236,7 @@ class Client(Startable):
 
 
 class ClientUser(Startable):
-    """Base of everything that works with a client, shared or its own: an async context manager."""
+    """Base class of producers, consumers and Admin: an async context manager with a shared client or one of its own."""
 
     def __init__(
         self,
@@ -242,7 +245,8 @@ class ClientUser(Startable):
         credentials: AclCredentials | None,
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """ValueError for an invalid name server address, or for options or credentials with a shared client."""
+        """Raises ValueError for an invalid name server address, incomplete credentials in the environment, or options
+        or credentials together with a shared client."""
         self._is_own_client = not isinstance(client, Client)
         if not isinstance(client, Client):
             clock = {} if wall_clock_ms is None else {"wall_clock_ms": wall_clock_ms}
@@ -258,7 +262,7 @@ class ClientUser(Startable):
         return self._client.client_id
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """RuntimeError if the shared client is not open."""
+        """Raises RuntimeError if the shared client is not open."""
         if self._is_own_client:
             await stack.enter_async_context(self._client)
         elif not self._client.is_open:
@@ -266,4 +270,4 @@ class ClientUser(Startable):
         await self._begin(stack)
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Starts this object's own parts, if it has some, on the open client; `stack` ends them."""
+        """Overridden by classes with parts of their own: starts them once the client is open; `stack` ends them."""

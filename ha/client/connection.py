@@ -2,8 +2,8 @@
 
 Any number of tasks may have requests in flight. The writer sends all queued requests with one call, and the reader
 completes all responses of a chunk at once, so a burst of n requests costs two wake-ups here, not 2n. A request that is
-made while no other is in flight doesn't wait for the writer: its own task writes it to the socket, if the socket can be
-written to directly (`_socket_of`). Knows frames, not what a request means.
+made while only long polls are in flight doesn't wait for the writer: its own task writes it to the socket, if the
+socket can be written to directly (`_socket_of`). Knows frames, but not the meaning of requests.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 * 1024
 _SHORT_CHUNK_SIZE = 64 * 1024
-"""Size of the read buffer after a chunk shorter than this. For the full _CHUNK_SIZE, the C library would map new memory
-at each read.
+"""Size in bytes of the read buffer after a chunk shorter than this. For a buffer of _CHUNK_SIZE, the C library would
+map new memory at each read.
 """
 _TURNS_TO_READ = 3
-"""Turns of the event loop until a task that waits for a socket has read it; asyncio takes the most."""
+"""Iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the most."""
 _DEADLINES_KEPT = 64
-"""Answered requests' deadlines are removed once there are this many, plus twice the number of pending requests."""
+"""The deadlines of answered requests are removed once there are this many deadlines plus twice the number of those that
+were pending at the last removal."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
-"""Called with each request of the server, by the task that reads: it must not block. `Connection.respond` answers."""
+"""Called with each request of the server by the task that reads, so it must not block. Answers by
+`Connection.respond`."""
 
 
 class Connection:
-    """A connection to `address`. Requests may be made before it is established; they fail together if it can't be, or
-    is lost.
+    """A connection to `address`. Requests may be made before it is established; all of them fail if it can't be
+    established, or is lost.
 
     `run` does the work, in a task of the connection's owner, and returns when the connection has ended.
     """
@@ -63,7 +65,8 @@ class Connection:
         on_request: RequestHandler | None = None,
     ) -> None:
         """`connect` opens the stream, by default as `options` say. `on_request` is called with the server's requests,
-        which are refused by default."""
+        which are rejected by default. Raises ValueError if the TLS files of `options` or the environment can't be
+        used."""
         self.address = address
         self._options = options
         self._on_request = on_request or refuse
@@ -97,22 +100,23 @@ class Connection:
         return self._protocol.is_closed
 
     def silent_s(self) -> float:
-        """Returns how long the server has sent nothing while a prompt response was due; 0 if none is due."""
+        """Returns for how many seconds the server has sent nothing while a prompt request is pending; 0 if none is."""
         if not self._prompt_count or self.is_closed:
             return 0.0
         return self._clock() - max(self._protocol.received_at, self._prompt_since)
 
     def hang_up(self, reason: str) -> None:
-        """Closes the connection, which is lost for `reason`."""
+        """Closes the connection: pending requests fail, with `reason`."""
         self._protocol.close(f"lost: {reason}")
         self._scope.cancel()
 
     async def invoke(self, command: RemotingCommand, timeout_s: float, *, is_prompt: bool = True) -> RemotingCommand:
         """Sends `command` (its opaque and signature are set here) and returns the response, whatever its code.
 
-        `is_prompt`: the server doesn't delay its response, as it does that of a long poll. Raises RequestTimedOut after
-        `timeout_s` and ConnectionFailed when the connection is lost; in both cases the request may have been executed.
-        If this is cancelled, a late response is dropped."""
+        `is_prompt`: the server responds without delay; False for a long poll. Raises RequestTimedOut after `timeout_s`
+        (the request may have been executed), ConnectionFailed when the connection has failed (it may have been executed
+        if `was_sent`), and LocalProtocolError if `command` can't be encoded. If this is cancelled, the request may be
+        executed, and a late response is dropped."""
         protocol = self._protocol
         deadline = self._clock() + timeout_s
         await self._admit(timeout_s)
@@ -139,9 +143,9 @@ class Connection:
         return response
 
     async def send_oneway(self, command: RemotingCommand, timeout_s: float) -> None:
-        """Queues `command`, which is never answered. Waits only while the outbox is full.
+        """Queues `command`, which is never answered. Waits only while the outbox is full (`outbox_size_max`).
 
-        Returning doesn't mean that it was delivered. Raises ConnectionFailed if this connection has ended, and
+        It may be lost after this has returned. Raises ConnectionFailed if this connection has ended, and
         RequestTimedOut if the outbox stays full for `timeout_s`."""
         await self._admit(timeout_s)
         if self._credentials is not None:
@@ -154,8 +158,8 @@ class Connection:
         self._queue(encode_command(response))
 
     async def run(self) -> None:
-        """Connects, then moves frames until the server closes or breaks the protocol, or this is cancelled. Pending
-        requests fail then."""
+        """Connects, then moves frames until the connection is closed or lost, the server violates the protocol, or this
+        is cancelled. Then pending requests fail."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -175,7 +179,7 @@ class Connection:
                 stream = await self._connect(host, port)
         except TimeoutError:
             return self._protocol.close(f"can't connect within {self._options.connect_timeout_s:g} s")
-        except (OSError, ValueError) as error:  # ValueError: a name server announced what is no address
+        except (OSError, ValueError) as error:  # ValueError: a name server returned an invalid address
             return self._protocol.close(f"can't connect: {_root(error)}")
         self._socket = _socket_of(stream)
         self._was_open = True
@@ -218,7 +222,7 @@ class Connection:
         if self._socket is None:
             return await stream.receive(size_max)
         while True:
-            # The stream would try to read first, in vain: everything there was has been read.
+            # The stream would first try to read, which would fail: everything that has arrived was read.
             await anyio.wait_readable(self._socket)
             try:
                 chunk = self._socket.recv(size_max)
@@ -241,10 +245,12 @@ class Connection:
                 await self._outbox_filled.wait()
 
     async def _expire(self) -> None:
-        """Ends requests that got no response in time: one task for all of them. OSError if the server seems to be gone.
+        """Ends requests that got no response in time: one task for all of them. Raises OSError if the server seems to
+        be gone.
 
-        A server seems to be gone if it has accepted all bytes, but has sent none since such a request, for at least
-        request_timeout_s. RocketMQ 5's clients hang up on any request that timed out (clientCloseSocketIfTimeout)."""
+        That is the case when a request times out whose timeout was at least request_timeout_s, nothing was received for
+        that long, and nothing waits to be sent. RocketMQ 5's clients close the connection after any timeout
+        (clientCloseSocketIfTimeout)."""
         deadlines, protocol = self._deadlines, self._protocol
         while True:
             now = self._clock()
@@ -267,8 +273,8 @@ class Connection:
 
     def _watch_deadline(self, deadline: float, opaque: int, timeout_s: float) -> None:
         deadlines = self._deadlines
-        # Requests that were answered leave from the front, so the heap stays about as long as what is in flight; those
-        # behind a pending one, such as a long poll, are removed when they are many.
+        # Answered requests are removed from the front of the heap, so it is about as long as the number of requests in
+        # flight. Those behind a pending one, such as a long poll, are removed once there are many.
         while deadlines and not self._protocol.is_pending(deadlines[0][1]):
             heapq.heappop(deadlines)
         if len(deadlines) >= self._deadlines_max:
@@ -286,16 +292,17 @@ class Connection:
         self._protocol.queue(frame)
 
     def _send_now(self, frame: bytes) -> bytes:
-        """Sends a frame, likely to be the only one, unless others are queued; returns the part that wasn't sent."""
+        """Writes a frame to the socket at once unless others are queued; returns the part that wasn't written."""
         if self._socket is not None and not self._protocol.outbox_bytes:
             try:
                 return frame[self._socket.send(frame) :]
             except OSError:
-                pass  # it is full, or the writer will find out what is wrong
+                pass  # the socket's buffer is full, or the writer will get the same error
         return frame
 
     async def _admit(self, timeout_s: float) -> None:
-        """Waits while the outbox is full. Raises RequestTimedOut, and ConnectionFailed if this connection has ended."""
+        """Waits while the outbox is full. Raises RequestTimedOut after `timeout_s`, and ConnectionFailed if this
+        connection has ended."""
         protocol = self._protocol
         if protocol.outbox_bytes > self._options.outbox_size_max:
             try:
@@ -311,16 +318,15 @@ class Connection:
 
 
 def refuse(connection: Connection, command: RemotingCommand) -> None:
-    """Answers a request of the server with REQUEST_CODE_NOT_SUPPORTED, unless it is a oneway request."""
+    """Answers a request of the server with REQUEST_CODE_NOT_SUPPORTED; drops a oneway request."""
     if not command.is_oneway:
         remark = f" request type {command.code} not supported"
         connection.respond(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
 
 
 def _socket_of(stream: ByteStream) -> socket.socket | None:
-    """Returns the socket that bytes may be written to directly while `stream` writes nothing; None if there is none.
-
-    TLS encrypts the bytes, and asyncio's transports keep their sockets to themselves."""
+    """Returns the socket that may be used directly while no method of `stream` runs; None if there is none: TLS has to
+    encrypt the bytes, and asyncio's transports don't give access to their sockets."""
     if not isinstance(stream, SocketStream):
         return None
     raw: object = stream.extra(SocketAttribute.raw_socket, None)
@@ -328,7 +334,7 @@ def _socket_of(stream: ByteStream) -> socket.socket | None:
 
 
 def _root(error: BaseException) -> str:
-    """Describes what went wrong, without what anyio wraps around it."""
+    """Describes the innermost cause of `error`, without anyio's wrappers."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""The SDK's connections, one per address, opened when first needed and reopened after they were lost."""
+"""The SDK's connections: one per address, opened when first needed, and again when needed after it was lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Connections:
 
     def __init__(self, options: ClientOptions, on_request: RequestHandler | None = None) -> None:
         self.on_new: Callable[[str], None] | None = None
-        """Called with the address of each connection that is about to be opened."""
+        """Called with the address of each connection that is about to be opened. Must not block."""
         self._options = options
         self._on_request = on_request
         self._connect = connector(options.tls, options.connect)
@@ -32,7 +32,7 @@ class Connections:
     def to(self, address: str) -> Connection:
         """Returns the connection to `address` (host:port). A new one accepts requests before it is established.
 
-        ConnectionFailed once closed."""
+        Raises ConnectionFailed after `close`."""
         if self._is_closed:
             raise ConnectionFailed(address, "closed by this client")
         connection = self._live.get(address)
@@ -51,7 +51,7 @@ class Connections:
         return await self.to(address).invoke(command, timeout_s, is_prompt=is_prompt)
 
     async def request(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        """As `invoke`, within request_timeout_s. BrokerError for any response code but SUCCESS."""
+        """As `invoke`, with the timeout request_timeout_s. Raises BrokerError for any response code but SUCCESS."""
         answer = await self.invoke(address, command, self._options.request_timeout_s)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(address, answer.code, answer.remark or "")
@@ -62,11 +62,11 @@ class Connections:
         return [connection for connection in self._live.values() if connection.silent_s() >= at_least_s]
 
     def addresses(self) -> list[str]:
-        """The addresses of all open connections."""
+        """The addresses of all connections that are open or being established."""
         return [address for address, connection in self._live.items() if not connection.is_closed]
 
     async def serve(self) -> None:
-        """Runs the connections, until cancelled."""
+        """Runs the connections until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._wanted_came = anyio.Event()
@@ -80,10 +80,10 @@ class Connections:
             await connection.run()
         finally:
             if self._live.get(connection.address) is connection:
-                del self._live[connection.address]  # the server may come back under another address
+                del self._live[connection.address]  # else unused addresses would accumulate
 
     def close(self) -> None:
-        """Opens no further connection."""
+        """Makes `to` raise ConnectionFailed from now on. Open connections are not affected."""
         self._is_closed = True
 
 
@@ -91,10 +91,11 @@ class Connections:
 async def open_connections(
     options: ClientOptions, on_request: RequestHandler | None = None
 ) -> AsyncIterator[Connections]:
-    """Connections for the duration of the block; at its end they are closed and pending requests fail.
+    """Provides connections for the duration of the block; at its end they are closed and pending requests fail.
 
-    If the block is cancelled they stay open until it has ended, so that its cleanup (saving positions, unregistering)
-    can use them. `on_request` as in `Connection`. ValueError if the files of `options.tls` can't be used."""
+    If the block is cancelled, they stay open until it has ended, so that its cleanup (saving positions, unregistering)
+    can use them. `on_request`: as in `Connection`. Raises ValueError if the TLS files of `options` or the environment
+    can't be used."""
     connections = Connections(options, on_request)
     serving = anyio.CancelScope(shield=True)
 

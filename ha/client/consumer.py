@@ -18,17 +18,17 @@ from ha.protocol.acl import AclCredentials
 
 
 class PullConsumer(ClientUser):
-    """Reads queues, one pull at a time. An async context manager; works under asyncio and trio, with halog and
-    RocketMQ.
+    """Reads queues at any offset. An async context manager; works under asyncio and trio, with halog and RocketMQ.
 
         async with PullConsumer("127.0.0.1:9876", group="audit", read_from=ReadFrom.SLAVE) as consumer:
             for queue in await consumer.queues("invoices"):
                 result = await consumer.pull(queue, await consumer.min_offset(queue))
 
-    `read_from` selects the broker of a set: the one that the broker suggests, the master, a slave, or the one with this
-    id. Offsets are committed to and read from the master while there is one, as in RocketMQ's consumers. It does not
-    join its group, so push consumers of the group ignore it when they share the queues. The other arguments are those
-    of Producer.
+    `read_from` selects the broker of a set: see `ReadFrom`, or the one with this broker id. Committed offsets are read
+    from and written to the master, without a master the slave with the lowest id, as in RocketMQ's consumers. A
+    PullConsumer does not join its group, so push consumers of the group ignore it when they share the queues. The other
+    arguments are those of Producer. Methods about a queue raise BrokerError, RouteNotFound, RequestTimedOut,
+    ConnectionFailed, and RemoteProtocolError for a malformed response; docs/errors.md says what is retried.
     """
 
     def __init__(
@@ -44,15 +44,17 @@ class PullConsumer(ClientUser):
         self._requests = QueueRequests(self._client, group, read_from)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of `topic`, sorted. RouteNotFound, NameServersUnreachable."""
+        """The readable queues of `topic`, sorted. Raises RouteNotFound, NameServersUnreachable."""
         return list((await self._client.routes.find(topic)).read_queues)
 
     async def topics(self) -> list[str]:
-        """All topics that the name servers know, with system topics, sorted. NameServersUnreachable, BrokerError."""
+        """All topics that the name servers know, including system topics, sorted. Raises NameServersUnreachable,
+        BrokerError."""
         return await self._client.routes.topics()
 
     async def broker_names(self) -> list[str]:
-        """The names of all broker sets that the name servers know, sorted. NameServersUnreachable, BrokerError."""
+        """The names of all broker sets that the name servers know, sorted. Raises NameServersUnreachable,
+        BrokerError."""
         return await self._client.routes.broker_names()
 
     async def pull(
@@ -70,9 +72,9 @@ class PullConsumer(ClientUser):
         A message whose body can't be inflated is included, with `body_error`. Compressed bodies are inflated up to
         frame_size_max bytes per pull; `next_offset` is then the offset of the first message left out.
 
-        `tags`: "*" or tags joined by "||". `wait_s` > 0 lets the broker wait that long for a message to arrive;
-        RocketMQ's may take 5 s more. Raises BrokerError (e.g. no such topic or queue), RequestTimedOut,
-        ConnectionFailed, RouteNotFound."""
+        `tags`: "*" or tags joined by "||"; ValueError if it names none. `wait_s` > 0 lets the broker wait that long for
+        a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: of each attempt, by default request_timeout_s,
+        with `wait_s` > 0 that plus `wait_s` + 5 s."""
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s
         )
@@ -102,7 +104,7 @@ class PullConsumer(ClientUser):
     ) -> RawPull:
         """As `pull`, but returns the undecoded records, for readers with their own codec.
 
-        With `tags`, the records may include other tags with the same hash."""
+        With `tags`, the records may include messages with other tags of the same hash."""
         return await self._requests.pull(
             queue, queue_offset, subscription=tags, max_messages=max_messages, wait_s=wait_s, timeout_s=timeout_s
         )
@@ -126,8 +128,9 @@ class PullConsumer(ClientUser):
         Messages of a queue come in order, queues in the order in which they answer. The iteration ends at the end of
         the queues; with `wait_s` > 0 it waits there for new messages, in long polls of that length, and never ends. If
         an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`. `reading.positions`
-        covers exactly what was returned: commit it, or pass it to resume. The other arguments are those of `pull`. The
-        iteration raises the errors of `pull`, entering the block those of `queues` and `min_offset`.
+        never includes messages that were not returned: commit it, or pass it as `source` to resume. The other arguments
+        are those of `pull`. The iteration raises the errors of `pull`; entering the block, those of `queues` and
+        `min_offset`.
         """
 
         async def positions() -> dict[MessageQueue, int]:
@@ -152,15 +155,16 @@ class PullConsumer(ClientUser):
     async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The queue offset of the first message stored at `timestamp_ms` or later, as known to the broker.
 
-        If there is none, halog returns the queue's max offset, and RocketMQ the offset of the last message: to be sure,
-        check the message's store time."""
+        If there is none, halog returns the queue's max offset, but RocketMQ the offset of the last message: check that
+        message's store time."""
         return await self._requests.offset_for_time(queue, timestamp_ms)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """The queue offset that this group has committed; None if there is none. 0 may also mean "from the start"."""
+        """The queue offset that this group has committed; None if there is none. For a queue with its first message
+        still there, brokers may answer 0 instead of none."""
         return await self._requests.committed_offset(queue)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Commits `queue_offset`, the first not yet consumed, for this group. RocketMQ 5 rejects a group that never
-        pulled (26)."""
+        """Commits `queue_offset`, that of the first message not yet consumed, for this group. RocketMQ 5 rejects a
+        group that has never pulled (BrokerError 26)."""
         await self._requests.commit(queue, queue_offset)

@@ -61,7 +61,7 @@ class ConsumerRequests:
         self._started_ms = wall_clock_ms()
 
     async def answer(self, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to one request. RemoteProtocolError if the request is malformed."""
+        """Returns the response to one request. Raises RemoteProtocolError if the request is malformed."""
         match command.code:
             case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
                 self._reset(command)
@@ -76,7 +76,7 @@ class ConsumerRequests:
                 return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
     def _reset(self, command: RemotingCommand) -> None:
-        """220: restarts queues of a topic at the offsets that an operator chose, and saves these."""
+        """220: restarts the held queues of a topic at the offsets in the request, and saves these offsets."""
         topic = parse_header(ResetOffsetRequest, command.ext_fields).topic
         moved = []
         for (queue_topic, broker_name, queue_id), offset in decode_queue_offsets(command.body).items():
@@ -111,7 +111,7 @@ class ConsumerRequests:
         return command.reply(ResponseCode.SUCCESS, body=body)
 
     def _rates(self) -> dict[str, ConsumeStatus]:
-        """Average rates since the start, by topic."""
+        """Returns average rates per second since the start, by topic."""
         done = self._handling.statistics()
         seconds = max((self._wall_clock_ms() - self._started_ms) / 1000, 1e-3)
         found = {}

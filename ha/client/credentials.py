@@ -2,10 +2,11 @@
 
     HALOG_ACCESS_KEY       the access key
     HALOG_SECRET_KEY       the secret key, or
-    HALOG_SECRET_KEY_FILE  a file with the secret key in one line
+    HALOG_SECRET_KEY_FILE  a file with the secret key in one line, which takes precedence
     HALOG_SECURITY_TOKEN   an optional security token
 
-Spark's executors and `ha` use these; a secret on a command line would be visible to every user of the machine.
+Used by every client without explicit credentials, also by `ha` and Spark's executors: a secret on a command line would
+be visible to every user of the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def environment_credentials(
 ) -> AclCredentials | None:
     """Returns the credentials in the environment, None without any; the arguments take precedence.
 
-    Blocks while it reads the file. ValueError, which contains no secret, if one is missing or unreadable."""
+    Blocks while it reads the file. Raises ValueError, whose text contains no secret, if one of the two keys is missing
+    or the file can't be used."""
     access_key = access_key or environment.get(ACCESS_KEY)
     secret_key_file = secret_key_file or environment.get(SECRET_KEY_FILE)
     secret_key = read_secret_key(secret_key_file) if secret_key_file else environment.get(SECRET_KEY)
@@ -45,14 +47,16 @@ def environment_credentials(
 
 
 def signing(options: ClientOptions, credentials: AclCredentials | None) -> ClientOptions:
-    """Returns `options` with credentials: those given, else those in it, else the environment's. ValueError."""
+    """Returns `options` with credentials: those given, else those in `options`, else the environment's. Raises
+    the errors of `environment_credentials`."""
     if credentials is None:
         credentials = options.credentials or environment_credentials()
     return msgspec.structs.replace(options, credentials=credentials)
 
 
 def read_secret_key(file: str) -> str:
-    """Returns the single line in `file`. ValueError."""
+    """Returns the single line in `file`. Raises ValueError if the file can't be read, or is not one line of UTF-8 text
+    of at most 4096 bytes."""
     try:
         with Path(file).open("rb") as opened:
             content = opened.read(_FILE_SIZE_MAX + 1)

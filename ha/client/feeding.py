@@ -27,7 +27,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 _log = logging.getLogger(__name__)
 
 _QUICK_ANSWER_S = 0.1
-"""A response without new messages that arrives sooner than this is followed by a pause."""
+"""A response without new messages that arrives sooner than this is followed by a pause of _PAUSE_S."""
 _PAUSE_S = 1.0
 
 
@@ -64,7 +64,8 @@ class Feeder:
         self._on_filled = on_filled
 
     async def feed(self, held: HeldQueue) -> None:
-        """Fetches until the queue is revoked. Retries failures indefinitely, and logs them once."""
+        """Fetches until the queue is revoked. Retries failures indefinitely; logs the first of a series, and its
+        end."""
         is_failing = False
         backoff = Backoff(self._options.pull_pause_s)
         with held.feeding:
@@ -86,7 +87,8 @@ class Feeder:
                             _log.warning("client.pull_failed queue=%s reason=%r", held.queue, str(error))
 
     async def _begin(self, held: HeldQueue) -> None:
-        """Creates the process queue, if there is none."""
+        """Creates the process queue at the start offset if there is none; waits for the queue's lock if one is
+        needed."""
         if held.process_queue is not None:
             return
         while self._needs_lock and not held.is_locked:
@@ -166,14 +168,14 @@ class Feeder:
     async def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
         """Continues at the broker's offset: `asked` is outside the queue, or an operator reset the group's offset.
 
-        The messages held are kept if only those at `asked` were deleted, and dropped otherwise. RocketMQ's clients
-        always drop them, so that messages held at a deletion are never handled.
+        Messages held here are kept if the broker has deleted those at `asked`, and dropped otherwise. RocketMQ's
+        clients always drop them, so they never handle messages that they hold while the broker deletes the next ones.
         """
         _log.warning("client.offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
         if raw.next_offset == asked:
             await anyio.sleep(_PAUSE_S)  # contradictory response; avoid a tight loop
         if asked < raw.min_offset:
-            process_queue.put([], raw.next_offset)  # messages were deleted; those held precede them and stay valid
+            process_queue.put([], raw.next_offset)  # the deleted messages follow those held, which stay valid
         elif asked > raw.max_offset:
             held.restart(
                 min(raw.next_offset, process_queue.commit_offset)

@@ -30,16 +30,16 @@ from ha.errors import RetryLater
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
-"""Handles one message. If it raises, the message is redelivered."""
+"""Handles one message. If it raises, the message has failed; see PushConsumer."""
 
 _SEND_BACK_PAUSE_S = 5.0
-"""Pause before a failed message that could not be sent back is handled again here."""
+"""Pause before a failed message that could not be sent back is handled again here, in seconds."""
 _QUEUE_SLICE = 32
-"""ORDERLY: messages of one queue that a worker handles before it moves on to the next queue."""
+"""ORDERLY: maximum number of messages of one queue that a worker handles before other queues are served."""
 
 
 class HandlingStatistics(msgspec.Struct, frozen=True):
-    """Messages handled and failed since the start, and seconds spent in handlers, by topic."""
+    """Handler calls that succeeded and that failed since the start, and seconds spent in them, by topic."""
 
     handled: dict[str, int]
     failed: dict[str, int]
@@ -82,7 +82,7 @@ class Handling:
         return HandlingStatistics(dict(self._handled), dict(self._failed), dict(self._seconds))
 
     def fill(self, held: HeldQueue, count: int) -> None:
-        """Schedules `count` new messages of `held`."""
+        """Schedules `count` new messages of `held`. ORDERLY: schedules the queue, unless it is scheduled already."""
         if self._is_orderly:
             self._schedule(held)
             return
@@ -90,7 +90,7 @@ class Handling:
             self._put_ready(held, held.process_queue)
 
     async def serve(self) -> None:
-        """Runs until `finish` was called and every handler has ended, or until cancelled."""
+        """Runs the handlers until cancelled, or until `finish` was called and all have ended."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._timers.serve)
             async with anyio.create_task_group() as workers:
@@ -99,7 +99,7 @@ class Handling:
             tasks.cancel_scope.cancel()
 
     def finish(self) -> None:
-        """Starts no further handler."""
+        """Makes `serve` start no further handler."""
         self._is_finishing = True
         self._ready.close()
 
@@ -109,7 +109,8 @@ class Handling:
         self._ready_to_take.close()
 
     async def call(self, message: ReceivedMessage) -> Exception | None:
-        """Calls the handler and returns the exception it raised, if any."""
+        """Calls the handler. Returns None if it succeeded, otherwise its exception, or TimeoutError after
+        `consume_timeout_s`."""
         started = anyio.current_time()
         failure: Exception | None = None
         scope = anyio.CancelScope(deadline=started + self._options.consume_timeout_s)
@@ -163,7 +164,8 @@ class Handling:
             held.end_handling(self._wall_clock_ms())
 
     async def _is_resolved(self, message: ReceivedMessage, failure: Exception) -> bool:
-        """Sends a failed message back. Returns False if it must be retried here."""
+        """Sends a failed message back; BROADCASTING only logs it. Returns False if it could not be sent back, so that
+        it must be handled again here."""
         if isinstance(failure, RetryLater):
             delay_level = failure.delay_level
         else:
@@ -210,7 +212,8 @@ class Handling:
         held.is_scheduled = False
 
     async def _is_dead(self, message: ReceivedMessage, failure: Exception) -> bool:
-        """Makes a failed message a dead letter if it has no retries left. Returns False if it must be retried here."""
+        """Makes a failed message a dead letter if it has no retries left; BROADCASTING drops it then. Returns False if
+        it must be handled again here."""
         if not isinstance(failure, RetryLater):
             _log.warning(
                 "client.message_failed message=%s topic=%s", message.message_id, message.topic, exc_info=failure

@@ -1,7 +1,8 @@
-"""Heartbeats: report a client's groups to the brokers, every 30 s and when they change.
+"""Heartbeats: report a client's groups to brokers, every heartbeat_interval_s (30 s) and when the groups change.
 
 Brokers expire a client that is silent for 120 s or whose connection closes, so a heartbeat is sent at once on each new
-connection. Consumers send heartbeats to all brokers of known routes, producers only to the masters. Source:
+connection. A client with consumers sends heartbeats to all brokers of known routes, one with only producers to the
+masters. Source:
 MQClientInstance (sendHeartbeatToAllBroker, unregisterClient).
 """
 
@@ -38,7 +39,7 @@ class HeartbeatStatistics(msgspec.Struct, frozen=True):
 
 
 class Heartbeats:
-    """The groups of one client, and which brokers have been informed of them. `serve` sends the heartbeats."""
+    """The groups of one client, and the brokers that know of them. `serve` sends the heartbeats."""
 
     def __init__(self, client_id: str, connections: Connections, routes: Routes, options: ClientOptions) -> None:
         self._client_id = client_id
@@ -61,22 +62,24 @@ class Heartbeats:
         return HeartbeatStatistics(self._answered_count, self._failed_count)
 
     def add_producer(self, group: str) -> None:
-        """Adds `group` to the heartbeats; the next one is sent when its first route is known."""
+        """Adds `group` to the heartbeats. Brokers of known routes get one at once, others when their routes
+        are known."""
         self._producers.add(group)
         self._uninformed |= self._informed | self._in_flight
         self._woken.set()
 
     def add_consumer(self, group: str, describe: Callable[[], ConsumerData]) -> None:
-        """Adds the consumer of `group` to the heartbeats; see `beat`."""
+        """Adds the consumer of `group` to the heartbeats, with the data that `describe` returns each time. Call `beat`
+        to send one at once."""
         self._consumers[group] = describe
 
     async def remove_producer(self, group: str) -> None:
-        """Removes `group` and unregisters it from the brokers, concurrently, within at most a second."""
+        """Removes `group` and unregisters it from all connected brokers, within a second. Failures are only logged."""
         self._producers.discard(group)
         await self._unregister(UnregisterClientRequest(client_id=self._client_id, producer_group=group))
 
     async def remove_consumer(self, group: str) -> None:
-        """Removes `group` and unregisters it from the brokers, concurrently, within at most a second."""
+        """Removes `group` and unregisters it from all connected brokers, within a second. Failures are only logged."""
         self._consumers.pop(group, None)
         await self._unregister(UnregisterClientRequest(client_id=self._client_id, consumer_group=group))
 
@@ -85,7 +88,8 @@ class Heartbeats:
         await self._send_to_all(self._routes.addresses())
 
     async def serve(self) -> None:
-        """Sends periodic heartbeats, and immediate ones to brokers not informed yet, until cancelled."""
+        """Sends periodic heartbeats, and immediate ones to brokers that don't know of the groups yet, until
+        cancelled."""
         next_round = anyio.current_time() + self._options.heartbeat_interval_s
         routes_changed = self._routes.changed
         while True:

@@ -22,10 +22,11 @@ class HeldQueue:
         self.process_queue: ProcessQueue | None = None
         """None until the start offset is known."""
         self.is_revoked = False
-        """Assigned to another member; no further message may be handled."""
+        """Whether no further message may be handled: another member has the queue, or the consumer is closing."""
         self.saved_offset: int | None = None
         """The position last saved; None: the position must be saved even if it has not changed."""
         self.restart_count = 0
+        """Number of restarts so far: a save that began before the last one does not set `saved_offset`."""
         self.feeding = anyio.CancelScope()
         """Contains the task that fetches its messages."""
         self.resume_at: int | None = None
@@ -35,11 +36,13 @@ class HeldQueue:
         self.locked_until = -math.inf
         """ORDERLY: when the lock expires, on the event loop's clock."""
         self.lock_changed = anyio.Event()
+        """Set, and replaced by a new event, when the lock is granted, renewed or lost."""
         self.is_scheduled = False
-        """ORDERLY: assigned to a worker, or queued for one."""
+        """ORDERLY: whether a worker has the queue, or it waits for one."""
         self.handling_count = 0
         """Messages that handlers are working on."""
         self._idle: anyio.Event | None = None
+        # For tools: wall-clock times, in ms since 1970
         self.last_pull_ms = 0
         self.last_consume_ms = 0
         self.last_lock_ms = 0
@@ -52,7 +55,7 @@ class HeldQueue:
 
     @property
     def has_unsaved_position(self) -> bool:
-        """Whether `position` is to be saved."""
+        """Whether `position` has to be saved."""
         return self.position is not None and self.position != self.saved_offset
 
     @property
@@ -61,9 +64,10 @@ class HeldQueue:
         return anyio.current_time() < self.locked_until
 
     def set_locked(self, until: float, now_ms: int) -> None:
-        """Records that the broker granted or renewed the lock."""
+        """Records that the broker granted or renewed the lock, which is valid until `until` (event loop's clock). If it
+        was not held before, restarts the queue. `now_ms`: wall clock, for tools."""
         if not self.is_locked and self.process_queue is not None:
-            # Another member may have held the lock and moved the position ahead of this consumer's, or not.
+            # Another member may have held the lock meanwhile, and saved a higher position.
             self.restart(at=None)
         self.locked_until = until
         self.last_lock_ms = now_ms
@@ -83,7 +87,7 @@ class HeldQueue:
         self.handling_count += 1
 
     def end_handling(self, now_ms: int) -> None:
-        """Counts a handler that ended."""
+        """Counts a handler that ended, at `now_ms` (wall clock)."""
         self.last_consume_ms = now_ms
         self.handling_count -= 1
         if self._idle is not None and self.handling_count == 0:
@@ -98,8 +102,8 @@ class HeldQueue:
             await self._idle.wait()
 
     def restart(self, at: int | None) -> None:
-        """Drops the pulled messages and pulls again from queue offset `at`; None: from the saved position, or from this
-        consumer's own if that is higher."""
+        """Drops the pulled messages and pulls again from queue offset `at`; None: from the saved position, or from the
+        position here if that is higher."""
         self.restart_count += 1
         if self.process_queue is not None:
             if at is None:
@@ -113,16 +117,16 @@ class HeldQueue:
             self._pulling.cancel()
 
     def revoke(self) -> None:
-        """Stops fetching, and prevents waiting messages from being handled."""
+        """Stops fetching. ORDERLY, also prevents waiting messages from being handled; `drop` does in both modes."""
         self.is_revoked = True
         self.feeding.cancel()
 
     def drop(self) -> None:
-        """Drops the pulled messages; those being handled are ignored when they finish."""
+        """Drops the pulled messages. Those being handled no longer move the position when they finish."""
         if self.process_queue is not None:
             self.process_queue.drop()
 
     def pulling(self) -> anyio.CancelScope:
-        """Returns a new scope that `restart` cancels."""
+        """Returns a new scope for fetching, which `restart` cancels."""
         self._pulling = anyio.CancelScope()
         return self._pulling

@@ -23,8 +23,9 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 StoredParts = RecordParts | tuple[tuple[Any, ...], bytes | None, bytes, str | None, Unreadable | None]
-"""A record's parts with the body inflated, the name of a compression that the SDK can't undo, and an `Unreadable` in
-place of a body that can't be inflated."""
+"""The parts of a record as `split_records` returns them; or of a record with a compressed body: its fields, the
+inflated body, the property string, the name of a compression that needs a missing package, and an `Unreadable` if the
+body can't be inflated."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -38,13 +39,13 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
 class Message(msgspec.Struct, frozen=True):
     """A message to send.
 
-    `tags` is one tag; `keys` are words to find it by, each indexed; `properties` are the application's; `flag` is an
-    int32 that brokers store but do not use. With `wait_stored=False` the broker answers before the message is flushed
-    and replicated.
+    `tags` is one tag. `keys` are words by which brokers index the message: a string with blanks between them, or a
+    tuple. `properties` are the application's. `flag` is an int32 that brokers store but do not use. With
+    `wait_stored=False` the broker answers before the message is flushed and replicated.
 
-    Delayed delivery, one of: `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless configured otherwise), or with
-    halog and RocketMQ 5 any time within `timerMaxDelaySec` (halog 40 days, RocketMQ 3), `delay_s` from now or
-    `deliver_at_ms` since 1970.
+    Delayed delivery is set by one of three fields: `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless the
+    broker is configured otherwise), `delay_s` (from now), or `deliver_at_ms` (since 1970). The last two need halog or
+    RocketMQ 5, and allow any time within `timerMaxDelaySec` (halog 40 days, RocketMQ 3).
 
     `priority`: in a topic with the attribute message.type=PRIORITY (halog, RocketMQ 5.4), SimpleConsumer and other POP
     consumers receive the message before those with a lower one. 0 is the lowest, the topic's number of queues minus one
@@ -64,7 +65,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def is_special(self) -> bool:
-        """Whether a broker does not simply store the message in the queue it is sent to: it has a delay or priority."""
+        """Whether it has a delay or priority, so that brokers may store it in another queue than it is sent to."""
         return (
             bool(self.delay_level)
             or self.delay_s is not None
@@ -74,7 +75,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class SendStatus(Enum):
-    """How safely a message is stored. With all four the master has it; RocketMQ's names (SendStatus)."""
+    """How safely a message is stored; RocketMQ's names (SendStatus). With each of them the master has the message."""
 
     SEND_OK = "SEND_OK"
     """Flushed and replicated as the broker is configured."""
@@ -87,12 +88,13 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message was stored. For a batch, ids are joined with ',' and `queue_offset` is that of the first message.
+    """Where and how safely a message was stored. For `send_batch`, ids are joined with ',' and `queue_offset` is that
+    of the first message.
 
     `message_id` is the client's unique id (property UNIQ_KEY), shown by RocketMQ's tools; `offset_message_id` encodes
-    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK. `recall_handle` takes back a
-    message with `delay_s` or `deliver_at_ms` before its time (`Producer.recall`); None for others, and from brokers
-    that don't support it."""
+    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK. With `recall_handle`,
+    `Producer.recall` takes back a message with `delay_s` or `deliver_at_ms` before its time; None for other messages,
+    and from brokers that don't support it."""
 
     status: SendStatus
     message_id: str
@@ -107,8 +109,8 @@ class ReceivedMessage:
     """A message as a broker stores it. Times are ms since 1970; hosts are (address, port).
 
     `queue_offset` counts messages in `queue`, `physical_offset` bytes in the commitlog. `properties` includes those
-    also available as `tags` and `keys`. `body` is decompressed; `compression` names a compression that the SDK does not
-    support.
+    also available as `tags` and `keys`. `body` is decompressed, unless that needs a package that is not installed:
+    then `compression` names the compression.
 
     A compressed body that is damaged, or longer than ClientOptions.message_size_max, can't be read: `body_error` has
     the reason, `body` raises BodyUnreadable, and `stored_body` is the stored bytes.
@@ -138,8 +140,8 @@ class ReceivedMessage:
 
     queue: MessageQueue
     _parts: tuple[Any, ...]
-    # StoredParts: most programs use only body and offset, so the other values are decoded on access. For a message
-    # constructed by a program the property string is None, and the decoded values follow it.
+    # StoredParts: most programs use only body and offset, so the other values are decoded on access. In a message that
+    # a program constructs, the property string is None, and the decoded values follow at the end.
     _properties: dict[str, str]
 
     def __init__(
@@ -202,7 +204,8 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """The body as the producer sent it. BodyUnreadable if `body_error` is set."""
+        """The body as the producer sent it; see `compression` for an exception. Raises BodyUnreadable if `body_error`
+        is set."""
         content: bytes | None = self._parts[1]
         if content is None:
             raise BodyUnreadable(self.message_id, self._parts[4].reason)
@@ -224,7 +227,7 @@ class ReceivedMessage:
 
     @property
     def tags(self) -> str | None:
-        """Its tag."""
+        """Its tag; None if it has none."""
         parts = self._parts
         if parts[2] is None:
             given: str | None = parts[7]
@@ -233,7 +236,7 @@ class ReceivedMessage:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The words it is indexed by."""
+        """The words by which brokers index it."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, ...] = parts[8]
@@ -243,7 +246,7 @@ class ReceivedMessage:
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, always the same dict."""
+        """All properties. Each access returns the same dict; don't change it."""
         try:
             return self._properties
         except AttributeError:
@@ -259,13 +262,13 @@ class ReceivedMessage:
 
     @property
     def born_timestamp_ms(self) -> int:
-        """When it was sent."""
+        """When it was sent, by the producer's clock."""
         number: int = self._parts[0][8]
         return number
 
     @property
     def store_timestamp_ms(self) -> int:
-        """When it was stored."""
+        """When it was stored, by the broker's clock."""
         number: int = self._parts[0][10]
         return number
 
@@ -295,7 +298,7 @@ class ReceivedMessage:
 
     @property
     def compression(self) -> str | None:
-        """The compression of `body` if the SDK does not support it; else None."""
+        """The compression of `body` if its package is not installed, or the body can't be read; else None."""
         parts = self._parts
         kind: str | None = parts[3] if len(parts) > 3 else None
         return kind
@@ -341,7 +344,7 @@ _set_queue, _set_parts, _set_properties = (
 
 
 def messages_of(queue: MessageQueue, records: Iterable[StoredParts]) -> list[ReceivedMessage]:
-    """The messages in `records`, which came from `queue`. Values other than the body are decoded on access."""
+    """Returns the messages in `records`, which came from `queue`. Values other than the body are decoded on access."""
     messages = []
     for parts in records:
         message = _new_message(ReceivedMessage)
@@ -380,8 +383,9 @@ class PullResult(msgspec.Struct, frozen=True):
 class Stretch(msgspec.Struct, frozen=True):
     """Consecutive messages of one queue: those that match within the queue offsets [begin_offset, next_offset).
 
-    The queue ended at `max_offset` when the broker answered. `begin_offset` is higher than the previous stretch's
-    `next_offset` if messages between were deleted, lower if the broker lost the end of its queue."""
+    The queue ended at `max_offset` when the broker answered. `begin_offset` is higher than the `next_offset` of the
+    queue's previous stretch if the messages between were deleted or do not match, lower if the broker lost the end of
+    its queue."""
 
     queue: MessageQueue
     messages: list[ReceivedMessage]

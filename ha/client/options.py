@@ -15,44 +15,49 @@ from ha.protocol.compression import BODY_SIZE_MAX, Compression, check_installed
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds, sizes in bytes. The defaults are those of RocketMQ's clients, except `send_timeout_s`."""
+    """Times in seconds, sizes in bytes. The defaults are those of RocketMQ's clients, except the request and send
+    timeouts."""
 
     connect_timeout_s: float = 3.0
-    """Opening a connection, including TLS."""
+    """Timeout for opening a connection, including TLS."""
     request_timeout_s: float = 5.0
-    """Route lookups, offset queries and all other requests without their own timeout."""
+    """Timeout of route lookups, offset queries and all other requests without their own timeout."""
     send_timeout_s: float = 10.0
-    """A send including its retries. RocketMQ's clients use 3 s, the same as the broker's slaveTimeout, and so time out
-    just as the broker is about to answer FLUSH_SLAVE_TIMEOUT; 10 s is longer than putMessageTimeout (8 s)."""
+    """Timeout of a send including its retries. RocketMQ's clients use 3 s, the same as the broker's slaveTimeout, and
+    so time out just as the broker is about to answer FLUSH_SLAVE_TIMEOUT; 10 s is longer than putMessageTimeout (8
+    s)."""
     send_retries: int = 2
-    """Retries of a send that a broker rejected, or that may be stored because its connection was lost. Other failures,
-    which certainly stored nothing, are retried until `send_timeout_s`; see docs/errors.md."""
+    """Maximum retries of a send after a rejection that is due to the broker's state, or after a connection was lost
+    (the message may be stored). While no name server or master can be reached, a send is retried until
+    `send_timeout_s`; see docs/errors.md."""
     retry_unreachable: bool = True
-    """Retry while no name server or master can be reached, until the timeout. False: raise at once."""
+    """Whether to retry, until the timeout, while no name server or master can be reached. False: raise at once."""
     route_refresh_interval_s: float = 30.0
+    """Interval at which known routes are looked up again."""
     heartbeat_interval_s: float = 30.0
-    """Brokers expire a client after 120 s."""
+    """Interval between heartbeats. Brokers expire a client that is silent for 120 s."""
     default_topic_queue_nums: int = 4
-    """Number of queues of a topic that a send creates."""
+    """Number of queues per broker of a topic that a send creates."""
     compression: Compression = Compression.ZLIB
-    """Compression of bodies, unless it makes them longer. Batches are never compressed."""
+    """Compression of bodies that become shorter by it. `send_batch` does not compress."""
     compress_from_bytes: int = 4096
-    """Shorter bodies are sent as they are."""
+    """Minimum size of bodies that are compressed."""
     batching: bool = False
-    """Send messages that arrive while a request is in flight together as the next one; see docs/sdk.md. Off by
+    """Whether messages that are sent while a request is in flight share the next request; see docs/sdk.md. Off by
     default because it spreads a burst over fewer queues."""
     message_size_max: int = BODY_SIZE_MAX
-    """Maximum body size, sent or received, decompressed. Set it to the brokers' maxMessageSize if that is raised."""
+    """Maximum uncompressed size of a sent or received body. Set it to the brokers' maxMessageSize if that is raised."""
     frame_size_max: int = 16_777_216
     """Maximum size of a response, and of the decompressed bodies that one pull or receive returns."""
     outbox_size_max: int = 4 * 1024 * 1024
     """Buffered bytes per connection above which senders wait."""
     credentials: AclCredentials | None = None
-    """Credentials for signing requests; None: HALOG_ACCESS_KEY and HALOG_SECRET_KEY of the environment."""
+    """Credentials for signing requests; None: those of the environment (HALOG_ACCESS_KEY, HALOG_SECRET_KEY or
+    HALOG_SECRET_KEY_FILE), if any."""
     tls: ssl.SSLContext | ClientTls | None = None
-    """Encryption of connections; None: HALOG_TLS and the other variables of docs/tls.md."""
+    """Encryption of connections; None: as the environment says (HALOG_TLS and the other variables of docs/tls.md)."""
     connect: Connect | None = None
-    """Opens the streams that TLS, if any, runs on; None: TCP."""
+    """Opens the streams below TLS, if any; None: TCP."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if `compression` needs a package that is not installed."""
@@ -60,9 +65,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Parses `name_servers`: a list, or a string with ';' between; None: NAMESRV_ADDR of the environment.
+    """Parses `name_servers`: a list, or a string joined by ';' or ','; None: NAMESRV_ADDR of the environment.
 
-    Raises ValueError if there is none or one isn't host:port."""
+    Raises ValueError if there is no address, or one isn't host:port."""
     if name_servers is None:
         name_servers = os.environ.get("NAMESRV_ADDR", "")
     if isinstance(name_servers, str):
@@ -76,7 +81,7 @@ def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port` (an IPv6 host may be in brackets). Raises ValueError."""
+    """Splits `host:port` (an IPv6 host may be in brackets). Raises ValueError if `address` has another form."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")

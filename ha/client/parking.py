@@ -1,7 +1,7 @@
 """Wakes many tasks at once, each with its own value, at the lowest cost that asyncio and trio allow.
 
-Unlike with an `anyio.Event`, a task waits directly on its event loop, and is woken with its value instead of having to
-look it up.
+Cheaper than an `anyio.Event`: a task waits directly on its event loop, and is woken with its value instead of looking
+it up.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ class Parking(Protocol):
     """Tasks that wait for a value each, numbered from 0 in the order of their calls of `wait`."""
 
     def wait(self) -> Awaitable[Any]:
-        """Waits for the value with the next number, and returns it. Await the result at once.
+        """Takes the next number; returns an awaitable of that number's value, which must be awaited at once.
 
-        If the task is cancelled, its number stays taken, and the value for it is dropped."""
+        If the task is cancelled, its number stays taken, and its value is dropped."""
 
     def give(self, values: Iterable[Any]) -> None:
-        """Wakes all tasks, each with the value of its number. Call this only once."""
+        """Wakes all tasks, each with the value of its number: `values` has one for each call of `wait`. Call this only
+        once."""
 
 
 class _AsyncioParking:

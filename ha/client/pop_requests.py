@@ -1,6 +1,6 @@
 """A consumer's POP requests: to take messages, to acknowledge them, and to change when they become visible again.
 
-Only masters answer them. They register the group, so that a consumer need not join it with heartbeats. Sources:
+Only masters answer them. Brokers register the group by these requests, so a consumer need not send heartbeats. Sources:
 MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), pop.md of the specification.
 """
 
@@ -25,7 +25,7 @@ from ha.protocol.remoting import RemotingCommand
 ALL_QUEUES = -1
 """Queue id of a source: all queues of a topic on one broker."""
 _FROM_FIRST, _FROM_LAST = 0, 1
-"""initMode: where a group begins that has no offset yet."""
+"""initMode: where a group without an offset starts."""
 _BORN_NOW = 0
 """bornTime: 0 makes the broker use its own clock, so that a client's wrong clock doesn't shorten a long poll."""
 _NOTHING_CODES = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
@@ -44,9 +44,9 @@ class PopRequests:
         self._init_mode = _FROM_FIRST if start_from is StartFrom.FIRST else _FROM_LAST
         self._is_ordered = is_ordered
         self._lost_attempts: dict[MessageQueue, list[str]] = {}
-        """Attempt ids of ordered pops whose response did not arrive, by source: the next pop of the source repeats one,
-        and gets the messages of the lost response instead of waiting for their invisible time. At most as many as pops
-        of the source ran at the same time"""
+        """Attempt ids of ordered pops whose response did not arrive, by source. The next pop of the source repeats one,
+        so that it gets the messages of the lost response at once, not after their invisible time. No more of them than
+        concurrent pops of the source"""
         self._requests = QueueRequests(client, group, ReadFrom.MASTER)
 
     async def pop(
@@ -58,11 +58,11 @@ class PopRequests:
         invisible_ms: int,
         wait_s: float,
     ) -> tuple[list[Popped], bool]:
-        """Takes messages (200050), once, and returns them and whether the broker has more; none after `wait_s` without
-        any, or when the broker holds too many polls.
+        """Takes messages with one request (200050). Returns them and whether the broker has more; no messages if none
+        arrive within `wait_s`, or the broker holds too many polls.
 
-        If the connection is lost, or this is cancelled, messages may have been taken; they become visible again. In
-        order mode the next call for the same source gets them."""
+        If the connection is lost, or this is cancelled, the broker may have taken messages, which become visible again
+        after `invisible_ms`. In order mode the next call for the same source gets them."""
         with self._attempt(source) as attempt_id:
             header = PopMessageRequest(
                 consumer_group=self._group,
@@ -87,7 +87,8 @@ class PopRequests:
 
     @contextmanager
     def _attempt(self, source: MessageQueue) -> Iterator[str | None]:
-        """Yields the attempt id of an ordered pop. The next pop repeats it if the block raises or is cancelled."""
+        """Yields the attempt id of a pop, None without order. The next pop repeats it if the block raises or is
+        cancelled."""
         if not self._is_ordered:
             yield None
             return
@@ -100,7 +101,7 @@ class PopRequests:
             raise
 
     async def notify(self, source: MessageQueue, subscription: SubscriptionData, wait_s: float) -> bool:
-        """Waits until there may be messages to take (200054), for at most `wait_s`; returns whether there are."""
+        """Waits until there may be messages to take (200054), for at most `wait_s`; returns whether there may be."""
         header = NotificationRequest(
             consumer_group=self._group,
             topic=source.topic,
@@ -125,8 +126,8 @@ class PopRequests:
     ) -> ReceiptHandle:
         """Makes a message visible in `invisible_ms` from now (200053), and returns its new handle.
 
-        `suspends`: the next delivery does not count as a retry. Not repeated if it may have been executed, because the
-        handle would be an old one."""
+        `suspends`: the next delivery does not count as a retry. A request that may have been executed is not repeated,
+        because its handle is then no longer valid."""
         header = receipt.change_request(self._group, source.topic, invisible_ms, suspends=suspends)
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         answered = await self._requests.ask(source, code, header, is_repeatable=False)
@@ -142,7 +143,7 @@ class PopRequests:
         return answered.answer
 
     def _hint(self, answer: RemotingCommand, topic: str) -> str:
-        """What to do about a rejection."""
+        """Returns what to do about a rejection, "" if unknown."""
         match answer.code:
             case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return "this broker has no POP (RocketMQ has it since version 5): use PushConsumer or PullConsumer"

@@ -1,4 +1,4 @@
-"""A message that a SimpleConsumer received: until it is settled, or its time is over, no other member gets it."""
+"""A message that a SimpleConsumer received. No other member gets it until it is settled or its invisible time ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INVISIBLE_S_MAX = 1e9
 
 
 class LeaseState(Enum):
-    """What became of a popped message."""
+    """State of a popped message."""
 
     HELD = "held"
     ACKNOWLEDGED = "acknowledged"
@@ -25,12 +25,14 @@ class LeaseState(Enum):
 
 
 class Lease:
-    """A consumer's hold on one message. `expires_at` is on the event loop's clock.
+    """A consumer's hold on one message until `expires_at`, on the event loop's clock.
 
-    Methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
+    Async methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound,
+    RemoteProtocolError."""
 
     def __init__(self, requests: PopRequests, source: MessageQueue, receipt: ReceiptHandle, message_id: str) -> None:
-        """The lease begins now: a little later than on the broker, so that an expired lease has expired there, too."""
+        """Starts the lease now, which is a little later than on the broker: a lease that has expired here has expired
+        there, too."""
         self._requests = requests
         self._source = source
         self._receipt = receipt
@@ -55,13 +57,17 @@ class Lease:
             self._state = LeaseState.ACKNOWLEDGED
 
     async def extend(self, invisible_s: float) -> None:
-        """Keeps the message for `invisible_s` from now. If this is cancelled, the next handle may remain unknown."""
+        """Keeps the message for `invisible_s` from now. Raises ValueError for an invalid time.
+
+        If this is cancelled, the broker may have replaced the handle without this lease knowing the new one: later
+        requests then have no effect."""
         async with self._settling:
             self._receipt = await self._change(invisible_s)
             self.expires_at = anyio.current_time() + invisible_s
 
     async def give_back(self, delay_s: float, *, counts: bool = True) -> None:
-        """Makes the message visible after `delay_s`. `counts`: its next delivery counts as a retry."""
+        """Makes the message visible after `delay_s`. `counts`: its next delivery counts as a retry. Raises ValueError
+        for an invalid time."""
         async with self._settling:
             await self._change(delay_s, suspends=not counts)
             self._state = LeaseState.RETURNED
@@ -100,14 +106,15 @@ class PoppedMessage(ReceivedMessage):
     async def ack(self) -> None:
         """Acknowledges the message: it is not delivered again.
 
-        Raises ReceiptExpired if it is delivered again all the same, because its invisible time is over or `nack` was
-        called, and BrokerError, RequestTimedOut, ConnectionFailed."""
+        No effect if it is acknowledged already. Raises ReceiptExpired if it will be delivered again because its
+        invisible time is over or `nack` was called, and BrokerError, RequestTimedOut, ConnectionFailed."""
         await self.lease.ack()
 
     async def nack(self, delay_s: float = 0.0) -> None:
         """Gives the message back: it is delivered again after `delay_s`, with `reconsume_times` one higher.
 
-        Errors as for `ack`; ValueError for a negative delay."""
+        Raises the errors of `ack`, ReceiptExpired also if it is acknowledged, and ValueError for a delay that is
+        negative or above 1e9 s."""
         await self.lease.give_back(delay_s)
 
 

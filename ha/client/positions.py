@@ -24,16 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 class Positions(Protocol):
-    """Queue offsets by queue: the first message not yet consumed."""
+    """Stores a position for each queue: the queue offset of the first message not yet consumed."""
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """Returns the saved position of `queue`; None if there is none. ClientError."""
+        """Returns the saved position of `queue`; None if there is none. Raises ClientError, RemoteProtocolError."""
 
     def place_of(self, queue: MessageQueue) -> str:
-        """Returns the place where the position of `queue` is saved."""
+        """Returns a name of the place where the position of `queue` is saved."""
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        """Saves `offsets`, all in one place. Calls `on_saved` with each queue as it is saved, and logs failures."""
+        """Saves `offsets`, whose queues have the same place. Calls `on_saved` with each queue that was saved; failures
+        are logged."""
 
 
 class BrokerPositions:
@@ -52,12 +53,12 @@ class BrokerPositions:
         return queue.broker_name
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        """As in Positions. Of each topic, commits one offset first and then the others concurrently.
+        """As in Positions. For each topic, commits one offset first and then the others concurrently.
 
         A RocketMQ broker creates a group's table for a topic at the first commit, in one of many threads and without a
         lock. If concurrent commits all find no table, the last one's replaces the others', although each is answered
-        with SUCCESS (ConsumerOffsetManager.commitOffset). A killed broker may have lost the table, so this applies to
-        every save."""
+        with SUCCESS (ConsumerOffsetManager.commitOffset). A killed broker may have lost the table, so every save has
+        to do this."""
         by_topic: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue in offsets:
             by_topic[queue.topic].append(queue)
@@ -94,7 +95,7 @@ class FilePositions:
         self._offsets: dict[MessageQueue, int] = {}
 
     async def open(self) -> None:
-        """Reads the file, if there is one. OSError; RemoteProtocolError for an invalid file."""
+        """Reads the file, if there is one. Raises OSError, and RemoteProtocolError for an invalid file."""
         if self._file is not None:
             table = await anyio.to_thread.run_sync(_read, self._file)
             self._offsets = {MessageQueue(*queue): offset for queue, offset in table.items()}

@@ -1,4 +1,4 @@
-"""The messages of one queue that a consumer holds: waiting, being handled, and the offset up to which all are finished.
+"""The messages of one queue that a consumer holds, and the queue offset up to which all are finished.
 
 Messages finish in any order. The offset to commit is the lowest unfinished one, so a crash repeats messages but never
 loses one. Source: ProcessQueue.
@@ -56,12 +56,12 @@ class Budget:
             await self._room.wait()
 
     def take(self, count: int, size: int) -> None:
-        """Adds to the counts."""
+        """Adds `count` messages of `size` bytes, even beyond the limits."""
         self._count += count
         self._bytes += size
 
     def release(self, count: int, size: int) -> None:
-        """Subtracts from the counts."""
+        """Subtracts `count` messages of `size` bytes, and wakes `wait_room` if there is room."""
         self._count -= count
         self._bytes -= size
         if self._room is not None and self.has_room:
@@ -70,16 +70,16 @@ class Budget:
 
 
 class ProcessQueue:
-    """The messages of one queue from `next_offset` on, until it is dropped.
+    """The messages of one queue from a start offset on, until it is dropped.
 
     `put` adds messages in the order of their offsets, `take` returns them in that order, `finish` completes one.
     """
 
     def __init__(self, next_offset: int, budget: Budget, *, count_max: int, bytes_max: int, span_max: int) -> None:
         self.next_offset = next_offset
-        """Offset of the next pull."""
+        """Queue offset of the next pull."""
         self.is_dropped = False
-        """No message may be added or taken, and messages that finish now are ignored."""
+        """Whether no message may be added or taken any more, and `finish` has no effect."""
         self._budget = budget
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -103,7 +103,7 @@ class ProcessQueue:
 
     @property
     def byte_count(self) -> int:
-        """Bytes held."""
+        """Bytes held: bodies, and `_OVERHEAD` for each message."""
         return self._bytes
 
     @property
@@ -118,7 +118,7 @@ class ProcessQueue:
 
     @property
     def has_room(self) -> bool:
-        """Whether this queue may be pulled from."""
+        """Whether this queue is below its own limits, so that it may be pulled from."""
         return (
             self._count < self._count_max
             and self._bytes < self._bytes_max
@@ -131,7 +131,7 @@ class ProcessQueue:
         return min(self._bytes_max - self._bytes, self._budget.room_bytes)
 
     async def wait_room(self) -> None:
-        """Returns when this queue and the budget have room."""
+        """Returns when this queue and the budget have room, or the queue is dropped."""
         while True:
             while not self.has_room and not self.is_dropped:
                 if self._room is None:
@@ -142,7 +142,7 @@ class ProcessQueue:
             await self._budget.wait_room()
 
     def put(self, messages: list[ReceivedMessage], next_offset: int) -> None:
-        """Adds the messages of a pull; `next_offset` is the offset of the next one."""
+        """Adds the messages of a pull; `next_offset` is the queue offset of the next pull."""
         assert not self.is_dropped
         size = sum(len(message.stored_body) + _OVERHEAD for message in messages)
         self._waiting.extend(messages)
@@ -162,7 +162,7 @@ class ProcessQueue:
             self._waiting.appendleft(message)
 
     def finish(self, message: ReceivedMessage) -> None:
-        """Completes a taken message."""
+        """Completes a taken message, which may raise `commit_offset`."""
         if self.is_dropped:
             return
         size = len(message.stored_body) + _OVERHEAD

@@ -33,8 +33,9 @@ class Producer(ClientUser):
     `name_servers`: host:port, several as a list or joined with ';'; None uses NAMESRV_ADDR from the environment; or a
     `Client`, to share its connections.
     `credentials`: for brokers with access control; None uses HALOG_ACCESS_KEY and HALOG_SECRET_KEY if they are set.
-    `check`: for transactions; called to find out how one ended that this producer, or another of its group, left open.
-    Leaving the block closes the connections; sends in flight fail with ConnectionFailed.
+    `check`: for transactions; called to find out the outcome of one that this producer, or another of its group, left
+    open. ValueError is raised for invalid arguments, and when the block is entered, for TLS files that can't be used.
+    Leaving the block closes the connections, unless the client is shared; sends in flight fail with ConnectionFailed.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Producer(ClientUser):
 
     @property
     def retry_count(self) -> int:
-        """How often sends have paused before another attempt since the producer was opened."""
+        """Number of pauses before another attempt of a send, since this producer was created."""
         return self._sender.retry_count
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -76,7 +77,8 @@ class Producer(ClientUser):
         return await self._transactions.answer(connection, command)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The writable queues of `topic`, sorted. For a topic not created yet, those that it will get."""
+        """The writable queues of `topic`, sorted. For a topic not created yet, those that it will get. Raises
+        RouteNotFound, NameServersUnreachable, BrokerError."""
         return list((await self._client.routes.find_for_sending(topic)).write_queues)
 
     async def send(
@@ -85,11 +87,14 @@ class Producer(ClientUser):
         """Sends one message and returns where and how safely it was stored; check the result's `status`.
 
         `queue` chooses the queue and disables retries. All attempts together take at most `timeout_s` (default
-        options.send_timeout_s); while no name server or master can be reached, they continue until then. Raises
-        BrokerError if the broker rejected it (not stored), RouteNotFound (not stored), RequestTimedOut (may be stored),
-        ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept, TypeError
-        for a body that isn't bytes. A retried send may be stored more than once. A cancelled one may be stored, unless
-        batching had not sent it yet."""
+        options.send_timeout_s); without `queue`, they continue until then while no name server or master can be
+        reached.
+
+        Raises BrokerError if the broker rejected it (not stored), RouteNotFound (not stored), RequestTimedOut (may be
+        stored), ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept,
+        TypeError for a body that isn't bytes. The error is that of the last attempt: an earlier one whose connection
+        was lost may have stored the message, so a retried send may be stored more than once, or in spite of the error.
+        A cancelled one may be stored, unless batching had not sent it yet."""
         _check_topic(queue, message)
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
@@ -104,8 +109,9 @@ class Producer(ClientUser):
         raise.
 
         Messages share requests, regardless of ClientOptions.batching; those to a chosen `queue` are sent in order, one
-        request after the other. All together take at most `timeout_s`. ValueError, and nothing is sent, if no broker
-        would accept one of them. If cancelled, any of them may be stored."""
+        request after the other. All together take at most `timeout_s` (default options.send_timeout_s). Raises
+        ValueError or TypeError, and sends nothing, if no broker would accept one of them. If cancelled, any of them may
+        be stored."""
         sender, messages = self._sender, list(messages)
         _check_topic(queue, *messages)
         outgoing = [sender.prepare_simple(message) or await sender.prepare(message) for message in messages]
@@ -117,8 +123,8 @@ class Producer(ClientUser):
     ) -> SendResult:
         """Sends messages of one topic in one request; all or none are stored, consecutively in one queue.
 
-        Result and errors as for `send`. ValueError unless all have the same topic and `wait_stored` and none has a
-        delay or priority."""
+        Result and errors as for `send`. Raises ValueError unless all have the same topic and `wait_stored` and none has
+        a delay or priority, and for an empty batch."""
         _check_topic(queue, *messages)
         return (await self._sender.send(self._sender.prepare_batch(messages), queue, timeout_s)).result
 
@@ -127,19 +133,20 @@ class Producer(ClientUser):
     ) -> None:
         """Sends one message without waiting for a response, so whether it was stored is unknown. No retries.
 
-        Waits for the route, and while the connection's outbox is full. Raises RouteNotFound, ConnectionFailed,
-        RequestTimedOut."""
+        Waits for the route, and while the connection's outbox is full, for at most `timeout_s` (default
+        options.send_timeout_s). Raises RouteNotFound, ConnectionFailed, RequestTimedOut, and ValueError or TypeError as
+        `send`."""
         _check_topic(queue, message)
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
 
     async def recall(self, recall_handle: str, *, timeout_s: float | None = None) -> str:
         """Takes back a message that is not due yet, by the `recall_handle` of its SendResult; returns its message id.
 
-        Once this returns, a halog broker does not deliver the message; RocketMQ's brokers may, in the second before it
-        is due. Retries for at most `timeout_s` (default options.send_timeout_s) if the broker can't be reached, for
-        example because its master changes. Raises BrokerError if the broker rejected it (604: its time has come),
-        RouteNotFound, RequestTimedOut or ConnectionFailed (it may be recalled), RemoteProtocolError if it is not a
-        handle."""
+        Once this has returned, a halog broker does not deliver the message; RocketMQ's brokers may, in the second
+        before it is due. Retries for at most `timeout_s` (default options.send_timeout_s) while the broker can't be
+        reached, for example because the master changes. Raises BrokerError if the broker rejected it (604: the message
+        is due), RouteNotFound, RequestTimedOut or ConnectionFailed (the message may be recalled), RemoteProtocolError
+        if `recall_handle` is not a handle."""
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         return await recall(self._client, self._group, recall_handle, timeout_s)
 
@@ -151,12 +158,14 @@ class Producer(ClientUser):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Stores `message` out of consumers' sight, calls `local`, and commits or rolls back as it returns.
+        """Stores `message` invisibly to consumers, calls `local`, and commits or rolls back as `local` returns.
 
-        `local` is not called if the half message was not stored safely (any status but SEND_OK). If `local` raises, or
-        the outcome can't be delivered, brokers ask a producer of the group, which calls `check`. Raises the errors of
-        `send` before `local` is called, and those of `local`. ValueError without `check`, or for a delayed message;
-        TypeError if `local` returns something else than a TransactionState, of which brokers ask, too."""
+        If the half message was not stored safely (any status but SEND_OK), it is rolled back without calling `local`.
+        If `local` raises or returns UNKNOWN, or the outcome can't be delivered, brokers ask a producer of the group,
+        which calls `check`.
+
+        Raises the errors of `send` before `local` is called, and those of `local`; ValueError without `check`, or for a
+        delayed message; TypeError if `local` returns anything but a TransactionState (brokers ask then, too)."""
         if self._transactions is None:
             raise ValueError("transactions need a producer with check=…, which resolves those left open")
         _check_topic(queue, message)
@@ -164,7 +173,7 @@ class Producer(ClientUser):
 
 
 def _check_topic(queue: MessageQueue | None, *messages: Message) -> None:
-    """Raises ValueError if `queue` is one of another topic: brokers would store the messages there."""
+    """Raises ValueError if `queue` belongs to another topic, where brokers would store the messages."""
     if queue is not None:
         for message in messages:
             if message.topic != queue.topic:

@@ -60,17 +60,21 @@ class PushConsumer(ClientUser):
         async with PushConsumer("127.0.0.1:9876", handle, group="billing", subscriptions={"invoices": "paid||open"}):
             await anyio.sleep_forever()
 
-    A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message is
-    redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise `RetryLater` to choose
-    the delay. Delivery is at least once: handlers must tolerate repeated messages.
+    A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message has
+    failed: it is redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise
+    `RetryLater` to choose the delay. ORDERLY, it is retried after suspend_s, before later messages of its queue.
+    Delivery is at least once: handlers must tolerate repeated messages.
 
     `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
     subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages
     stored at that time or later. `position_file`: where a BROADCASTING consumer keeps its positions; None: it starts
-    over each time. `name_servers`, `options` and `credentials` are those of Producer.
+    at `start_from` each time. `name_servers`, `options` and `credentials` are those of Producer.
 
-    Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters from the brokers.
-    It waits up to request_timeout_s for a broker that does not answer, and logs the positions that it could not save.
+    Entering the block raises BrokerError for an invalid Sql92, ValueError if a shared client has a consumer of the same
+    group, OSError or RemoteProtocolError for an unusable `position_file`, and NameServersUnreachable. Missing topics
+    are no error. Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters
+    from the brokers. It waits up to request_timeout_s for a broker that does not answer, and logs the positions that it
+    could not save.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class PushConsumer(ClientUser):
         return sorted(self._rebalancer.held)
 
     def statistics(self) -> PushStatistics:
-        """Returns current counts."""
+        """Returns a snapshot."""
         return PushStatistics(self.assigned, self._feeder.budget.statistics(), self._handling.statistics())
 
     def describe(self) -> ConsumerData:
@@ -143,7 +147,7 @@ class PushConsumer(ClientUser):
         )
 
     def on_members_changed(self) -> None:
-        """Rebalances because members joined or left the group; called by the client."""
+        """Starts a rebalance, because members joined or left the group; called by the client."""
         self._rebalancer.wake()
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -207,7 +211,8 @@ class PushConsumer(ClientUser):
         )
 
     async def _check_conditions(self, client: Client) -> None:
-        """Makes brokers check SQL92 conditions, which otherwise fail without notice. BrokerError for an invalid one."""
+        """Makes brokers check SQL92 conditions, because they silently match nothing if invalid. Raises BrokerError for
+        an invalid one."""
         for topic, subscription in self._subscriptions.items():
             route = client.routes.known(topic)
             if subscription.expression_type != SQL92 or route is None:
@@ -231,7 +236,7 @@ class PushConsumer(ClientUser):
                             yield
                         finally:
                             rebalancing.cancel_scope.cancel()
-                    # Rebalancing and fetching have stopped; running handlers get time to end.
+                    # Rebalancing and fetching have stopped; running handlers have close_grace_s to end.
                     self._handling.finish()
                     handling.cancel_scope.deadline = anyio.current_time() + self._push.close_grace_s
             finally:

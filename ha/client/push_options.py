@@ -13,11 +13,12 @@ class MessageModel(Enum):
     CLUSTERING = "CLUSTERING"
     """One member of the group; brokers store the positions."""
     BROADCASTING = "BROADCASTING"
-    """Every member; each stores its own positions, and failed messages are not redelivered."""
+    """Every member; each stores its own positions. A failed message is dropped, or with ORDERLY retried here; it never
+    becomes a dead letter."""
 
 
 class ConsumeMode(Enum):
-    """Whether the messages of a queue are handled in order. A SimpleConsumer receives them in this order."""
+    """Whether the messages of a queue are handled in order (PushConsumer), or received in order (SimpleConsumer)."""
 
     CONCURRENTLY = "CONCURRENTLY"
     """Messages of a queue are handled concurrently; the broker redelivers failed ones later."""
@@ -30,8 +31,9 @@ class StartFrom(Enum):
     """Where a group starts in a queue that it has never consumed."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With messages that arrive from now on. If a queue is new, brokers start with its first message nevertheless."""
+    """With messages that arrive from now on; but if a queue still has its first message, brokers may start there."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    """With the oldest message of the queue."""
 
 
 _MAY_BE_ZERO = frozenset({"queue_span_max", "long_poll_s", "suspend_s", "reconsume_times_max", "close_grace_s"})
@@ -41,39 +43,43 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, sizes in bytes. The defaults are DefaultMQPushConsumer's where it has them."""
 
     concurrency: int = 20
-    """Concurrent handlers, over all queues."""
+    """Maximum number of concurrent handlers, over all queues."""
     pull_count: int = 32
-    """Messages per pull; brokers may send fewer."""
+    """Maximum number of messages per pull; brokers may send fewer."""
     queue_count_max: int = 1_000
-    """Messages of one queue held here, waiting or being handled, above which the queue is not pulled from."""
+    """Number of messages of one queue, waiting or being handled, from which on the queue is not pulled from."""
     queue_bytes_max: int = 100 * 1024 * 1024
+    """The same for the bytes of their decompressed bodies, plus 1 KiB for each message."""
     queue_span_max: int = 2_000
     """Maximum distance, in queue offsets, between the lowest unfinished message and the next pull."""
     total_count_max: int = 10_000
     """As `queue_count_max`, over all queues. Pulls in flight may exceed it."""
     total_bytes_max: int = 256 * 1024 * 1024
+    """As `queue_bytes_max`, over all queues. Pulls in flight may exceed it."""
     long_poll_s: float = 15.0
     """How long a broker may hold a pull until a message arrives."""
     pull_pause_s: float = 3.0
     """Longest pause after a failed pull; the first one is 0.1 s, and each is twice as long as the one before."""
     commit_interval_s: float = 5.0
+    """Interval at which positions are saved."""
     rebalance_interval_s: float = 20.0
+    """Longest time between two rebalances."""
     lock_interval_s: float = 20.0
     """ORDERLY: interval between lock renewals. Brokers drop a lock after 60 s."""
     lock_valid_s: float = 30.0
-    """ORDERLY: time after a renewal for which this member relies on its lock."""
+    """ORDERLY: how long after a renewal this member relies on its lock; less than 60 s."""
     consume_timeout_s: float = 900.0
     """A handler that takes longer is cancelled, and its message has failed."""
     suspend_s: float = 1.0
     """ORDERLY: pause before a failed message is retried."""
     reconsume_times_max: int | None = None
-    """Maximum redeliveries before a message becomes a dead letter (%DLQ%group). None: CONCURRENTLY the broker's setting
-    for the group (16), ORDERLY unlimited."""
+    """Maximum redeliveries before a message becomes a dead letter (%DLQ%group). None: 16 with CONCURRENTLY, unlimited
+    with ORDERLY. Takes precedence over the group's setting at the broker."""
     close_grace_s: float = 10.0
     """How long leaving the block waits for running handlers before it cancels them."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for limits that admit no message, and for intervals without a pause."""
+        """Raises ValueError for a negative value, and for 0 where the consumer could not work with it."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):

@@ -1,6 +1,6 @@
-"""A consumer's requests about a queue, sent to the master or another broker of its set.
+"""A consumer's requests about a queue, sent to one broker of its broker set.
 
-Sources: PullAPIWrapper (which broker is asked), MQClientAPIImpl, RemoteBrokerOffsetStore.
+Sources: PullAPIWrapper (choice of the broker), MQClientAPIImpl, RemoteBrokerOffsetStore.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _STATUS_OF_CODE = {
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
 UNAVAILABLE_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-"""Response codes of a slave that serves no clients; it may have been the master when the route was looked up."""
+"""Response codes of a slave that does not serve this request; it may have been the master when the route was looked
+up."""
 _LONG_POLL_GRACE_S = 5.0
-"""RocketMQ's brokers check for expired long polls every 5 s."""
+"""Added to the timeout of a long poll, because RocketMQ's brokers check for expired polls every 5 s."""
 
 
 class Answer(NamedTuple):
@@ -52,20 +53,20 @@ class Answer(NamedTuple):
     broker_id: int
 
     def error(self, hint: str = "") -> BrokerError:
-        """The response as an error."""
+        """Returns the response as a BrokerError."""
         return BrokerError(self.address, self.answer.code, self.answer.remark or "", hint)
 
 
 class QueueRequests:
     """Requests on behalf of `group`; `read_from` selects the broker of a set. All methods raise BrokerError,
-    RequestTimedOut, ConnectionFailed, RouteNotFound."""
+    RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
 
     def __init__(self, client: Client, group: str, read_from: ReadFrom | int = ReadFrom.SUGGESTED) -> None:
         self._client = client
         self._group = group
         self._read_from = read_from
         self._suggested: dict[MessageQueue, int] = {}  # ids of slaves, by the queues that they are suggested for
-        keep_heap()  # an answer, and its messages, are up to some MiB that come and go
+        keep_heap()  # responses and their messages are repeated allocations of up to some MiB
 
     async def pull(
         self,
@@ -79,7 +80,8 @@ class QueueRequests:
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> RawPull:
-        """Pulls once. Never includes a commit, which brokers could execute after one that was sent later."""
+        """Pulls once; see PullConsumer.pull_raw. Never includes a commit, because brokers could execute it after a
+        commit that was sent later."""
         header = PullMessageRequest(
             consumer_group=self._group,
             topic=queue.topic,
@@ -110,28 +112,28 @@ class QueueRequests:
         return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id, remark)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message on the broker."""
+        """See PullConsumer."""
         header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, header)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the next message to be stored, as known to the broker."""
+        """See PullConsumer."""
         header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, header)
 
     async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The queue offset of the first message stored at `timestamp_ms` or later; see PullConsumer."""
+        """See PullConsumer."""
         header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._ask_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """The queue offset that the group has committed; None if there is none."""
+        """See PullConsumer."""
         header = QueryConsumerOffsetRequest(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         answered = await self.ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, choose=self._offsets_id)
         return None if answered.answer.code == ResponseCode.QUERY_NOT_FOUND else _offset(answered)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Commits `queue_offset`, the first not yet consumed, for the group."""
+        """See PullConsumer."""
         header = UpdateConsumerOffsetRequest(
             consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
@@ -172,8 +174,8 @@ class QueueRequests:
         response, whatever its code.
 
         `timeout_s`: of each attempt; None: request_timeout_s. `waits`: the request is a long poll. If the connection
-        fails, the request is repeated for up to request_timeout_s after the first failure, unless `retries` or
-        ClientOptions.retry_unreachable is off, or the request may have been executed and is not `is_repeatable`.
+        fails, the request is repeated for up to request_timeout_s after the first failure. It is not if `retries` or
+        ClientOptions.retry_unreachable is False, or if it may have been executed and `is_repeatable` is False.
         """
         client, options = self._client, self._client.options
         routes, connections = client.routes, client.connections  # they may be closed during a pause
@@ -197,7 +199,7 @@ class QueueRequests:
                     raise
                 await anyio.sleep(pause_s)
             except RequestTimedOut:
-                self._suggested.pop(queue, None)  # the next request is for the master, which may suggest it again
+                self._suggested.pop(queue, None)  # the next request goes to the master, which may suggest it again
                 raise
             else:
                 break

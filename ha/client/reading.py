@@ -1,6 +1,6 @@
 """Reads queues continuously, pulling ahead while the program works on the previous messages.
 
-One task per queue pulls, and waits until its messages were returned, so at most one response per queue is buffered.
+One task per queue pulls, then waits until the messages were returned, so at most one response per queue is buffered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 Pull = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
 _QUICK_ANSWER_S = 0.1
-"""A response without new messages that arrives sooner than this is followed by a pause."""
+"""A response without new messages that arrives sooner than this is followed by a pause of _PAUSE_S."""
 _PAUSE_S = 1.0
 
 
@@ -35,7 +35,7 @@ class Reading:
     ) -> None:
         """`ends`: stop at the end of each queue instead of waiting for new messages."""
         self.positions: dict[MessageQueue, int] = {}
-        """For each queue, the offset after the messages that were returned or filtered out."""
+        """For each queue, the queue offset up to which all messages were returned or filtered out."""
         self._find_positions = find_positions
         self._pull = pull
         self._ends = ends
@@ -65,7 +65,8 @@ class Reading:
     async def __anext__(self) -> Stretch:
         """Returns the next stretch of any queue. Safe to cancel: no message is lost.
 
-        Raises the errors of `PullConsumer.pull`, after the messages before them; reading of that queue then stops."""
+        Raises the errors of `PullConsumer.pull`, after the messages before them, and then no longer reads that queue;
+        RuntimeError outside the block."""
         await anyio.lowlevel.checkpoint()
         while not self._ready:
             if not self._is_open:
@@ -94,7 +95,7 @@ class Reading:
                 tasks.cancel_scope.cancel()
 
     async def _feed(self, queue: MessageQueue, offset: int) -> None:
-        """Pulls from `offset` until the end of the queue."""
+        """Pulls from `offset` on: to the end of the queue if `ends`, until an error, or until cancelled."""
         try:
             while True:
                 asked_at = anyio.current_time()
@@ -105,7 +106,7 @@ class Reading:
                 if result.messages:
                     await self._hand_out(Stretch(queue, result.messages, begin, offset, result.max_offset))
                 elif offset != begin:
-                    self.positions[queue] = offset  # everything before it was returned
+                    self.positions[queue] = offset  # all messages before it were returned or filtered out
                 elif self._ends:
                     return
                 elif anyio.current_time() - asked_at < _QUICK_ANSWER_S:

@@ -1,7 +1,8 @@
 """Rebalancing: assigns queues to this consumer, revokes them, and locks them in ORDERLY mode.
 
-Every member asks a broker for the members of the group and computes its own share (`allocation`). It rebalances when a
-broker reports that members joined or left, when a route changes, and every 20 s. Sources: RebalanceImpl,
+Every member asks a broker for the members of the group and computes its own share (`allocation`); a BROADCASTING one
+takes all queues. It rebalances when a broker reports that members joined or left, when a route changes, and every
+rebalance_interval_s. Sources: RebalanceImpl,
 RebalancePushImpl, RebalanceService.
 """
 
@@ -41,16 +42,16 @@ from ha.protocol.topic_names import RETRY_PREFIX
 _log = logging.getLogger(__name__)
 
 _UNSETTLED_INTERVAL_S = 1.0
-"""Pause before a retry: of a lock held by another member, or of a topic without a route."""
+"""Pause before locking is retried, and first pause before a rebalance that could not be completed is."""
 _UNSETTLED_INTERVAL_MAX_S = 5.0
-"""Upper bound of the growing pause for a topic without a route: nothing notifies a consumer when its topic is created
-(RocketMQ's clients poll every 30 s)."""
+"""Upper bound of the growing pause before a rebalance is retried. Short, because nothing notifies a consumer when its
+topic is created (RocketMQ's clients look every 30 s)."""
 _UNLOCK_TIMEOUT_S = 2.0
-"""Time limit for releasing all locks at the end."""
+"""Time limit for releasing all locks at the end, in seconds."""
 
 
 class Rebalancer:
-    """Keeps the queues of one consumer; `held` are those that it may handle messages of."""
+    """Assigns and revokes the queues of one consumer. `held`: those whose messages it may handle."""
 
     def __init__(
         self,
@@ -77,11 +78,11 @@ class Rebalancer:
         self._woken = anyio.Event()
         self._lock_wanted = anyio.Event()
         self._locking = anyio.Lock()
-        """Serializes lock and unlock requests: a renewal must not follow the release of the same lock."""
+        """Serializes lock and unlock requests, so that no renewal follows the release of the same lock."""
         self._logged_failures: dict[str, str] = {}
 
     def wake(self) -> None:
-        """Rebalances now: members joined or left the group."""
+        """Makes `serve` rebalance now."""
         self._woken.set()
 
     async def serve(self) -> None:
@@ -103,7 +104,8 @@ class Rebalancer:
                 await wait_any(pause_s, self._woken, routes_changed)
 
     async def release(self) -> None:
-        """Revokes all queues, saves their positions and releases their locks. Handlers should have ended."""
+        """Revokes all queues, saves their positions and releases their locks. Call it when handlers have ended: those
+        that run no longer move positions."""
         releasing = [*self.held.values(), *self._releasing.values()]
         for held in releasing:
             held.revoke()
@@ -115,7 +117,8 @@ class Rebalancer:
                 await self._at_each_broker(self._unlock_at, releasing)
 
     async def _rebalance(self, topic: str, tasks: anyio.abc.TaskGroup) -> bool:
-        """Assigns and revokes queues of `topic`. Returns False if it has to be retried soon."""
+        """Assigns and revokes queues of `topic`. Returns False if this has to be repeated soon, because it failed or a
+        queue is still being released."""
         is_settled = True
         try:
             route = await self._client.routes.find(topic)
@@ -125,7 +128,7 @@ class Rebalancer:
                 try:
                     members = await self._members(route)
                 except BrokerError:
-                    members = []  # the response for a group without members
+                    members = []  # brokers answer so for a group without members
                 if self._client.client_id not in members:
                     # Brokers have expired this consumer, or have not received its first heartbeat yet.
                     await self._client.heartbeats.beat()
@@ -162,7 +165,8 @@ class Rebalancer:
         return is_settled
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """The client ids of the group's members, from any broker of the route."""
+        """Returns the client ids of the group's members, from any broker of the route. Raises ClientError if none
+        answers."""
         header = GetConsumerListRequest(consumer_group=self._group)
         failure: ClientError = ConnectionFailed(route.topic, "no broker is registered for this topic")
         for name in random.sample(list(route.addresses), len(route.addresses)):
@@ -180,7 +184,7 @@ class Rebalancer:
         raise failure
 
     async def _release(self, held: HeldQueue) -> None:
-        if self._needs_lock:  # until the running handler has ended, so that no other member overtakes it
+        if self._needs_lock:  # the running handler must end first: another member would handle later messages
             await held.wait_idle()
         held.drop()
         await self._saving.save(held)
@@ -219,7 +223,7 @@ class Rebalancer:
             self._log_once(broker_name, str(error))
             return
         self._logged_failures.pop(broker_name, None)
-        if not locked:  # as from a broker that is no longer the master
+        if not locked:  # the broker may no longer be the master
             self._client.routes.mark_stale(queues[0].queue.topic)
         for held in queues:
             queue = held.queue
@@ -236,7 +240,7 @@ class Rebalancer:
             _log.warning("client.unlock_failed broker=%s reason=%r", broker_name, str(error))
 
     async def _ask_lock(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
-        """Asks the master of the broker set of `queues`, which is the same for all. ClientError."""
+        """Asks the master of the broker set of `queues`, which must all have the same. Raises ClientError."""
         body = LockQueuesBody(
             client_id=self._client.client_id,
             consumer_group=self._group,
@@ -252,7 +256,7 @@ class Rebalancer:
             raise
 
     def _log_once(self, place: str, trouble: str) -> None:
-        """Logs a failure unless it is the one last logged for `place`."""
+        """Logs a failure unless it equals the last one logged for `place`."""
         if self._logged_failures.get(place) != trouble:
             self._logged_failures[place] = trouble
             # Brokers create a group's retry topic at its first heartbeat, so it may not exist yet.

@@ -19,7 +19,7 @@ _RETRYABLE_CODES = (
     ResponseCode.SLAVE_NOT_AVAILABLE,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 )
-"""The broker is not the master, or can't store for now. A second recall of a message does no harm."""
+"""Rejections of a broker that is not the master, or can't store at present. A recall may safely be repeated."""
 
 
 async def recall(client: Client, group: str, handle: str, timeout_s: float) -> str:

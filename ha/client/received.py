@@ -46,11 +46,11 @@ def received(record: MessageRecord, queue: MessageQueue, body_size_max: int) -> 
 def received_within(
     body: bytes, queue: MessageQueue, wanted: frozenset[str] | None, body_size_max: int, size_max: int
 ) -> tuple[list[ReceivedMessage], int | None]:
-    """Returns the messages in the records of `body`, which came from `queue`, filtered by the tags `wanted` if not
-    None. RemoteProtocolError for invalid records.
+    """Returns the messages in the records of `body`, which came from `queue`, and the queue offset of the first message
+    left out, None if there is none. `wanted`: tags to keep; None: all messages.
 
-    Stops before the first compressed body, except that of the first message, once the bodies have `size_max` bytes. The
-    second result is the queue offset of the first message left out, None if there is none."""
+    Messages are left out from the first compressed one on that follows `size_max` bytes of bodies; never the first one.
+    Raises RemoteProtocolError for invalid records."""
     records: list[StoredParts] = [*split_records(body)]
     if wanted is not None:
         records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
@@ -68,7 +68,9 @@ def received_within(
 
 
 def _inflated(body: bytes, sys_flag: int, size_max: int) -> tuple[bytes | None, str | None, Unreadable | None]:
-    """Returns the inflated body, the name of a compression that the SDK does not support, and the error, if any."""
+    """Returns the body, the name of its compression, and the error. Inflated: (body, None, None). If the compression's
+    package is not installed, the body is the stored one and the name is set; if it is unreadable, the body is None and
+    both others are set."""
     kind = kind_of(sys_flag)
     try:
         plain = inflated(body, kind, size_max)

@@ -1,8 +1,8 @@
 """Detects masters that have been replaced while they were frozen or unreachable.
 
 A killed process closes its connections; a frozen or unreachable one does not, and requests to it would wait for their
-timeout long after another master was elected. So as soon as a broker is silent for longer than a healthy one would be,
-the name servers are asked. A silent broker that is still the master is left alone.
+timeout long after another master was elected. So if a broker has sent nothing for SILENCE_S while a prompt response is
+due, the name servers are asked. The connection to a silent broker that is still the master is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ CHECK_INTERVAL_S = 0.25
 
 
 async def disconnect_replaced_masters(connections: Connections, routes: Routes) -> None:
-    """Closes connections to silent masters that have been replaced, until cancelled; pending requests are retried."""
+    """Closes connections to silent masters that have been replaced, until cancelled. Their pending requests fail with
+    ConnectionFailed, so that callers retry them."""
     while True:
         due = anyio.current_time() + CHECK_INTERVAL_S
         await anyio.sleep(CHECK_INTERVAL_S)

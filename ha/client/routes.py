@@ -1,7 +1,8 @@
-"""Topic routes: which brokers hold which queues. Looked up at the name servers, cached, and refreshed every 30 s.
+"""Topic routes: which brokers hold which queues. Looked up at name servers, cached, and refreshed periodically
+(route_refresh_interval_s).
 
-While no name server answers, or it rejects the request, or a restarted one does not know the topic yet, the last known
-route stays in use, as in RocketMQ's clients.
+The last known route stays in use, as in RocketMQ's clients, while no name server answers, while one rejects the
+request, and for _UNKNOWN_ROUTE_KEPT_S while one does not know the topic, for example after its restart.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _QUEUE_NUMS_MAX = 65_536
 """Maximum number of queues of a topic on one broker; a route with more is rejected."""
 
 _UNKNOWN_ROUTE_KEPT_S = 120.0
-"""How long a route is kept after the name servers stopped knowing it, unless a broker rejects the topic too. A
-restarted name server knows a topic once its brokers have registered again, which they do every 30 s."""
+"""How long a route is kept while name servers don't know the topic, unless a broker rejects the topic, too. A restarted
+name server knows a topic once its brokers have registered again, which they do every 30 s."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
     @property
     def lacks_master(self) -> bool:
-        """Whether some broker set currently has only slaves, one of which may be promoted."""
+        """Whether a broker set currently has only slaves, so that one of them may be promoted."""
         return any(known and MASTER_ID not in known for known in self.addresses.values())
 
     def masters(self) -> set[str]:
@@ -61,11 +62,11 @@ class TopicRoute(msgspec.Struct, frozen=True):
         return {known[MASTER_ID] for known in self.addresses.values() if MASTER_ID in known}
 
     def master_of(self, broker_name: str) -> str:
-        """The address of the set's master. ConnectionFailed while none is registered."""
+        """The address of the set's master. Raises ConnectionFailed while none is registered."""
         return self.address_of(broker_name, MASTER_ID)
 
     def address_of(self, broker_name: str, broker_id: int) -> str:
-        """The address of one broker of a set. ConnectionFailed if none is registered under that id."""
+        """The address of one broker of a set. Raises ConnectionFailed if none is registered under that id."""
         known = self.addresses.get(broker_name, {})
         if broker_id not in known:
             registered = ", ".join(map(str, sorted(known))) or "none"
@@ -73,7 +74,8 @@ class TopicRoute(msgspec.Struct, frozen=True):
         return known[broker_id]
 
     def broker_id_for(self, broker_name: str, read_from: ReadFrom | int) -> int:
-        """Returns the id of the broker to read from; for SUGGESTED the master, or else the slave with the lowest id."""
+        """Returns the id of the broker to read from; for SUGGESTED the master, or without one the slave with the lowest
+        id. A number is returned as it is. Raises ConnectionFailed for SLAVE if there is none."""
         known = self.addresses.get(broker_name, {})
         if isinstance(read_from, int):
             return read_from
@@ -105,9 +107,9 @@ class Routes:
         self._known: dict[str, TopicRoute] = {}
         self._stale: set[str] = set()
         self._masters: dict[str, str] = {}  # by broker name: the last one seen
-        self._former_masters: set[str] = set()  # in whose place another one was seen
-        self._unknown_since: dict[str, float] = {}  # by topic known: since when no name server knows it
-        self._expected: set[str] = set()  # topics known that are still to be created: their routes are the template's
+        self._former_masters: set[str] = set()  # addresses in whose place another master was seen
+        self._unknown_since: dict[str, float] = {}  # known topic -> since when name servers don't know it
+        self._expected: set[str] = set()  # known topics that don't exist yet; their routes are made from the template's
         self._lookups: dict[str, _Lookup] = {}
         self._answering = 0
         self._is_failing = False
@@ -121,7 +123,9 @@ class Routes:
     async def find(self, topic: str) -> TopicRoute:
         """Returns the route of `topic`. Concurrent lookups share one request.
 
-        RouteNotFound if no name server knows it, NameServersUnreachable if none answers and no route is cached."""
+        Raises RouteNotFound if the name server that answers does not know the topic, and no cached route is kept for
+        _UNKNOWN_ROUTE_KEPT_S. Without a cached route, also raises NameServersUnreachable, BrokerError or
+        RemoteProtocolError if the lookup fails."""
         while True:
             route = self.known(topic)
             if route is not None:
@@ -134,19 +138,19 @@ class Routes:
                 raise lookup.error.with_traceback(None)
 
     async def find_for_sending(self, topic: str, deadline: float = math.inf) -> TopicRoute:
-        """The route of `topic`, or of the brokers that will create it when it is sent to (MQClientInstance).
+        """The route of `topic`, or the one that it will have once a send has created it (MQClientInstance).
 
-        Errors as of `find`, and NameServersUnreachable at `deadline` (of anyio.current_time)."""
+        Raises the errors of `find`, and NameServersUnreachable at `deadline` (of anyio.current_time)."""
         with anyio.CancelScope(deadline=deadline):
             return await self._find_or_expect(topic)
         servers = ";".join(self._name_servers)
         raise NameServersUnreachable(servers, f"{servers}: no response before the send's timeout")
 
     async def _find_or_expect(self, topic: str) -> TopicRoute:
-        """Returns the route of `topic`, or the one that it will have once a send has created it.
+        """As `find_for_sending`, without a deadline.
 
-        Such an expected route, if it has queues to write to, is cached until the next refresh, by which time the topic
-        should exist."""
+        The route of a topic that does not exist yet is cached until the next refresh, by which time the topic should
+        exist, if it has queues to write to."""
         try:
             return await self.find(topic)
         except RouteNotFound as not_found:
@@ -161,27 +165,29 @@ class Routes:
             if queue.queue_id < limit
         )
         route = TopicRoute(topic, queues, queues, template.addresses)
-        if queues:  # else it would be taken for what is known of a topic that its brokers have yet to tell of
+        if queues:  # an empty route must not stay in use as the known one
             self._keep(route)
             self._expected.add(topic)
         return route
 
     def mark_stale(self, topic: str) -> None:
-        """Makes the next `find` look the route up again: a broker was unreachable or rejected a request."""
+        """Makes the next `find` look the route up again, because a broker was unreachable or rejected a request. Also
+        that of the template for new topics."""
         self._stale.add(topic)
         self._stale.add(AUTO_CREATE_TOPIC)
 
     def forget(self, topic: str) -> None:
-        """Drops the route: a broker does not know the topic, so it may have been deleted."""
+        """Drops the route, because a broker does not know the topic, which may have been deleted."""
         self._unknown_since.pop(topic, None)
         self._expected.discard(topic)
         if self._known.pop(topic, None) is not None:
             self._notify_changed()
 
     async def is_replaced(self, address: str) -> bool:
-        """Asks the name servers, if necessary, whether another master has replaced the one at `address`.
+        """Whether another master has replaced the one at `address`; refreshes a route with it to find out. If so, marks
+        the routes with that address stale.
 
-        False for an address that was never a master of a known route, and while no name server answers."""
+        False for an address that was never a master of a known route, and usually while no name server answers."""
         topic = next((topic for topic, route in self._known.items() if address in route.masters()), None)
         if topic is not None and topic not in self._lookups:
             with suppress(ClientError, RemoteProtocolError):
@@ -263,7 +269,7 @@ class Routes:
         self.changed = anyio.Event()
 
     def addresses(self) -> dict[str, int]:
-        """The addresses of the brokers of all known routes, with the id of each."""
+        """The broker ids of the brokers of all known routes, by address."""
         return {
             address: broker_id
             for route in self._known.values()
@@ -272,13 +278,14 @@ class Routes:
         }
 
     async def topics(self) -> list[str]:
-        """All topics that the name servers know, including system topics, sorted. Errors as for `find`."""
+        """All topics that a name server knows, including system topics, sorted. Raises the errors of
+        `ask_name_servers`, and RemoteProtocolError."""
         command = RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         answer = await self.ask_name_servers(command)
         return sorted(read_as(TopicList, answer.body).topic_list)
 
     async def broker_names(self) -> list[str]:
-        """The names of all registered broker sets, sorted. Errors as for `find`."""
+        """The names of all registered broker sets, sorted. Raises the same errors."""
         answer = await self.ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         return sorted(read_as(ClusterInfo, answer.body).broker_addr_table)
 
@@ -294,8 +301,8 @@ class Routes:
         return read_as(TopicRouteData, answer.body)
 
     async def ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
-        """Asks the name servers in turn, starting with the one that answered last, until one responds. BrokerError if
-        it rejects the request."""
+        """Asks one name server after the other, starting with the one that answered last, until one responds. Raises
+        BrokerError if it rejects the request, and NameServersUnreachable if none responds."""
         reasons = []
         count = len(self._name_servers)
         for turn in range(count):
@@ -309,7 +316,7 @@ class Routes:
             except ClientError as error:
                 reasons.append(f"{address}: {error.reason}" if isinstance(error, ConnectionFailed) else str(error))
                 continue
-            except anyio.get_cancelled_exc_class():  # often at a deadline: the next request should not wait for it too
+            except anyio.get_cancelled_exc_class():  # often at a deadline: next time, start with another server
                 self._answering = (index + 1) % count
                 raise
             self._answering = index
@@ -335,7 +342,7 @@ def _route(topic: str, data: TopicRouteData) -> TopicRoute:
 async def open_routes(
     name_servers: tuple[str, ...], connections: Connections, options: ClientOptions
 ) -> AsyncIterator[Routes]:
-    """Routes that are refreshed for the duration of the block."""
+    """Provides routes, refreshed for the duration of the block."""
     routes = Routes(name_servers, connections, options)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(routes.serve)

@@ -1,8 +1,8 @@
 """Saves the positions of held queues: periodically, when a queue is revoked or its offset is reset, and at the end.
 
-The saves of one place, a broker set or a file, follow each other, because an older position must not overwrite a newer
-one. Those of different places are independent, so that a silent broker delays no other one. A save is not cancelled
-with its consumer: an abandoned request could be executed after the next one, and move the position back.
+The saves to one place (a broker set or a file) are made one after the other, because an older position must not
+overwrite a newer one. Saves to different places are independent, so that a silent broker delays only its own. A save is
+not cancelled with its consumer: an abandoned request could be executed after the next one, and move the position back.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Place:
     def __init__(self) -> None:
         self.wanted: dict[MessageQueue, HeldQueue] = {}
         self.in_hand: dict[MessageQueue, HeldQueue] = {}
-        """Those that the task is saving; they stay if it is cancelled."""
+        """Queues that the task is saving; they stay here if it is cancelled."""
         self.tried = anyio.Event()
-        """Set when the wanted ones have been saved or have failed, or the task has ended."""
+        """Set when the queues in `wanted` have been saved or have failed, or the task has ended."""
         self.scope: anyio.CancelScope | None = None
         """Contains the task."""
 
@@ -38,7 +38,8 @@ class Saving:
     """The saves of one consumer."""
 
     def __init__(self, group: str, positions: Positions, *, interval_s: float, silence_s: float) -> None:
-        """`silence_s`: `finish` gives up on a place that has not saved anything for this long."""
+        """`interval_s`: interval of the periodic saves. `silence_s`: `finish` gives up on a place that has saved no
+        position for this long."""
         self._group = group
         self._positions = positions
         self._interval_s = interval_s
@@ -48,12 +49,12 @@ class Saving:
         self._tasks: TaskGroup
 
     def start(self, tasks: TaskGroup, held: Mapping[MessageQueue, HeldQueue]) -> None:
-        """Starts the periodic saves of the `held` queues in `tasks`, and allows the other methods."""
+        """Starts the periodic saves of the `held` queues in `tasks`. Call this before the other methods."""
         self._tasks = tasks
         tasks.start_soon(self._save_periodically, held)
 
     def want(self, queues: Iterable[HeldQueue]) -> None:
-        """Saves the positions of `queues` soon."""
+        """Starts saving the positions of `queues`."""
         for held in queues:
             place = self._place_of(held)
             place.wanted[held.queue] = held
@@ -67,7 +68,7 @@ class Saving:
         await self._place_of(held).tried.wait()
 
     async def finish(self, queues: Iterable[HeldQueue]) -> None:
-        """Saves the positions of `queues`, and those that are still wanted. Logs which ones could not be saved."""
+        """Saves the positions of `queues` and those whose save is pending. Logs which ones could not be saved."""
         self._is_finishing = True
         unsaved = {held.queue: held for held in queues}
         self.want(unsaved.values())

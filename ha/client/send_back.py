@@ -1,7 +1,8 @@
 """Sends failed messages back: the broker redelivers them later or makes them dead letters.
 
-The broker that stores the message is asked first (36). If that fails, a copy is sent to the group's retry topic on any
-broker. Sources: DefaultMQPushConsumerImpl (sendMessageBack), ConsumeMessageOrderlyService.
+The broker that stores the message is asked first (36). If that fails, and for dead letters of ORDERLY consumers, a copy
+is sent to the group's retry topic on any broker, which makes it a dead letter if its `reconsume_times` exceed the
+maximum. Sources: DefaultMQPushConsumerImpl (sendMessageBack), ConsumeMessageOrderlyService.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 _INNER_GROUP = "CLIENT_INNER_PRODUCER"
 _RECONSUME_TIMES_MAX = 16
-"""Default of RocketMQ's clients."""
+"""Maximum redeliveries if the consumer sets none; the default of RocketMQ's clients."""
 _FIRST_DELAY_LEVEL = 3
 
 
@@ -37,8 +38,8 @@ class SendBack:
         self._sender = Sender(client, _INNER_GROUP)
 
     async def redeliver(self, message: ReceivedMessage, delay_level: int) -> bool:
-        """Requests redelivery after `delay_level`; 0: the broker chooses by the number of deliveries, -1: make it a
-        dead letter. Returns False if every attempt failed."""
+        """Requests redelivery after `delay_level`; 0: the broker chooses by the number of deliveries, -1: no
+        redelivery, the message becomes a dead letter. Returns False if this failed, which is logged."""
         try:
             await self._ask(message, delay_level)
             return True
@@ -49,7 +50,7 @@ class SendBack:
         return await self._send(message, times if delay_level >= 0 else max(times, times_max + 1), times_max)
 
     async def make_dead_letter(self, message: ReceivedMessage) -> bool:
-        """Makes `message` a dead letter. Returns False if that failed."""
+        """Makes `message` a dead letter. Returns False if this failed, which is logged."""
         times_max = self._reconsume_times_max or 0
         return await self._send(message, max(message.reconsume_times, times_max) + 1, times_max)
 

@@ -1,11 +1,11 @@
 """Sends messages: builds their properties, chooses a queue round robin, and retries.
 
-A failed attempt is retried at once on another broker if there is one, otherwise after a pause that grows, with a fresh
-route:
+A failed attempt is retried at once on another broker if the topic has one, otherwise after a pause that grows, with a
+fresh route. Sends to a chosen queue are never retried.
 
 | what failed | retried |
 |---|---|
-| no name server or master is reached, or the broker is no master (14): nothing was stored | until the timeout |
+| no name server or master is reached, or the broker is not the master (14): nothing was stored | until the timeout |
 | the broker rejected the message because of its state (RETRYABLE_CODES) | `send_retries` times |
 | the connection was lost after the request was sent: it may be stored | `send_retries` times |
 | anything else | never |
@@ -60,7 +60,7 @@ RETRYABLE_CODES = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Rejections that may be due to the broker rather than the message."""
+"""Rejections that may be due to the broker's state rather than to the message."""
 _UNBATCHABLE = frozenset(
     {
         names.DELAY,
@@ -74,12 +74,13 @@ _UNBATCHABLE = frozenset(
         PRIORITY,
     }
 )
-"""Properties that make a broker do something else than store the message in the queue it was sent to. Brokers ignore
-them in a batch."""
+"""Properties of messages that brokers do not simply store in the queue they are sent to. In a batch, brokers would
+ignore them."""
 _PRIORITY_MAX = 0x7FFFFFFF
 _SEND = RequestCode.SEND_MESSAGE_V2
 _UNTIL_TIMEOUT = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE})
-"""Rejections of a broker that is not the master, or not yet: another master is elected within seconds."""
+"""Rejections that are retried until the timeout: the broker is not, or not yet, the master, and one is elected within
+seconds."""
 _COMPRESSED_HERE_MAX = 64 * 1024
 """Longer bodies, in bytes, are compressed in a worker thread: zlib compresses about 30 MB/s."""
 
@@ -96,9 +97,9 @@ def _tags_property(tags: str) -> bytes:
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A message or batch, complete except for its queue. `sys_flag` holds bits of `codes.SysFlag`.
 
-    `properties` is the property string. While `message_id` is None it lacks the unique id, which is added when the
-    message is sent. `is_batchable`: the message may be sent in a batch with others of the same `sys_flag` and `waits`
-    (the broker answers only once the message is safe)."""
+    `properties` is the encoded property string. While `message_id` is None it lacks the unique id, which is added when
+    the message is sent. `waits`: the broker answers only once the message is flushed and replicated. `is_batchable`:
+    the message may share a batch with others of the same topic, `sys_flag` and `waits`."""
 
     code: RequestCode
     topic: str
@@ -114,7 +115,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """A result, with the address and transaction id needed to end a transaction."""
+    """A result, with the broker's address and the transaction id, which are needed to end a transaction."""
 
     result: SendResult
     address: str
@@ -129,7 +130,7 @@ class Sender:
         self._group = group
         self._queue_counters: dict[str, count[int]] = {}
         self.retry_count = 0
-        """Pauses made before another attempt"""
+        """Number of pauses before another attempt so far"""
         options = client.options
         self._simple_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
@@ -139,8 +140,8 @@ class Sender:
         return self._client.is_open
 
     def prepare_simple(self, message: Message) -> Outgoing | None:
-        """Fast path of `prepare`, in a third of its time, without a unique id. None if `message` uses a rarer
-        feature."""
+        """Fast path of `prepare`, in a third of its time, without a unique id. Returns None for a message that needs
+        `prepare`, also for an invalid one."""
         body, topic = message.body, message.topic
         if (
             message.properties
@@ -171,8 +172,8 @@ class Sender:
         return Outgoing(_SEND, topic, body, properties, None, message.flag, is_batchable=True)
 
     async def prepare(self, message: Message, *, extra: dict[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
-        """Prepares `message` with its own properties and `extra`, compressed if that makes it shorter. ValueError for a
-        message that no broker would accept."""
+        """Prepares `message` with its own properties and `extra`; compresses a body of `compress_from_bytes` or more if
+        that makes it shorter. Raises ValueError or TypeError for a message that no broker would accept."""
         known = {**self._properties(message), **(extra or {})}
         reconsume_times, max_reconsume_times = 0, None
         if message.topic.startswith(RETRY_PREFIX):
@@ -215,8 +216,7 @@ class Sender:
         )
 
     def prepare_batch(self, messages: Sequence[Message]) -> Outgoing:
-        """Prepares one batch. ValueError unless all have the same topic and `wait_stored` and none has a delay or
-        priority."""
+        """Prepares one batch; see Producer.send_batch."""
         first = messages[0] if messages else None
         if first is None:
             raise ValueError("a batch needs at least one message")
@@ -274,7 +274,7 @@ class Sender:
                     raise failure
                 self.retry_count += 1
                 await anyio.sleep(pause_s)
-                tried.clear()  # and the route is looked up again
+                tried.clear()  # all brokers may be tried again; the route is looked up again
                 continue
             tried.add(target.broker_name)
             try:
@@ -305,7 +305,8 @@ class Sender:
         deadline: float,
         timeout_s: float,
     ) -> Sent:
-        """Makes one attempt. ConnectionFailed or BrokerError: the route is looked up again before the next one."""
+        """Makes one attempt. Raises RequestTimedOut, and ConnectionFailed or BrokerError, after which the next attempt
+        looks the route up again."""
         left_s = deadline - anyio.current_time()
         if left_s <= 0:
             raise RequestTimedOut(";".join(self._client.name_servers), timeout_s)
@@ -351,7 +352,7 @@ class Sender:
         await connection.send_oneway(command, deadline - anyio.current_time())
 
     def _next_queue(self, route: TopicRoute, tried: Set[str]) -> MessageQueue:
-        """Returns the next queue, if possible of a broker that was not tried. NoMaster."""
+        """Returns the next queue, if possible of a broker that is not in `tried`. Raises NoMaster if there is none."""
         queues = route.write_queues
         if not queues:
             self._client.routes.mark_stale(route.topic)
@@ -367,7 +368,8 @@ class Sender:
         return others[next(turn) % len(others)] if others else first
 
     def _properties(self, message: Message) -> dict[str, str]:
-        """The properties of `message`, including its unique id."""
+        """Returns the properties of `message`, including its unique id. Raises ValueError for invalid delays or
+        priorities."""
         known = dict(message.properties)
         if message.tags is not None:
             known[names.TAGS] = message.tags
@@ -432,7 +434,7 @@ def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, mes
 
 
 def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
-    """Returns the message with this id, or with its own if it has one."""
+    """Returns the message with this unique id, or unchanged if it has one."""
     if outgoing.message_id is not None:
         return outgoing
     properties = outgoing.properties + unique_id_properties([message_id])[0]
@@ -440,7 +442,7 @@ def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
 
 
 def results_of(result: SendResult, message_ids: Sequence[str]) -> list[SendResult | HalogError]:
-    """Splits a batch's result into one per message: they are stored consecutively from its queue offset."""
+    """Splits a batch's result into one for each message. They are stored consecutively from its queue offset on."""
     places = result.offset_message_id.split(",")
     if len(places) != len(message_ids):
         # The broker stored the whole batch as one record.

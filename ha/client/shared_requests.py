@@ -2,8 +2,8 @@
 
 Messages can share a request if they have the same topic, `wait_stored` and compression. Delayed and transactional
 messages, which brokers store elsewhere, are sent alone, as is everything for a topic whose broker recently rejected a
-batch. A broker accepts or rejects a batch as a whole; a rejected batch is sent again message by message, so that one
-rejected message does not affect the others.
+batch. A broker accepts or rejects a batch as a whole. A batch that was rejected for its content is sent again message
+by message, so that one invalid message does not affect the others.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from ha.protocol.batch import ENTRY_SIZE_MIN
 from ha.protocol.codes import ResponseCode
 
 BATCH_COUNT_MAX = 128
-"""Messages of a batch. Larger batches cost less per message, but make client and broker wait longer for each other."""
+"""Maximum number of messages of a batch. Larger batches cost less per message, but client and broker then wait longer
+for each other."""
 BATCH_BYTES_MAX = 512 * 1024
-"""Bodies and properties of a batch, unless a single message is longer."""
+"""Maximum bytes of a batch, unless a single message is longer."""
 FULL_IN_FLIGHT_MAX = 4
-"""Concurrent requests per broker for full batches."""
+"""Maximum number of concurrent requests per broker for full batches."""
 _BATCH_REJECTION_S = 60.0
 """How long a topic's messages are sent alone after a broker rejected them as a batch but accepted them singly."""
 
 Kind = tuple[str, int, bool]
-"""Topic, compression and `wait_stored`, which all messages of one request share."""
+"""Topic, `sys_flag` (compression) and `waits`, which all messages of one request share."""
 Outcome = SendResult | HalogError
 
 
 def kind_of(message: Outgoing) -> Kind:
-    """Messages of the same kind can share a request."""
+    """Returns the kind of a message: those of the same kind can share a request."""
     return message.topic, message.sys_flag, message.waits
 
 
 def size_of(message: Outgoing) -> int:
-    """Size of the message's entry in a batch, in bytes."""
+    """Returns the size of the message's entry in a batch in bytes, without a unique id that is added later."""
     return ENTRY_SIZE_MIN + len(message.body) + len(message.properties)
 
 
@@ -50,7 +51,7 @@ class SharedRequests:
         self._rejecting_until: dict[str, float] = {}
 
     def rejects_batches(self, topic: str) -> bool:
-        """Whether a broker recently rejected a batch of `topic`."""
+        """Whether messages of `topic` are sent alone, because a broker rejected a batch within _BATCH_REJECTION_S."""
         if not self._rejecting_until:
             return False
         until = self._rejecting_until.get(topic)
@@ -78,7 +79,8 @@ class SharedRequests:
         deadline: float,
         in_flight_max: int,
     ) -> list[Outcome]:
-        """Returns the outcome of each message, in order. `batches` yields the indexes of each request's messages.
+        """Sends one request for each item of `batches`, the indexes of its messages; returns the outcome of each
+        message, in the order of `messages`.
 
         Requests to a chosen queue are sent one after the other, others up to `in_flight_max` concurrently."""
         outcomes: dict[int, Outcome] = {}
@@ -102,7 +104,8 @@ class SharedRequests:
         return [outcomes[place] for place in range(len(messages))]
 
     def _batches(self, messages: Sequence[Outgoing], *, keeps_order: bool) -> Iterator[Sequence[int]]:
-        """Yields the indexes of each request's messages."""
+        """Yields the indexes of each request's messages. `keeps_order`: a message is never sent in a later request than
+        one that follows it."""
         gathering: dict[Kind, tuple[list[int], int]] = {}
         for place, message in enumerate(messages):
             kind, size = kind_of(message), size_of(message)
@@ -124,8 +127,8 @@ class SharedRequests:
             yield places
 
     async def results(self, messages: Sequence[Outgoing], queue: MessageQueue | None, deadline: float) -> list[Outcome]:
-        """Sends messages that can share a request; returns the outcome of each, in order. HalogError if all failed
-        alike.
+        """Sends messages that can share a request; returns the outcome of each, in order. Raises the HalogError with
+        which the request failed, unless the batch was rejected for its content: then sends the messages singly.
 
         `deadline` is on the event loop's clock."""
         left_s = max(0.0, deadline - anyio.current_time())

@@ -1,6 +1,7 @@
-"""The SDK's simple consumer: asks brokers for messages by POP, and settles each of them.
+"""The SDK's simple consumer: takes messages from brokers by POP, and settles each of them.
 
-Source: SimpleConsumerImpl of RocketMQ's 5.x clients, which asks one broker at a time; this one waits for all of them.
+Source: SimpleConsumerImpl of RocketMQ's 5.x clients, which waits at one broker at a time; this one waits at all of
+them.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from ha.protocol.properties import UNIQ_KEY
 _log = logging.getLogger(__name__)
 
 RECEIVE_COUNT_MAX = 32
-"""Brokers' limit for one request."""
+"""Brokers' maximum number of messages of one pop."""
 RECONSUME_TIMES_MAX = 16
 _DEAD_LETTER = -1
-"""Delay level of a message sent back that is not to be delivered again."""
+"""Delay level that makes a message a dead letter."""
 _QUICK_ANSWER_S = 0.1
-"""Responses without messages that arrive sooner than this are followed by a pause, except the first, which may announce
-messages."""
+"""If rounds of requests return no messages within this time, `receive` pauses from the second one in a row on. The
+first one may have been ended by a notification, so its messages are popped at once."""
 _CLOSE_TIMEOUT_S = 2.0
 """Time limit for giving back messages that an iteration has not returned."""
 
@@ -56,17 +57,17 @@ class SimpleConsumer(ClientUser):
             async for message in consumer.messages():
                 await message.ack()
 
-    A message that was received is invisible to the other members of the group for a time that the request states.
-    Unless it is acknowledged by then, it is delivered again, like one that was given back by `nack`. Members share
-    messages, not queues, so there may be more members than queues, and messages of a queue are handled out of order.
+    A received message is invisible to the group for `invisible_s`. Unless it is acknowledged by then, it is delivered
+    again, like one that was given back by `nack`. Members share messages, not queues, so there may be more members than
+    queues, and messages of a queue are handled out of order.
 
     With `mode` ORDERLY, brokers give out a queue's next messages only after those that they gave out before are
     acknowledged; one that was given back, or not acknowledged in time, is delivered again before later ones. All
     members of the group have to use the same mode.
 
-    `subscriptions` and `start_from` are those of PushConsumer. A message that was delivered again more than
-    `reconsume_times_max` times becomes a dead letter (topic %DLQ%group) when it is received. The other arguments are
-    those of Producer.
+    `subscriptions` and `start_from` are those of PushConsumer. A message that was redelivered more than
+    `reconsume_times_max` times becomes a dead letter (topic %DLQ%group) instead of being received. The other arguments
+    are those of Producer. Leaving the block gives back the messages that an iteration has not returned.
     """
 
     def __init__(
@@ -122,13 +123,14 @@ class SimpleConsumer(ClientUser):
     ) -> list[PoppedMessage]:
         """Receives 1 to `max_messages` (at most 32) messages, or none if none arrive within `wait_s`.
 
-        For `invisible_s` no other member of the group gets them. With mode ORDERLY, handle those of a queue in the
-        order of the list, and if you give one back, give back the later ones of its queue, too.
+        For `invisible_s` (0.001 … 1e9) no other member of the group gets them. With mode ORDERLY, handle those of a
+        queue in the order of the list, and if you give one back, give back the later ones of its queue, too.
 
-        Failed connections are retried for request_timeout_s; with several brokers, as long as all fail. If this is
-        cancelled, messages on their way here stay invisible for `invisible_s`; with mode ORDERLY, the next call gets
-        them. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut, ConnectionFailed, and
-        ValueError for arguments that brokers would not accept."""
+        While all brokers fail with ConnectionFailed, or BrokerError 2 or 14, they are asked again for
+        request_timeout_s. If this is cancelled, messages on their way here stay invisible for `invisible_s`; with mode
+        ORDERLY, the next call gets them. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut,
+        ConnectionFailed, RemoteProtocolError, ValueError for arguments out of range, and RuntimeError outside the
+        block."""
         if not 1 <= max_messages <= RECEIVE_COUNT_MAX:
             raise ValueError(f"max_messages={max_messages}; accepted: 1 … {RECEIVE_COUNT_MAX}")
         if not 0.001 <= invisible_s <= INVISIBLE_S_MAX:
@@ -168,10 +170,10 @@ class SimpleConsumer(ClientUser):
         a shared one.
 
         `max_messages` (at most 32) and `invisible_s` are those of the underlying `receive`: up to `max_messages` wait
-        here, invisible to others. One whose time is over before its turn is left out; it is delivered again. Leaving
-        the consumer's block gives back those that wait. With mode ORDERLY, messages are received one at a time, so that
-        tasks that share the iteration get messages of different queues. Brokers that can't be reached are tried again
-        for ever. Raises the other errors of `receive`."""
+        here, invisible to other members. One whose invisible time ends while it waits is skipped; it is delivered
+        again. With mode ORDERLY, messages are received one at a time, so that tasks that share the iteration get
+        messages of different queues. Brokers that can't be reached, or time out, are tried again for ever; the
+        iteration raises the other errors of `receive`."""
         return Messages(self, 1 if self._is_ordered else max_messages, invisible_s)
 
     async def ack(self, message: PoppedMessage) -> None:
@@ -179,13 +181,14 @@ class SimpleConsumer(ClientUser):
         await message.lease.ack()
 
     async def change_invisible_time(self, message: PoppedMessage, invisible_s: float) -> None:
-        """Makes `message` invisible for `invisible_s` from now, instead of what remains of its time: call it when
-        handling takes longer than expected.
+        """Makes `message` invisible for `invisible_s` from now, instead of the rest of its time: call it when handling
+        takes longer than expected.
 
-        Meanwhile `ack` and `nack` wait. If this is cancelled, it goes on, so that they can use the message's new
-        handle. Raises ReceiptExpired if its time is over or it was settled, and BrokerError, RequestTimedOut,
-        ConnectionFailed. After the last two, if it may have been executed, the message may be delivered again in spite
-        of `ack`."""
+        `ack` and `nack` wait until this has ended. If this is cancelled, its request continues, so that they can use
+        the message's new handle. Raises ReceiptExpired if the invisible time is over or the message was settled,
+        BrokerError, RequestTimedOut, ConnectionFailed, ValueError for an `invisible_s` outside 0 … 1e9, and
+        RuntimeError outside the consumer's block. After RequestTimedOut, or ConnectionFailed with `was_sent`, the
+        message may be delivered again in spite of `ack`, because the new handle is unknown."""
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
         ended = anyio.Event()
@@ -207,7 +210,8 @@ class SimpleConsumer(ClientUser):
             raise failure
 
     async def take_buffered(self, max_messages: int, invisible_s: float) -> PoppedMessage:
-        """Returns the next message for an iteration; receives more when there are none."""
+        """Returns the next message for an iteration; receives more when none is buffered. Raises the errors of
+        `receive`."""
         while True:
             while self._buffer:
                 message = self._buffer.popleft()
@@ -230,11 +234,11 @@ class SimpleConsumer(ClientUser):
     async def _receive_once(
         self, arrivals: Arrivals, max_messages: int, invisible_s: float, end: float
     ) -> list[PoppedMessage]:
-        """Asks each source once, unless its last pop left nothing or failed, then waits for all of them until `end`.
-        Raises the last error if all are unavailable.
+        """Pops from each source that is not postponed, until one has messages. If none has, waits until `end` or until
+        a source is notified, and returns none. Raises the last source's error if all are unavailable.
 
-        A single source in order mode is asked until `end` instead: if this is cancelled, the next pop gets the messages
-        that the broker takes for this one. Otherwise they would stay invisible."""
+        A single source in order mode is popped with a long poll instead of a notification: if that is cancelled, the
+        next pop gets the messages that the broker took for it. Without order they would stay invisible."""
         if arrivals.is_closed:
             raise ConnectionFailed(", ".join(self._subscriptions), "closed by this client")
         sources = await self._sources()
@@ -271,8 +275,8 @@ class SimpleConsumer(ClientUser):
         return []
 
     async def _sources(self) -> list[MessageQueue]:
-        """The sources, beginning with a different one each time. Broker sets without a master are left out, unless
-        none has one. RouteNotFound."""
+        """The sources, starting with the next one each time. Broker sets without a master are left out, unless none has
+        one. Raises RouteNotFound, and ConnectionFailed if no broker has readable queues."""
         routes = self._client.routes
         found, without_master = list[MessageQueue](), list[MessageQueue]()
         for topic in self._subscriptions:
@@ -289,8 +293,9 @@ class SimpleConsumer(ClientUser):
     # ---- received messages
 
     async def _kept(self, source: MessageQueue, popped: list[Popped]) -> list[PoppedMessage]:
-        """Returns the messages to be handled. Those with another tag are acknowledged, those that were delivered too
-        often become dead letters, and those beyond frame_size_max bytes of bodies are given back."""
+        """Returns the messages for the program. Acknowledges those with other tags, makes those that were delivered too
+        often dead letters (if that fails, they are delivered again later), and gives back those beyond frame_size_max
+        bytes of bodies."""
         subscription = self._subscriptions[source.topic]
         tags = wanted_tags(subscription.sub_string) if subscription.expression_type == TAG else None
         messages = []
@@ -312,7 +317,7 @@ class SimpleConsumer(ClientUser):
 
     def _message(self, source: MessageQueue, popped: Popped) -> PoppedMessage:
         record = popped.record
-        if record.reconsume_times != popped.attempts_before:  # in order mode it is not in the record
+        if record.reconsume_times != popped.attempts_before:  # in order mode the record does not contain it
             record = msgspec.structs.replace(record, reconsume_times=popped.attempts_before)
         queue = MessageQueue(source.topic, source.broker_name, record.queue_id)
         message = received(record, queue, self._client.options.message_size_max)
@@ -323,7 +328,8 @@ class SimpleConsumer(ClientUser):
         return Lease(self._requests, source, popped.receipt, message_id)
 
     async def _discard(self, message: PoppedMessage) -> None:
-        """Acknowledges a message that the program doesn't get; if that fails, it is delivered again."""
+        """Acknowledges a message that the program doesn't get. If that fails, which is logged, it is delivered
+        again."""
         try:
             await message.lease.ack()
         except (ClientError, RemoteProtocolError) as error:
@@ -342,7 +348,8 @@ class Messages:
         return self
 
     async def __anext__(self) -> PoppedMessage:
-        """Returns the next message. Safe to cancel, as `SimpleConsumer.receive` is."""
+        """Returns the next message. If cancelled, buffered messages are kept; for those on their way see
+        `SimpleConsumer.receive`."""
         backoff = Backoff()
         while True:
             try:
@@ -355,5 +362,5 @@ class Messages:
 
 
 def _is_unavailable(error: ClientError) -> bool:
-    """Whether the broker may be reached later, or another one in its place."""
+    """Whether a later request may succeed, at this broker or at its successor."""
     return isinstance(error, ConnectionFailed) or (isinstance(error, BrokerError) and error.code in UNAVAILABLE_CODES)

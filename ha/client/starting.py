@@ -1,7 +1,7 @@
 """`start` and `stop` for programs that can't use an `async with` block, such as callbacks of a framework.
 
-The block runs in a separate task, because a task group must be left by the task that entered it, and the callbacks of a
-framework may run in several tasks.
+The block runs in a task of its own, because a task group must be left by the task that entered it, while the callbacks
+of a framework may run in different tasks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Startable(ABC):
         """Opens the parts of this object; `stack` closes them."""
 
     async def __aenter__(self) -> Self:
-        """RuntimeError if it is open already."""
+        """Raises RuntimeError if it is open already, and the errors of `_open`."""
         if self._is_entered:
             raise RuntimeError("already open: create another one, or share this one")
         self._is_entered = True
@@ -59,8 +59,8 @@ class Startable(ABC):
     async def start(self) -> Self:
         """Does what entering the block does, from any task; call `stop` at the end. Returns this object.
 
-        Raises the errors of entering the block, and RuntimeError if it is started already. If the call is cancelled,
-        the object is closed."""
+        Raises the errors of entering the block, and RuntimeError if it is started already. If this is cancelled, the
+        object is closed first."""
         if self._holder is not None:
             raise RuntimeError("already started: call stop() first")
         holder = self._holder = _Holder(self)
@@ -77,8 +77,8 @@ class Startable(ABC):
     async def stop(self) -> None:
         """Does what leaving the block does, from any task. No effect if it is not started.
 
-        Raises the error that ended the block before, if one did. If cancelled, it returns before everything is closed:
-        the block may be waiting for this very task, for example for a handler of the consumer."""
+        Raises the error that ended the block, if one did. If this is cancelled, it ends before everything is closed:
+        the block may be waiting for this very task, for example if a handler of the consumer calls this."""
         holder, self._holder = self._holder, None
         if holder is not None:
             holder.is_closing.set()

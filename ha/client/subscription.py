@@ -18,7 +18,8 @@ EVERYTHING = "*"
 
 
 class Sql92(msgspec.Struct, frozen=True):
-    """Messages whose properties satisfy `condition`, e.g. "region = 'EU' AND amount > 100"; evaluated by the broker.
+    """Selects messages whose properties satisfy `condition`, e.g. "region = 'EU' AND amount > 100". Brokers evaluate
+    it.
 
     RocketMQ's brokers need enablePropertyFilter=true for it."""
 
@@ -28,7 +29,8 @@ class Sql92(msgspec.Struct, frozen=True):
 def subscription_data(topic: str, wanted: str | Sql92, version: int) -> SubscriptionData:
     """Returns the subscription as sent to brokers. `version` (ms) must grow when the subscription changes.
 
-    `wanted`: "*", tags joined by "||", or Sql92. ValueError for an empty condition."""
+    `wanted`: "*", tags joined by "||", or Sql92. Raises ValueError for an empty condition, or an expression without a
+    tag."""
     if isinstance(wanted, Sql92):
         if not wanted.condition.strip():
             raise ValueError(f"topic {topic}: an SQL92 condition may not be empty")
@@ -48,7 +50,8 @@ def subscription_data(topic: str, wanted: str | Sql92, version: int) -> Subscrip
 def checked_subscriptions(
     group: str, subscriptions: Mapping[str, str | Sql92], version: int
 ) -> dict[str, SubscriptionData]:
-    """Returns the subscription to each topic. ValueError without a group or a topic, or for invalid tags."""
+    """Returns the subscription to each topic. Raises ValueError without a group or a topic, and the errors of
+    `subscription_data`."""
     if not subscriptions:
         raise ValueError("subscriptions: name at least one topic")
     if not group:
@@ -57,7 +60,8 @@ def checked_subscriptions(
 
 
 def wanted_tags(expression: str) -> frozenset[str] | None:
-    """Returns the tags in a tag expression; None if it matches all messages. ValueError if it has no tag."""
+    """Returns the tags in a tag expression; None if it matches all messages ("*" or blank). Raises ValueError if it has
+    no tag."""
     if expression.strip() in ("", EVERYTHING):
         return None
     tags = frozenset(filter(None, map(str.strip, expression.split("||"))))

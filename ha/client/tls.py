@@ -7,7 +7,7 @@ HALOG_TLS_KEY           a PEM file with its key, if that is another file
 HALOG_TLS_KEY_PASSWORD  the key's password
 HALOG_TLS_ANY_HOST      "true": a server's certificate need not match its address
 
-Also accepted, as in the flags of the command: yes, y, 1, t and no, n, 0, f.
+HALOG_TLS and HALOG_TLS_ANY_HOST also accept yes, y, 1, t and false, no, n, 0, f, like the flags of `ha`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ha.errors import CertificateUnusable
 from ha.tls.files import SecretStr, TlsFiles, client_context
 
 Connect = Callable[[str, int], Awaitable[ByteStream]]
-"""Opens a stream to a host and port. OSError if it can't."""
+"""Opens a stream to a host and port. Raises OSError if it can't."""
 
 TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"", "false", "f", "no", "n", "0"})
 
@@ -42,19 +42,21 @@ class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
     """Its key; "": in the same file."""
     key_password: SecretStr | None = None
     check_host: bool = True
-    """A server's certificate must match its address: for brokers, the one registered at the name servers, usually an IP
-    address."""
+    """Whether a server's certificate must match its address: for brokers the one registered at the name servers,
+    usually an IP address."""
     check_server: bool = True
-    """False: accept any certificate, the default of RocketMQ's clients. For tests."""
+    """Whether a server's certificate must be signed by a trusted CA. False accepts any certificate, like RocketMQ's
+    clients by default; for tests."""
 
     def context(self) -> ssl.SSLContext:
-        """Reads the files and returns a context. Blocks. CertificateUnusable."""
+        """Reads the files and returns a context. Blocks. Raises CertificateUnusable."""
         files = TlsFiles(certificate=self.certificate, key=self.key, key_password=self.key_password, trust=self.trust)
         return client_context(files, check_server=self.check_server, check_host=self.check_host)
 
 
 def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | None:
-    """Returns the environment's TLS configuration, None without one. ValueError for an invalid or incomplete one."""
+    """Returns the environment's TLS configuration, None without one. Raises ValueError for an invalid or incomplete
+    one."""
 
     def flag(name: str) -> bool:
         text = environment.get(name, "").lower()
@@ -82,7 +84,7 @@ def connector(tls: ssl.SSLContext | ClientTls | None, connect: Connect | None) -
     """Returns a function that opens streams with `connect`, by default TCP, and TLS if `tls` or the environment sets
     it.
 
-    Blocks while it reads files. ValueError if they can't be used.
+    Blocks while it reads files. Raises ValueError if they can't be used, or the environment is invalid.
     """
     opens = anyio.connect_tcp if connect is None else connect
     try:

@@ -41,7 +41,7 @@ class TransactionState(Enum):
     COMMIT = "COMMIT_MESSAGE"
     """The local transaction was committed: the message is delivered."""
     ROLLBACK = "ROLLBACK_MESSAGE"
-    """The local transaction was rolled back, and will not be repeated: the message is dropped."""
+    """The local transaction was rolled back: the message is dropped for good."""
     UNKNOWN = "UNKNOW"
     """Not known yet: the broker asks again later, a limited number of times."""
 
@@ -59,7 +59,8 @@ _FLAG_OF_STATE = {
 
 
 class TransactionResult(msgspec.Struct, frozen=True):
-    """Result of a transaction. If `is_acknowledged` is False, the broker does not know the outcome yet and will ask."""
+    """Result of a transaction. If `is_acknowledged` is False, the outcome is UNKNOWN or may not have reached the
+    broker, which then asks for it."""
 
     send: SendResult
     state: TransactionState
@@ -97,7 +98,9 @@ class Transactions:
         return TransactionResult(result, state, await self._end(sent.address, result, sent.transaction_id, state))
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """39: calls `check` and sends the state. RemoteProtocolError."""
+        """39: calls `check` and sends the outcome. Sends nothing if `check` fails or returns UNKNOWN: the broker asks
+        again. Raises RemoteProtocolError if the request is malformed, ConnectionFailed or RequestTimedOut if the
+        outcome can't be sent."""
         asked = parse_header(CheckTransactionRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, asked.broker_name or "", record.queue_id)
@@ -127,7 +130,8 @@ class Transactions:
         return None
 
     async def _end(self, address: str, result: SendResult, transaction_id: str | None, state: TransactionState) -> bool:
-        """Sends the outcome to the half message's broker. Never retried: a second commit would deliver it twice."""
+        """Sends the outcome to the half message's broker; returns whether it was acknowledged. Never retried, because a
+        second commit would deliver the message twice."""
         try:
             _, _, physical_offset = decode_message_id(result.offset_message_id)
             header = EndTransactionRequest(

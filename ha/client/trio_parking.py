@@ -1,4 +1,4 @@
-"""`Parking` on trio. Imported by parking.py only where trio runs."""
+"""`Parking` on trio. parking.py imports it only if trio runs."""
 
 from __future__ import annotations
 

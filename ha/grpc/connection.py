@@ -1,8 +1,9 @@
 """gRPC calls, and one connection that carries them on Trio: drives an `Http2Protocol` over a stream that it owns.
 
-The reader passes complete calls to the service: those that need no wait are served in the turns of the poller
-(ha/poller.py), as requests of remoting connections are, and the others by a task each in the connection's nursery. When
-the connection ends, all of them end.
+The reader passes a unary call to the service once it is complete, and a streaming call with its first message. Calls
+that `Service.take` serves need no task: they are served in the turns of the poller (ha/poller.py), like requests of
+remoting connections. Each other call is served by a task of its own in the connection's nursery. When the connection
+ends, these tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from .http2 import Http2Limits, Http2Protocol
 from .stream import Aborted, Event, Received, Stream
 
 MESSAGES_WAITING_MAX = 16
-"""Received messages of one streaming call that its service has not taken yet; with more, the call fails."""
+"""Maximum number of messages of one streaming call that its service has not taken yet; with more, the call fails with
+RESOURCE_EXHAUSTED."""
 
 PENDING_PIECE_BYTES = 65_536
-"""Bytes of a long message that wait for the peer's window at a time. All streams together stay within
-`pending_bytes_max`."""
+"""Bytes of a message that `Call.send` and `Call.respond_all` queue before they wait for the peer's window. Keeps 1,024
+streams within `pending_bytes_max`."""
 
 SERVED_PIECE_BYTES = 16_384
 """Bytes of a chunk that are parsed at a time."""
 TASKS_PER_SLICE_MAX = 64
-"""Tasks that one slice starts: all of them run before other tasks run again."""
+"""Maximum number of tasks that one time slice starts, because they run together and delay the other tasks."""
 
 WITHOUT_TLS = "without TLS (tls.server.mode, tls.server.certPath)"
 
@@ -44,7 +46,8 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 
 
 class Call:
-    """A call that was received. Responses are sent in order; on a call that has ended they do nothing."""
+    """A received call. Messages are sent in the order of the method calls; once the call has ended, methods do
+    nothing."""
 
     __slots__ = ("_stream", "connection", "message", "messages_in", "messages_out", "method", "received_at", "scope")
 
@@ -52,22 +55,24 @@ class Call:
         self.connection = connection
         self._stream = stream
         self.method = stream.path.rpartition(b"/")[2].decode("ascii", "replace")
-        """Name without its service."""
+        """The method's name without its service, such as "SendMessage"."""
         self.message = message
         """The message; empty for a streaming call, whose messages come through `messages_out`"""
         self.received_at = trio.current_time()
+        """When its only or first message was complete, on Trio's clock"""
         self.scope: trio.CancelScope | None = None
-        """Scope of the task that serves the call, cancelled when the call ends early"""
+        """Scope of the task that serves the call, cancelled when the call ends early; None without a task"""
         self.messages_in: trio.MemorySendChannel[bytes] | None = None
         self.messages_out: trio.MemoryReceiveChannel[bytes] | None = None
+        """Messages of a streaming call; ends when the peer has sent its last one. None for a unary call"""
 
     def metadata(self, name: bytes) -> str:
-        """Returns a header, or "". Bytes that are not UTF-8 become U+FFFD."""
+        """Returns the header `name` (lower case), or "" without one. Bytes that are not UTF-8 become U+FFFD."""
         return self._stream.headers.get(name, b"").decode("utf-8", "replace")
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that the peer waits, counted from `received_at`; infinity if it does not say, or not correctly."""
+        """The peer's timeout (grpc-timeout) in seconds; infinity if the header is missing or malformed."""
         text = self._stream.headers.get(b"grpc-timeout", b"")
         number, unit = text[:-1], text[-1:]
         return int(number) * _UNIT_S[unit] if number.isdigit() and len(number) <= 8 and unit in _UNIT_S else math.inf
@@ -78,23 +83,24 @@ class Call:
         return self._stream.is_closed
 
     def respond(self, message: bytes) -> None:
-        """Sends the only message and the status OK."""
+        """Queues the only message and the status OK, however long the message is. Closes the connection if more than
+        `pending_bytes_max` then wait for the peer's window."""
         self.connection.protocol.respond(self._stream, message)
         self.connection.flush_soon()
 
     async def respond_all(self, messages: Iterable[bytes]) -> None:
-        """Sends several messages and the status OK, with one system call if the peer accepts that much. Waits while too
-        much waits to be sent to this peer."""
+        """Sends several messages and the status OK, with one system call if the peer's window allows. Waits while the
+        window is used up, or more than `outbox_high_bytes` wait for the system."""
         ends_at = perf_counter() + TIME_SLICE_S
         for message in messages:
             await self._send(message)
-            if perf_counter() >= ends_at:  # to make a message may take long
+            if perf_counter() >= ends_at:  # making one of `messages` may take long
                 await trio.lowlevel.checkpoint()
                 ends_at = perf_counter() + TIME_SLICE_S
         self.finish()
 
     async def send(self, message: bytes) -> None:
-        """Sends one message of several. Waits while too much waits to be sent to this peer."""
+        """Sends one message of several. Waits as `respond_all` does; not always a checkpoint."""
         await self._send(message)
         self.connection.flush_soon()
 
@@ -109,61 +115,64 @@ class Call:
                     await connection.wait_sent()
 
     def send_nowait(self, message: bytes) -> None:
-        """As `send`, without waiting, for small messages that come rarely."""
+        """Like `send`, but queues the whole message without waiting. For small, infrequent messages."""
         self.connection.protocol.send_message(self._stream, message)
         self.connection.flush_soon()
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
-        """Ends the call."""
+        """Ends the call with `status` once its messages are sent. `message` is the reason, for the client."""
         self.connection.protocol.finish(self._stream, status, message)
         self.connection.flush_soon()
 
 
 class Service(Protocol):
-    """What answers the calls of a server."""
+    """Answers the calls of a server."""
 
     def is_streaming(self, path: bytes) -> bool:
-        """Whether the method of this path takes a stream of messages."""
+        """Whether the method with this path (`/package.Service/Method`) takes a stream of messages."""
         ...
 
     def take(self, call: Call) -> bool:
-        """Serves a call if that needs no wait, now or by a callback later; returns whether it did. Must not raise."""
+        """Serves a unary call if that needs no wait, now or by a callback later; returns whether it did. Not called for
+        streaming calls. Must not raise."""
         ...
 
     async def serve(self, call: Call) -> None:
-        """Serves a call that `take` did not. It is cancelled when the call ends early."""
+        """Serves a call that `take` did not serve. Cancelled when the call or its connection ends early."""
         ...
 
 
 GOAWAY_TIMEOUT_S = 1.0
-"""Longest time for sending the reason to a peer that has broken a rule."""
+"""Timeout in seconds for sending GOAWAY with the reason to a peer that has violated the protocol."""
 
 
 class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     """Limits of connections. Times in seconds, sizes in bytes."""
 
     connections_max: int = 4096
-    """Further connections are closed as soon as they are accepted."""
+    """Maximum number of connections. Beyond it, a new connection takes the place of the oldest one that has made no
+    call and is open for `open_timeout_s`; if there is none, the new connection is closed at once."""
     connections_per_host_max: int = 2048
     """The same for the connections of one IP address."""
     chunk_size_max: int = 262_144
-    """Most bytes received at once."""
+    """Maximum bytes of one read."""
     partial_total_bytes_max: int = 256 << 20
-    """Maximum size of incomplete messages on all connections; the connection that has most of them is closed."""
+    """Maximum size of incomplete messages on all connections, but at least twice `message_size_max`. Beyond it, the
+    connection that has most of them is closed."""
     outbox_high_bytes: int = 1 << 20
-    """While more than this waits for the system, nothing is read from the connection."""
+    """Bytes queued for the system above which nothing is read from the connection, and streaming responses wait."""
     idle_timeout_s: float = 120.0
     """A connection without calls is closed after this time, as by RocketMQ's proxy."""
     ping_after_s: float = 60.0
-    """A peer that has sent nothing for this long during a call gets a PING: a machine that lost its power closes
-    nothing, and its Telemetry stream would stay for ever."""
+    """A peer that has sent nothing for this long during a call gets a PING, which detects a machine that lost its
+    power: its connection stays open, and its Telemetry stream would never end."""
     ping_timeout_s: float = 20.0
     """A connection is closed if nothing arrives for this long after a PING (gRPC's default)."""
     open_timeout_s: float = 10.0
-    """A connection without a call can be closed after this time if another one needs its place."""
+    """A connection that has never made a call may be closed after this time, to make room for another one."""
     send_timeout_s: float = 60.0
-    """A connection is closed if the peer's window allows nothing, or the system accepts none of the pieces
-    (`SEND_PIECE_BYTES`), of what waits to be sent for this long."""
+    """A connection with waiting responses is closed if, for this long, the peer's window has allowed no byte or the
+    system has not accepted a whole piece (`SEND_PIECE_BYTES`)."""
 
 
 class EndCause(StrEnum):
@@ -184,7 +193,7 @@ class EndCause(StrEnum):
 
 
 class PartialMessages:
-    """Limits the bytes of incomplete messages on all connections: the connection that has most of them is closed."""
+    """Enforces `partial_total_bytes_max`."""
 
     def __init__(self, bytes_max: int, connections: Iterable[GrpcConnection]) -> None:
         self._bytes_max = bytes_max
@@ -192,7 +201,8 @@ class PartialMessages:
         self.byte_count = 0
 
     def add(self, byte_count: int) -> None:
-        """Counts bytes that a connection has more than before, or fewer."""
+        """Adds the change in one connection's incomplete bytes, which may be negative. While the total exceeds the
+        limit, closes the connection that has most of them."""
         self.byte_count += byte_count
         if self.byte_count > self._bytes_max:
             fullest = max(self._connections, key=lambda each: each.protocol.partial_bytes, default=None)
@@ -201,7 +211,7 @@ class PartialMessages:
 
 
 class GrpcConnection:
-    """A connection that runs inside `run`. Methods that are not async may be called from any Trio task."""
+    """One connection, served by `run`. Methods that are not async may be called from any Trio task."""
 
     def __init__(
         self,
@@ -215,21 +225,24 @@ class GrpcConnection:
     ) -> None:
         self._partial_messages = partial_messages
         self._partial_bytes = 0
-        """Bytes that are counted there"""
+        """Bytes of this connection that `_partial_messages` has counted"""
         self.peer = peer_of(stream)
         """The client's host and port."""
         self.is_encrypted = False
         self.opened_at = self.busy_at = trio.current_time()
-        """`busy_at`: when it had a call last"""
+        """`busy_at`: when it last had a call"""
         self.sent_at = self.allowed_at = self.received_at = self.opened_at
-        """`sent_at`: when the system accepted bytes last, or the outbox was empty; `allowed_at`: when the peer's window
-        allowed bytes last, or none waited for it"""
+        """`sent_at`: when the system last accepted bytes or was first offered them, or nothing waited for it;
+        `allowed_at`: when the peer's window last allowed bytes, or none waited for it; `received_at`: when bytes were
+        last received"""
         self.allowed_bytes = 0
-        """Bytes that the window had allowed at `allowed_at`"""
+        """`Http2Protocol.allowed_bytes` at `allowed_at`"""
         self.is_pinged = False
         """Whether a PING was sent and nothing has arrived since"""
         self.call_count = 0
+        """Calls received so far"""
         self.cause: EndCause | None = None
+        """Why the connection has ended or is about to end; None before that"""
         self.cause_detail = ""
         self.protocol = Http2Protocol(options, service.is_streaming)
         self.sessions: dict[str, object] = {}
@@ -246,20 +259,20 @@ class GrpcConnection:
         self._has_writer = False
         self._is_flush_due = False
         self._unserved: Iterator[Event | None] | None = None
-        """What is left of the chunk that `_serve_now` got last"""
+        """Events of the last chunk that are not served yet; None without any"""
         self._started_count = 0
-        """Tasks that this slice has started"""
+        """Tasks that the current time slice has started"""
         self._error: RemoteProtocolError | None = None
         self._pending_bytes_max = max(options.pending_bytes_max, 2 * options.message_size_max)
         self._sent = trio.lowlevel.ParkingLot()
         self._close_callbacks: list[Callable[[], None]] = []
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once the connection has ended. It must not raise."""
+        """Calls `callback` when the connection has ended. It must not raise."""
         self._close_callbacks.append(callback)
 
     def close(self, cause: EndCause, detail: str = "") -> None:
-        """Ends the connection and its calls at their next wait. The first cause given counts."""
+        """Cancels the connection and its calls. The first call's cause is kept."""
         if self.cause is None:
             self.cause, self.cause_detail = cause, detail
         self._scope.cancel()
@@ -274,7 +287,8 @@ class GrpcConnection:
         self.close(EndCause.EVICTED)
 
     async def run(self) -> None:
-        """Serves the connection until it ends, and closes the stream."""
+        """Serves the connection until it ends, and closes the stream. Errors of the peer or the network are not raised,
+        but set `cause`."""
         try:
             with self._scope:
                 try:
@@ -312,7 +326,8 @@ class GrpcConnection:
     # Reading
 
     async def _receive_first(self) -> bytes:
-        """Returns the first chunk, after the TLS handshake if the peer begins one. HandshakeFailed."""
+        """Returns the first chunk, after the TLS handshake if the peer begins one. Raises HandshakeFailed, and
+        RemoteProtocolError if the port does not serve such a peer (with or without TLS)."""
         chunk = await self._transport.receive()
         stream = await secured(self._stream, chunk, self._tls, without_tls=WITHOUT_TLS)
         if stream is not None:
@@ -333,15 +348,15 @@ class GrpcConnection:
         self.close(EndCause.END_OF_STREAM)
 
     def _serve_now(self, chunk: bytes) -> bool:
-        """Serves a chunk for a time slice, since it may have thousands of calls. Returns False if the reader has to
-        serve the rest, or to wait until responses are sent. RemoteProtocolError."""
+        """Serves a chunk for one time slice, because it may contain thousands of calls. Returns False if the reader
+        must serve the rest, or wait until responses are sent. Raises RemoteProtocolError."""
         self.received_at, self.is_pinged = trio.current_time(), False
         self._unserved = self._steps(chunk)
         self._serve_slice()
         return self._unserved is None and not self.is_congested
 
     def _serve_slice(self) -> None:
-        """Serves what is left of the chunk for another time slice. RemoteProtocolError."""
+        """Serves what is left of the chunk for another time slice. Raises RemoteProtocolError."""
         if self._poller is None:
             self._serve_steps()
         else:
@@ -350,7 +365,8 @@ class GrpcConnection:
             raise self._error
 
     def _serve_steps(self) -> None:
-        """As `_serve_slice`, but leaves the error in `_error`: a turn is not interrupted."""
+        """As `_serve_slice`, but stores the error in `_error`, because an exception would interrupt the poller's
+        turn."""
         assert self._unserved is not None
         ends_at, self._started_count = perf_counter() + TIME_SLICE_S, 0
         try:
@@ -374,7 +390,7 @@ class GrpcConnection:
             self._partial_messages.add(more)
 
     def _steps(self, chunk: bytes) -> Iterator[Event | None]:
-        """Yields the events of a chunk, and None after each piece: frames without events take time, too."""
+        """Yields the events of a chunk, and None after each piece, because frames without events take time, too."""
         for begin in range(0, len(chunk), SERVED_PIECE_BYTES):
             yield from self.protocol.receive(chunk[begin : begin + SERVED_PIECE_BYTES])
             yield None
@@ -431,20 +447,21 @@ class GrpcConnection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something waits for the system to accept it."""
+        """Whether bytes wait for the system to accept them."""
         return bool(self.protocol.outbox_bytes) or (self._has_writer and not self._writer.is_idle)
 
     @property
     def is_congested(self) -> bool:
-        """Whether nothing is read from the connection, because too many bytes wait for the system."""
+        """Whether more than `outbox_high_bytes` are queued for the system, so that nothing is read."""
         return self.protocol.outbox_bytes > self._options.outbox_high_bytes
 
     async def wait_sent(self) -> None:
-        """Waits until something more was sent, or the peer has sent something."""
+        """Waits until the writer has sent a batch, or frames of the peer were handled, such as WINDOW_UPDATE."""
         await self._sent.park()
 
     def flush_soon(self) -> None:
-        """Sends what is queued: at the end of a turn of the poller, or at once, as far as the system accepts it."""
+        """Sends what is queued, as far as the system accepts it: at the end of the poller's turn, or at once outside
+        one. Closes the connection if more than `pending_bytes_max` wait for the peer's window."""
         protocol = self.protocol
         if protocol.pending_bytes > self._pending_bytes_max:
             self.close(EndCause.OUTBOX_FULL, f"{protocol.pending_bytes} bytes wait for the peer's window")
@@ -471,7 +488,7 @@ class GrpcConnection:
             self.sent_at = trio.current_time()
 
     async def _flushed(self, bytes_left_max: int = 0) -> None:
-        """Waits until at most `bytes_left_max` wait for the system."""
+        """Waits until at most `bytes_left_max` are queued and the writer is idle."""
         while self.protocol.outbox_bytes > bytes_left_max or not self._writer.is_idle:
             if self._writer.is_idle:
                 self._flush_now()
@@ -488,7 +505,8 @@ class GrpcConnection:
 
 
 class GrpcStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start, and the present number of connections and calls."""
+    """`connections` and `calls_in_flight` are current numbers, the others counts since the start. `ended`: connections
+    by `EndCause`."""
 
     connections: int
     calls_in_flight: int

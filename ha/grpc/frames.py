@@ -1,4 +1,4 @@
-"""The wire format of HTTP/2 frames and of gRPC's headers (RFC 9113, and gRPC over HTTP/2). No state.
+"""The wire format of HTTP/2 frames and of gRPC's headers (RFC 9113, and gRPC over HTTP/2). No state. Sizes in bytes:
 
 frame     length 3 | type 1 | flags 1 | stream id 4 | payload
 message   compressed 1 | length 4 | bytes         in the payloads of DATA frames, in pieces of any size
@@ -15,11 +15,11 @@ from .hpack import Header
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_SIZE_MAX = 16_384
-"""The default, which both sides use. The peer may allow more."""
+"""Maximum payload of a received frame, and of a sent one unless the peer allows more; the default of RFC 9113."""
 WINDOW_SIZE_DEFAULT = 65_535
 WINDOW_SIZE_MAX = 2**31 - 1
 CONTINUATIONS_MAX = 64
-"""Frames of one header block, which may be empty."""
+"""Maximum number of frames of one header block. Limited separately from its size, because frames may be empty."""
 
 FRAME_HEAD = Struct(">BHBBL")
 UINT32 = Struct(">L")
@@ -31,7 +31,7 @@ END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends."""
+    """HTTP/2 error codes of RST_STREAM and GOAWAY that this side uses."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -66,7 +66,7 @@ class Http2Error(RemoteProtocolError):
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """Encodes a header without indexing it. Both shorter than 127 bytes."""
+    """Encodes a header without indexing it. `name` and `value` must each be shorter than 127 bytes."""
     return b"\x00%c%b%c%b" % (len(name), name, len(value), value)
 
 
@@ -75,6 +75,7 @@ HTTP_HEAD = b"\x08\x03415" + _literal(b"content-type", b"text/plain")
 HTTP_TEXT = b"This port serves gRPC calls (application/grpc).\n"
 TRAILERS_OK = _literal(b"grpc-status", b"0")
 USUAL_RESPONSE = Struct(f">BHBBL{len(RESPONSE_HEAD)}sBHBBLBL")
+"""Start of a response with one short message: HEADERS frame, head of the DATA frame, message prefix."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview = b"") -> bytes:

@@ -1,8 +1,8 @@
 """Decodes HTTP/2 header blocks (RFC 7541). Sans-IO: bytes in, names and values out.
 
-Only decoding: the few header blocks that a gRPC server sends are constants (http2.py), which need no dynamic table.
-The package `hpack` does the same at seven times the cost (75 µs instead of 10 for the headers of a send), more than all
-else that a send costs; tests compare the two.
+Only decoding: the few header blocks that a gRPC server sends are constants (frames.py), which need no dynamic
+table. The package `hpack` does the same at seven times the cost (75 µs instead of 10 for the headers of a send), which
+is more than the rest of a send costs; tests compare the two.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _huffman_codes() -> dict[tuple[int, int], int]:
 _STATIC = _static_table()
 _CODES = _huffman_codes()
 _STATES: list[tuple[int, int]] = [(0, 0)]
-"""Incomplete codes, as length and bits; decoding is in one of them between two bytes."""
+"""States of the decoder between two bytes: the length and bits of the incomplete code."""
 _STATE_OF = {(0, 0): 0}
 _STEPS: dict[int, tuple[int, bytes] | None] = {}
 """Decoder steps by state * 256 + byte: the next state and the symbols that are complete; None for an invalid code.
@@ -96,7 +96,7 @@ def _step(state: int, byte: int) -> tuple[int, bytes] | None:
 
 
 def decode_huffman(data: bytes) -> bytes:
-    """Returns the string of a Huffman code. RemoteProtocolError if the code or its padding is invalid."""
+    """Decodes a Huffman-coded string. Raises RemoteProtocolError if a code or the padding is invalid."""
     state, parts, steps = 0, [], _STEPS
     for byte in data:
         key = state << 8 | byte
@@ -118,16 +118,17 @@ class HeaderDecoder:
     """The decoder of one connection, with its dynamic table. Unusable after an error."""
 
     def __init__(self, list_size_max: int) -> None:
-        """`list_size_max`: bytes of a header list, each header counting ENTRY_OVERHEAD more."""
+        """`list_size_max`: maximum bytes of a header list, plus ENTRY_OVERHEAD for each header."""
         self._list_size_max = list_size_max
         self._entries: deque[Header] = deque()
         self._size = 0
         self._size_max = TABLE_SIZE_MAX
 
     def decode(self, block: bytes) -> list[Header] | None:
-        """Returns the headers of a whole block, in order; None if they exceed the limit (the table stays usable).
+        """Returns the headers of a whole block, in order; None if they exceed `list_size_max` (the decoder stays
+        usable).
 
-        RemoteProtocolError if the block is malformed.
+        Raises RemoteProtocolError if the block is malformed.
         """
         headers: list[Header] = []
         position, end, size = 0, len(block), 0
@@ -209,7 +210,8 @@ class HeaderDecoder:
 
 
 def _read_integer(block: bytes, position: int, prefix: int) -> tuple[int, int]:
-    """Reads the rest of an integer whose prefix has all bits set, at most 28 bits of it."""
+    """Returns an integer whose prefix has all bits set, and the position after it. Raises RemoteProtocolError
+    if it is truncated or has more than 28 bits."""
     value, shift = prefix, 0
     while shift < 28:
         try:

@@ -1,6 +1,6 @@
 """The server's side of one HTTP/2 connection that carries gRPC calls. Sans-IO.
 
-`receive` takes bytes and returns what the calls have received; `send_message` and `finish` queue responses, which
+`receive` takes bytes and returns the events of the calls; `send_message` and `finish` queue responses, which
 `data_to_send` returns as far as the peer's windows allow. It does what gRPC needs and no more: no push, no priorities,
 no compression, and response headers that are constants. h2 does all of HTTP/2 at several times the cost.
 """
@@ -63,42 +63,45 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     streamed_message_size_max: int = 262_144
     """The same for the messages of streaming calls, several of which may wait."""
     partial_bytes_max: int = 32 << 20
-    """Maximum size of all messages that have not been received completely, unless it is only one; the call that exceeds
-    it fails."""
+    """Maximum size of all incomplete messages of a connection; the call that exceeds it fails with RESOURCE_EXHAUSTED.
+    One message alone may always have `message_size_max` bytes."""
     header_list_size_max: int = 16_384
-    """Maximum size of the headers of a call, 32 more for each header; a call with more fails."""
+    """Maximum size of the headers of a call, plus 32 for each header; a call with more fails with
+    RESOURCE_EXHAUSTED."""
     header_block_size_max: int = 65_536
-    """Maximum size of the same headers as encoded; a connection with more ends."""
+    """Maximum size of the encoded headers of a call; a connection with more ends."""
     streams_max: int = 1_024
-    """Calls at the same time; further ones are refused."""
+    """Maximum number of concurrent calls; further ones are refused (REFUSED_STREAM)."""
     resets_max: int = 512
-    """Calls that the peer may cancel before they are answered, less those that were answered meanwhile."""
+    """Maximum number of calls that the peer has cancelled, or that were reset because of its mistakes, minus calls
+    answered since then; a connection with more ends."""
     window_changes_max: int = 1_024
     """Changes of the initial window, each of which visits every stream; a connection with more ends."""
     pending_bytes_max: int = 64 << 20
-    """Maximum size of responses that wait for the peer's window or for the system; a connection with more ends."""
+    """Maximum size of responses that wait for the peer's window, but at least twice `message_size_max`; a connection
+    with more ends. What the window has allowed is limited by `GrpcOptions.outbox_high_bytes`."""
     window_size: int = 1 << 20
-    """Bytes that the peer may send ahead on each stream; the connection's window is four times as large."""
+    """Flow-control window of each stream; the connection's window is four times as large."""
 
 
 class Http2Protocol:
     """The state of one connection."""
 
     def __init__(self, limits: Http2Limits, is_streaming: Callable[[bytes], bool]) -> None:
-        """`is_streaming`: whether the method of a path takes a stream of messages."""
+        """`is_streaming`: whether the method with this path takes a stream of messages."""
         self._limits = limits
         self._partial_bytes_max = max(limits.partial_bytes_max, MESSAGE_PREFIX.size + limits.message_size_max)
         self._is_streaming = is_streaming
         self.streams: dict[int, Stream] = {}
         """Calls that are not finished, by stream id. For reading only."""
         self.has_goaway = False
-        """Whether this side has announced the end: further calls are refused."""
+        """Whether this side has sent GOAWAY, so that further calls are refused."""
         self.partial_bytes = 0
-        """Bytes of messages that are not complete."""
+        """Bytes received of incomplete messages."""
         self.pending_bytes = 0
         """Bytes of messages that wait for the peer's window."""
         self.allowed_bytes = 0
-        """Bytes of messages that the window has allowed so far."""
+        """Bytes of messages that the peer's window has allowed so far."""
         self.outbox_bytes = 0
         """Bytes that `data_to_send` would return."""
         self._decoder = HeaderDecoder(limits.header_list_size_max)
@@ -109,13 +112,13 @@ class Http2Protocol:
         self._block: tuple[int, int, list[bytes]] | None = None
         """Stream id, flags and parts of a header block that is not complete"""
         self._unacknowledged = 0
-        """Received bytes by which the connection's window has not been extended again"""
+        """Received bytes that no WINDOW_UPDATE has given back to the connection's window yet"""
         self._send_window = WINDOW_SIZE_DEFAULT
         self._send_window_initial = WINDOW_SIZE_DEFAULT
         self._window_changes = 0
         self._frame_size_max = FRAME_SIZE_MAX
         self._resets = 0
-        """Calls that the peer has cancelled, less those answered since; at most `resets_max`"""
+        """See `resets_max`"""
         self._outbox: list[bytes] = []
         self._events: list[Event] = []
         connection_window = 4 * limits.window_size
@@ -128,7 +131,8 @@ class Http2Protocol:
     # Receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """Takes bytes; returns what the calls have received. Http2Error: send what is queued, then close."""
+        """Takes bytes; returns the events that they complete. Raises RemoteProtocolError, usually Http2Error, if the
+        peer has violated the protocol: send what is queued, which includes GOAWAY, then close."""
         if self._buffer:
             data = self._buffer + data
         position, end = 0, len(data)
@@ -225,7 +229,7 @@ class Http2Protocol:
             self._end(stream)
 
     def _receive_pieces(self, stream: Stream, payload: bytes) -> None:
-        """Takes a piece of a call's messages."""
+        """Adds the payload of a DATA frame to a call's messages, and appends an event for each complete one."""
         received = stream.received
         if not received and len(payload) >= 5:  # usually a frame is one whole message
             flag, size = MESSAGE_PREFIX.unpack_from(payload)
@@ -272,7 +276,7 @@ class Http2Protocol:
         stream.is_complete = not stream.is_streaming
 
     def _end(self, stream: Stream) -> None:
-        """Handles the end of what the peer sends on a stream."""
+        """Handles the end of the request on a stream."""
         received = stream.received
         if not stream.is_call:
             self._answer_http(stream)
@@ -443,7 +447,7 @@ class Http2Protocol:
     # Sending
 
     def respond(self, stream: Stream, message: bytes) -> None:
-        """Answers a call with its only message and OK."""
+        """Answers a call with its only message and the status OK. Does nothing if the call has ended."""
         size = 5 + len(message)
         if size > FRAME_SIZE_MAX or size > stream.send_window or size > self._send_window or stream.is_closed:
             self.send_message(stream, message)
@@ -461,11 +465,12 @@ class Http2Protocol:
         self._flush(stream)
 
     def send_message(self, stream: Stream, message: bytes) -> None:
-        """Sends a message of a call. Does nothing if the call is closed."""
+        """Queues a message of a call. Does nothing if the call has ended, or `finish` was called."""
         self.send_piece(stream, framed(message))
 
     def send_piece(self, stream: Stream, piece: bytes | memoryview) -> None:
-        """Sends the next piece of the framed messages of a call. Does nothing if the call is closed."""
+        """Queues the next piece of a call's framed messages. Does nothing if the call has ended, or `finish` was
+        called."""
         if stream.is_closed or stream.trailers is not None:
             return
         if not stream.is_head_sent:
@@ -476,7 +481,8 @@ class Http2Protocol:
         self._flush(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
-        """Ends a call once its messages are sent. Does nothing if it has ended."""
+        """Ends a call with `status` once its messages are sent. Does nothing if it has ended, or this was called
+        before."""
         if stream.is_closed or stream.trailers is not None:
             return
         trailers = TRAILERS_OK if status is Status.OK and not message else status_trailers(status, message)
@@ -484,13 +490,14 @@ class Http2Protocol:
         self._flush(stream)
 
     def fail(self, stream: Stream, status: Status, message: str) -> None:
-        """Ends a call at once, without what it has left to send; it becomes `Aborted`."""
+        """Ends a call at once with an error status: drops its unsent messages, and appends `Aborted`. Only within
+        `receive`."""
         self._drop_pending(stream)
         self.finish(stream, status, message)
         self._events.append(Aborted(stream))
 
     def _answer_http(self, stream: Stream) -> None:
-        """Answers a request that is no gRPC call, of a browser for example."""
+        """Answers a request that is not a gRPC call, for example of a browser, with HTTP status 415."""
         stream.is_head_sent = True
         self._queue(frame(HEADERS, END_HEADERS, stream.id, HTTP_HEAD))
         stream.pending.append(HTTP_TEXT)
@@ -503,14 +510,15 @@ class Http2Protocol:
         self._queue(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Announces that the connection ends; calls under way may finish."""
+        """Queues GOAWAY with `code` and the first 128 bytes of `reason`; calls in progress may finish. Only the first
+        call has an effect."""
         if not self.has_goaway:
             self.has_goaway = True
             payload = UINT32.pack(self._last_id) + UINT32.pack(code) + reason.encode()[:128]
             self._queue(frame(GOAWAY, 0, 0, payload))
 
     def data_to_send(self) -> bytes:
-        """Returns what is queued, which counts as sent."""
+        """Returns all queued bytes and empties the outbox: they count as sent."""
         outbox = self._outbox
         if not outbox:
             return b""
@@ -524,7 +532,7 @@ class Http2Protocol:
         self.outbox_bytes += len(data)
 
     def _flush(self, stream: Stream) -> None:
-        """Queues what the windows allow of a stream, and its end."""
+        """Moves what the peer's windows allow of a stream's pending messages to the outbox, then its trailers."""
         pending = stream.pending
         while pending:
             piece = pending[0]
@@ -539,17 +547,17 @@ class Http2Protocol:
             if size == len(piece):
                 pending.popleft()
             else:
-                pending[0] = memoryview(piece)[size:]  # no copy of what is left for each small window
+                pending[0] = memoryview(piece)[size:]  # a view, so that small windows do not copy the rest each time
         if stream.trailers is not None and not stream.is_closed:
             self._queue(frame(HEADERS, END_HEADERS | END_STREAM, stream.id, stream.trailers))
-            if not stream.is_remote_closed:  # the peer need not send the rest
+            if not stream.is_remote_closed:  # the peer need not send the rest of its request
                 self._queue(frame(RST_STREAM, 0, stream.id, UINT32.pack(ErrorCode.NO_ERROR)))
             if self._resets:
                 self._resets -= 1
             self._close(stream)
 
     def _reset_soon(self, stream: Stream | None, stream_id: int, code: ErrorCode) -> None:
-        """Ends a stream because of a mistake of the peer."""
+        """Resets a stream because of a mistake of the peer. `stream` None: it is closed already."""
         self._queue(frame(RST_STREAM, 0, stream_id, UINT32.pack(code)))
         if stream is not None:
             self._abort(stream)

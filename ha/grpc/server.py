@@ -19,10 +19,11 @@ from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, P
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
+"""Interval of the checks in `_watch`, in seconds: timeouts are exact to this much."""
 _EXPECTED = frozenset(
     {EndCause.END_OF_STREAM, EndCause.IDLE, EndCause.CANCELLED, EndCause.CONNECTION_LOST, EndCause.NOT_SERVING}
 )
-"""Logged at debug level; others mean that the peer has broken a rule, and are warnings."""
+"""Causes that are logged at debug level; the others are warnings."""
 
 
 class GrpcServer:
@@ -37,7 +38,8 @@ class GrpcServer:
         poller: Poller | None = None,
         is_serving: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_serving`: whether connections are accepted and kept; clients then connect to another address."""
+        """`is_serving`: whether connections are accepted and kept. While it returns False, new ones are closed at once
+        and open ones within WATCH_INTERVAL_S, so that clients connect to another address."""
         self._service = service
         self._options = options = GrpcOptions() if options is None else options
         self._tls = tls
@@ -89,14 +91,15 @@ class GrpcServer:
         raise AssertionError("a server ends by cancellation only")
 
     def stop(self) -> None:
-        """Accepts nothing more, and announces the end to all connections. Calls under way may finish."""
+        """Stops accepting connections, and sends GOAWAY on all of them: further calls are refused, and calls in
+        progress may finish."""
         self._accept_scope.cancel()
         for connection in self.connections:
             connection.protocol.go_away()
             connection.flush_soon()
 
     async def handle(self, stream: trio.abc.Stream) -> None:
-        """Serves one connection until it ends, and closes the stream."""
+        """Serves one connection until it ends, and closes the stream; at once if `is_serving` or a limit refuses it."""
         host = peer_of(stream)[0]
         if not self._is_serving() or not self._open.make_room(host):
             self._refused += 1
@@ -125,7 +128,8 @@ class GrpcServer:
             await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
 
     async def _watch(self) -> None:
-        """Closes connections that are idle, don't read or are gone, and all connections once `is_serving` is false."""
+        """Closes connections that exceed `idle_timeout_s`, `send_timeout_s` or `ping_timeout_s`, and all connections
+        while `is_serving` returns False."""
         while True:
             await trio.sleep(WATCH_INTERVAL_S)
             now, options = trio.current_time(), self._options
@@ -148,7 +152,8 @@ class GrpcServer:
                     connection.close(EndCause.PEER_DOES_NOT_READ)
 
     def _check_peer(self, connection: GrpcConnection, now: float) -> None:
-        """Sends a PING to a peer that has been silent during a call; closes the connection if it was not answered."""
+        """Sends a PING to a peer that has been silent for `ping_after_s` during a call; closes the connection if
+        nothing arrives within `ping_timeout_s` after it."""
         silent_s = now - connection.received_at
         if not connection.protocol.streams:
             return

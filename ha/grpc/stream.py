@@ -1,4 +1,4 @@
-"""One call of an HTTP/2 connection, and what the connection reports about it."""
+"""One call of an HTTP/2 connection, and the events that the connection reports about it."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ class Stream:
         self.id = stream_id
         self.path = path
         self.headers = headers
-        """The request's headers; of a repeated one, the last"""
+        """The request's headers; for a repeated name, the last value"""
         self.owner: object = None
         """Set and used only by the owner of the connection"""
         self.is_call = True
         """Whether it is a gRPC call, and not another HTTP request"""
         self.is_streaming = False
-        """Whether messages are returned as they arrive; otherwise the only one is returned at the end of the request"""
+        """Whether each message is returned when it is complete; otherwise the only one, at the end of the request"""
         self.is_remote_closed = False
         """Whether the peer has sent all of the request"""
         self.is_closed = False
         """Whether the call has ended, so that nothing more is sent"""
         self.received = bytearray()
-        """Bytes of messages that are not complete"""
+        """Bytes received of the incomplete message"""
         self.is_complete = False
         """Whether the only message of a unary call was returned"""
         self.size_expected = -1
         """Bytes of the request that are still to come, by its content-length; -1 if that is unknown"""
         self.unacknowledged = 0
-        """Received bytes by which the peer's window has not been extended again"""
+        """Received bytes that no WINDOW_UPDATE has given back to the stream's window yet"""
         self.send_window = send_window
-        """Bytes that may be sent before the peer extends the window"""
+        """Bytes that may be sent before the peer extends the window; negative if the peer has reduced it"""
         self.pending: deque[bytes | memoryview] = deque()
-        """Parts of responses that wait for the window"""
+        """Framed messages, or pieces of them, that wait for the peer's window"""
         self.trailers: bytes | None = None
-        """Header block that ends the response once `pending` is empty; None while it may grow"""
+        """Header block that ends the response once `pending` is empty; None before `finish`"""
         self.is_head_sent = False
         """Whether the headers of the response were sent"""
 

@@ -15,16 +15,16 @@ from ha.process import Entry
 from ha.protocol.remoting import FRAME_SIZE_MAX
 
 STOP_GRACE_S = 0.3
-"""Time for calls under way at the end; long polls are cancelled then."""
+"""Time in seconds for calls in progress at the end; then the others, such as long polls, are cancelled."""
 MESSAGE_OVERHEAD = 1 << 20
-"""Bytes of a request besides one body of the maximum size."""
+"""Maximum bytes of a request in addition to one body of the maximum size."""
 BODY_SIZE_MAX = FRAME_SIZE_MAX - MESSAGE_OVERHEAD
 """Maximum bytes of a body, whatever maxMessageSize says: a request to a broker is one frame."""
 
 
 @asynccontextmanager
 async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
-    """Runs a front during the block, and yields its READY line. AddressInUse, ConfigError."""
+    """Runs a front during the block, and yields its READY line. Raises AddressInUse, ConfigError."""
     from ha.grpc import GrpcOptions, GrpcServer
     from ha.poller import open_poller
     from ha.remoting import RemotingClientOptions, open_listeners

@@ -3,13 +3,13 @@ requests that a front makes for them.
 
     call                                            rights
     QueryRoute                                      PUB, SUB or GET on the topic
-    SendMessage, RecallMessage, EndTransaction      PUB on the topic
+    SendMessage, RecallMessage, EndTransaction      PUB on the topic; SUB if it is a retry topic
     QueryAssignment, ReceiveMessage, AckMessage,
     ChangeInvisibleDuration,
     ForwardMessageToDeadLetterQueue                 SUB on the topic and on the group
-    Heartbeat, NotifyClientTermination              SUB on the group, if there is one
-    Telemetry                                       with settings: PUB on each topic of a producer, which is asked about
-                                                    its half messages; SUB on group and topics of a consumer
+    Heartbeat, NotifyClientTermination              SUB on the group, if the request names one
+    Telemetry                                       with settings: PUB on each topic of a producer, because it is shown
+                                                    half messages of them; SUB on group and topics of a consumer
 
 Source: DefaultAuthorizationContextBuilder. Unlike there, all topics of a call and of settings are checked.
 """
@@ -39,18 +39,19 @@ Needs = Iterator[tuple[str, int]]
 
 
 LoadUser = Callable[[str], Awaitable[None]]
-"""Makes the account of an access key known to the guard, if there is one. BrokerUnreachable."""
+"""Makes the account of an access key known to the guard, if it has one. Raises BrokerUnreachable."""
 
 
 class GuardedCalls:
-    """Checks calls with a guard. The access key of the last call is that of the client at the broker."""
+    """Checks calls with a guard. Sets `Session.access_key`, under which brokers check the client's requests."""
 
     def __init__(self, guard: AclGuard, load_user: LoadUser | None = None) -> None:
         self._guard = guard
         self._load_user = load_user
 
     async def check(self, session: Session, call: Call, request: Any) -> None:
-        """Authenticates a call, and checks the rights of its request. Raises CallRefused, BrokerUnreachable."""
+        """Authenticates a call, and checks that its account has the rights that `request` needs (none if it is None).
+        Raises CallRefused, BrokerUnreachable."""
         name = SETTINGS if call.method == "Telemetry" else f"{call.method}Request"
         metadata = _metadata(call)
         if self._load_user is not None:
@@ -64,8 +65,8 @@ class GuardedCalls:
             raise CallRefused(code, refusal.text) from None
 
     def may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
-        """Returns whether the account that opened the Telemetry stream `call` could still open it, as a producer of
-        `topic`: a stream stays open when its account is changed or deleted."""
+        """Returns whether the account that opened the Telemetry stream `call` may still do so as a producer of `topic`,
+        because a stream stays open when its account is changed or deleted."""
         try:
             self._admit(session, _metadata(call), SETTINGS, iter([_topic(topic, Right.PUB)]))
         except AclRefusal:
@@ -73,7 +74,7 @@ class GuardedCalls:
         return True
 
     def may_receive(self, session: Session, group: str, topic: str) -> bool:
-        """Returns whether the account of the client's last call has the rights of ReceiveMessage."""
+        """Returns whether the account of the client's last call has the rights that ReceiveMessage needs."""
         needs = iter([(topic, Right.SUB), (RETRY_PREFIX + group, Right.SUB)])
         try:
             self._guard.authorize(
@@ -84,7 +85,8 @@ class GuardedCalls:
         return True
 
     def _admit(self, session: Session, metadata: dict[str, str], name: str, needs: Needs) -> str:
-        """Returns the access key that signed a call, if it has the rights. Raises AclRefusal."""
+        """Returns the access key that signed a call, "" if the call needs none. Raises AclRefusal if the signature is
+        wrong or the account lacks a right."""
         peer, is_encrypted = session.connection.peer, session.connection.is_encrypted
         full_name = f"{PACKAGE}.{name}"
         access_key = self._guard.authenticate(metadata, peer, full_name, is_encrypted=is_encrypted)
@@ -95,8 +97,8 @@ class GuardedCalls:
 class Signatures:
     """Signs requests to brokers and name servers, so that brokers check the rights of the client that made the call.
 
-    A client's requests are signed with its own key, which the front's guard knows; the front's own with `own`. The
-    signature of a gRPC call can't be passed on: it covers only the time in the call.
+    A client's requests are signed with its own key, which the front's guard knows, because the signature of a gRPC call
+    covers only the call's time. The front's own requests are signed with `own`; None: not at all.
     """
 
     def __init__(self, guard: AclGuard, own: AclCredentials | None) -> None:
@@ -104,7 +106,8 @@ class Signatures:
         self._own = own
 
     def sign(self, session: Session | None, command: RemotingCommand) -> None:
-        """Signs a request for a client, or for the front itself. A client without an account signs nothing."""
+        """Signs a request for a client, or for the front itself if `session` is None. The request of a client without
+        an account stays unsigned."""
         if session is None:
             if self._own is not None:
                 self._own.sign(command)
@@ -113,7 +116,7 @@ class Signatures:
 
 
 def _metadata(call: Call) -> dict[str, str]:
-    """Returns what the signature of a call consists of."""
+    """Returns the headers that authenticate a call."""
     return {key: value for key in METADATA if (value := call.metadata(key.encode()))}
 
 
@@ -126,7 +129,7 @@ def _claimed_access_key(metadata: dict[str, str]) -> str:
 
 
 def _needs(name: str, request: Any) -> Needs:
-    """Yields each topic or group of a request, and the rights of which one is needed."""
+    """Yields each topic or group of a request, with the set of rights of which the account needs one."""
     if request is None:
         return
     if name == "QueryRouteRequest":

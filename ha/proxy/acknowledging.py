@@ -1,4 +1,4 @@
-"""AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue: what becomes of received messages.
+"""Settles received messages: AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
 
 Sources: AckMessageActivity, ChangeInvisibleDurationActivity, ForwardMessageToDLQActivity.
 """
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 TO_DEAD_LETTERS = -1
-"""delayLevel of a send-back (36)."""
+"""delayLevel of a send-back (36) that makes the message a dead letter."""
 ENTRY_COUNT_MAX = 1024
+"""Maximum number of entries of one AckMessage."""
 
 
 class Acknowledging:
@@ -75,7 +76,8 @@ class Acknowledging:
         return self._brokers.invoke_nowait(session, receipt.handle.broker_name, command, answer)
 
     async def ack(self, session: Session, request: Any) -> Any:
-        """AckMessage: each entry has its own status. Raises CallRefused."""
+        """AckMessage: each entry of the response has its own status. Raises CallRefused if the whole call is
+        invalid."""
         group, topic = group_name(request.group), topic_name(request.topic)
         if not 0 < len(request.entries) <= ENTRY_COUNT_MAX:
             raise CallRefused(Code.BAD_REQUEST, f"{len(request.entries)} entries; 1 to {ENTRY_COUNT_MAX} are accepted")
@@ -95,8 +97,8 @@ class Acknowledging:
         return response
 
     async def change(self, session: Session, request: Any) -> Any:
-        """ChangeInvisibleDuration: sets the invisible time, counted from now; the answer has the new handle. Raises
-        CallRefused.
+        """ChangeInvisibleDuration: sets the invisible time, counted from now; the response has the new handle. Raises
+        CallRefused, BrokerUnreachable, RemoteProtocolError.
         """
         group, topic = group_name(request.group), topic_name(request.topic)
         receipt = await self._current(session, request.receipt_handle)
@@ -113,7 +115,7 @@ class Acknowledging:
         )
 
     async def forward(self, session: Session, request: Any) -> Any:
-        """ForwardMessageToDeadLetterQueue. Raises CallRefused."""
+        """ForwardMessageToDeadLetterQueue. Raises CallRefused, BrokerUnreachable."""
         group, topic = group_name(request.group), topic_name(request.topic)
         receipt = await self._current(session, request.receipt_handle)
         await self.bury(session, group, topic, receipt)
@@ -121,12 +123,13 @@ class Acknowledging:
         return ok("ForwardMessageToDeadLetterQueueResponse")
 
     async def _current(self, session: Session, text: str) -> ReceiptHandle:
-        """As `_valid`, once the message is not being renewed. Raises CallRefused."""
+        """As `_valid`, after waiting while the message is being renewed or released. Raises CallRefused."""
         await self._in_flight.wait_unchanged(session, text)
         return self._valid(session, text)
 
     def _valid(self, session: Session, text: str) -> ReceiptHandle:
-        """Returns the current handle of a message by the handle in a request. Raises CallRefused."""
+        """Returns the latest handle of the message with the handle `text` of a request. Raises CallRefused if that is
+        malformed, or has expired without having been renewed here."""
         current = self._in_flight.find(session, text)
         if current is not None:
             return current
@@ -141,7 +144,7 @@ class Acknowledging:
     # ---- requests to brokers
 
     async def acknowledge(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Acknowledges one message (200051). Raises CallRefused."""
+        """Acknowledges one message (200051). Raises CallRefused, BrokerUnreachable."""
         await self._invoke(session, receipt.handle, _ack_command(group, topic, receipt))
 
     async def delay(
@@ -154,7 +157,8 @@ class Acknowledging:
         *,
         suspends: bool = False,
     ) -> ReceiptHandle:
-        """Changes when a message becomes visible again (200053); returns its new handle. Raises CallRefused."""
+        """Makes a message visible again in `invisible_ms` from now (200053); returns its new handle. `suspends`: the
+        next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
         fields = receipt.change_request(group, topic, invisible_ms, suspends=suspends).to_ext_fields()
         command = RemotingCommand(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields=fields)
         return receipt.changed(await self._invoke(session, receipt.handle, command))
@@ -162,7 +166,8 @@ class Acknowledging:
     async def bury(
         self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle, queue_id: int = 0
     ) -> None:
-        """Puts a message into the dead letters of its group (36), and acknowledges it. Raises CallRefused."""
+        """Puts a message into the dead letters of its group (36), and acknowledges it. Raises CallRefused,
+        BrokerUnreachable."""
         if receipt.physical_offset < 0:
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle without the offset in the log")
         header = SendBackRequest(

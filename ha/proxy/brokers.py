@@ -1,4 +1,5 @@
-"""What the front needs of the brokers behind it, with one implementation for each place where it runs."""
+"""The interface between the front and the brokers behind it: `OwnBroker` (ha/node/grpc.py) and `Cluster` implement
+`Brokers`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 BROKER_TIMEOUT_S = 3.0
-"""Longest wait for an answer, except that of a long poll."""
+"""Timeout of a request in seconds, except long polls."""
 
 OnResponse = Callable[[RemotingCommand | None], None]
 """Called once with the response, or with None if there will be none. It must not raise."""
@@ -32,10 +33,11 @@ _ACCEPTED = {
     "MIXED": (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION),
 }
 UNTYPED = (*_ACCEPTED["MIXED"], MessageType.PRIORITY)
+"""Accepted by topics of brokers that know no message types (RocketMQ 4)."""
 
 
 class BrokerUnreachable(Exception):  # noqa: N818
-    """A broker could not be asked, or did not answer; `is_timeout` tells which."""
+    """A broker or name server could not be asked, did not answer in time (`is_timeout`), or gave an unusable answer."""
 
     def __init__(self, reason: str, *, is_timeout: bool = False) -> None:
         super().__init__(reason)
@@ -70,7 +72,8 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def accepted_types(message_type: str | None) -> tuple[MessageType, ...]:
-    """Returns what a topic with the attribute message.type accepts: NORMAL if it has none, as in RocketMQ."""
+    """Returns the types that a topic with this attribute message.type accepts; NORMAL if it has none, as in RocketMQ,
+    or an unknown one."""
     return _ACCEPTED.get((message_type or "NORMAL").upper(), _ACCEPTED["NORMAL"])
 
 
@@ -78,31 +81,33 @@ class Brokers(Protocol):
     """The brokers behind a front."""
 
     def known_route(self, topic: str) -> Route | None:
-        """Returns a topic's route if that is known without asking."""
+        """Returns a topic's route if it is known without asking; None if it is not, or no broker has the topic."""
         ...
 
     async def route(self, topic: str) -> Route | None:
-        """Returns a topic's route; None if no broker has the topic. BrokerUnreachable."""
+        """Returns a topic's route; None if no broker has the topic. Raises BrokerUnreachable."""
         ...
 
     async def group(self, group: str) -> GroupConfig | None:
-        """Returns a consumer group's configuration; None if no broker has it. BrokerUnreachable."""
+        """Returns a consumer group's configuration; None if it does not exist and brokers do not create it. Raises
+        BrokerUnreachable."""
         ...
 
     async def invoke(
         self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
     ) -> RemotingCommand:
-        """Sends a request for a client, or for the front itself, and returns the response. BrokerUnreachable."""
+        """Sends a request to the master of `broker_name`, for a client or for the front itself (`session` None), and
+        returns the response, whatever its code. Raises BrokerUnreachable."""
         ...
 
     def invoke_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
     ) -> bool:
-        """Sends a request for a client if that needs no wait; returns whether it did, and will call `on_response`."""
+        """Sends a request for a client if that needs no wait. Returns whether it did; then `on_response` is called."""
         ...
 
     async def heartbeat(self, session: Session) -> None:
-        """Registers a consumer where its group's members are listed. BrokerUnreachable."""
+        """Registers a consumer as a member of its group, from its settings. Raises BrokerUnreachable."""
         ...
 
     def forget(self, session: Session) -> None:

@@ -1,8 +1,8 @@
 """The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
 
-Brokers of halog and of RocketMQ alike. Answers about topics and groups are used for ROUTE_AGE_S_MAX. A master that does
-not answer, or that may not store, is asked for again at the next request, because another broker may be in its place.
-Each broker has one connection, for all clients, over which it also asks about transactions.
+Brokers may be halog's or RocketMQ's. Answers about topics and groups are used for ROUTE_AGE_S_MAX. If a master does not
+answer, or answers SERVICE_NOT_AVAILABLE, its address is looked up again at the next request, because another broker may
+be the master now. Each broker has one connection, for all clients, over which it also asks about transactions.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ _UNKNOWN_GROUP = (
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
 )
-"""The group has no configuration, or the broker (RocketMQ 4) does not tell about one group"""
+"""Codes that mean that the group has no configuration (SUCCESS: if the body is empty), or that the broker (RocketMQ 4)
+has no request for one group's configuration"""
 ROUTE_AGE_S_MAX = 10.0
+"""How long an answer about a topic or group is used, in seconds."""
 KNOWN_COUNT_MAX = 16_384
-"""Topics, and groups, whose answers are kept."""
+"""Maximum number of topics, and of groups, whose answers are kept."""
 
 
 Sign = Callable[["Session | None", RemotingCommand], None]
-"""Signs a request for a client, or for the front itself."""
+"""Signs a request for a client, or for the front itself (None)."""
 
 
 T = TypeVar("T")
@@ -66,15 +68,16 @@ class _Answers(Generic[T]):
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[T, float]] = {}
-        """Name -> the answer, and until when it is used (Trio's clock)"""
+        """Name -> the answer, and the time until which it is used (Trio's clock)"""
 
     def find(self, name: str) -> tuple[T] | None:
-        """Returns the answer about a name, which may be None itself; None without one that can still be used."""
+        """Returns a tuple with the answer about a name, which may itself be None; None if there is no answer, or it is
+        too old."""
         known = self._answers.get(name)
         return None if known is None or known[1] < trio.current_time() else known[:1]
 
     def add(self, name: str, answer: T) -> None:
-        """Adds an answer; forgets all others if there are too many."""
+        """Adds an answer; first forgets all others if there are KNOWN_COUNT_MAX."""
         if len(self._answers) >= KNOWN_COUNT_MAX:
             self._answers.clear()
         self._answers[name] = answer, trio.current_time() + ROUTE_AGE_S_MAX
@@ -91,11 +94,11 @@ class Cluster:
         """Broker name -> address of its master"""
         self._finding = trio.Lock()
         self._search_count = 0
-        """Searches for masters that have ended, other than by cancellation"""
+        """Number of searches for masters that have ended, other than by cancellation"""
         self._routes: _Answers[Route | None] = _Answers()
         self._groups: _Answers[GroupConfig] = _Answers()
         self.front: Front | None = None
-        """Asked about transactions"""
+        """Receives brokers' checks of transactions; None: they are ignored"""
         self.on_user_refused: Callable[[str], None] | None = None
         """Called with the access key of a user that a broker has refused: it may have been changed or deleted"""
 
@@ -129,7 +132,8 @@ class Cluster:
         return route
 
     async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
-        """Returns what a topic accepts; everything if its brokers, of RocketMQ 4, know no types. BrokerUnreachable."""
+        """Returns the types that a topic accepts; UNTYPED if its brokers (RocketMQ 4) know no types. Raises
+        BrokerUnreachable."""
         header, failure = TopicRequest(topic=topic), None
         for broker in queues:
             command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
@@ -144,7 +148,7 @@ class Cluster:
                 attributes = _read(TopicConfig, answer).attributes or {}
                 return accepted_types(attributes.get("message.type"))
         if failure is not None:
-            raise failure  # clients would keep a guess for half a minute
+            raise failure  # no guess: clients would keep it for half a minute
         return accepted_types(None)
 
     async def group(self, group: str) -> GroupConfig | None:
@@ -183,7 +187,8 @@ class Cluster:
         return answer
 
     async def ask_any(self, command: RemotingCommand) -> RemotingCommand:
-        """Sends a request of the front itself to the first broker that answers. BrokerUnreachable."""
+        """Sends a request of the front itself to one broker after the other until one answers. Raises BrokerUnreachable
+        if none does."""
         if not self._masters:
             await self._find_masters()
         failure = BrokerUnreachable("no broker has a master")
@@ -195,10 +200,10 @@ class Cluster:
         raise failure
 
     async def _find_master(self, broker_name: str) -> str:
-        """Returns the address of a broker's master, from the name servers. BrokerUnreachable.
+        """Returns the address of a broker's master, from the name servers. Raises BrokerUnreachable.
 
-        Requests that have waited for one search share its result: otherwise they would wait for each other while no
-        name server answers.
+        Requests that have waited for another request's search use its result instead of searching again: otherwise,
+        while no name server answers, each would wait for the timeouts of all before it.
         """
         search_count = self._search_count
         async with self._finding:
@@ -215,7 +220,7 @@ class Cluster:
         return address
 
     async def _find_masters(self) -> None:
-        """Asks the name servers for the masters of all brokers. BrokerUnreachable."""
+        """Asks the name servers for the masters of all brokers. Raises BrokerUnreachable."""
         answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
@@ -232,13 +237,14 @@ class Cluster:
         return False
 
     async def heartbeat(self, session: Session) -> None:
-        """Does nothing: brokers list a POP consumer because of its pops, as behind RocketMQ's proxy."""
+        """Does nothing: as behind RocketMQ's proxy, brokers register a POP consumer by its pops."""
 
     def forget(self, session: Session) -> None:
         pass
 
     async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
-        """Asks one name server after the other, from the last one that has answered."""
+        """Asks one name server after the other, starting with the last one that answered. Raises BrokerUnreachable if
+        none answers."""
         errors = []
         self._sign(None, command)
         for address in list(self._name_servers):
@@ -261,7 +267,8 @@ class Cluster:
             raise BrokerUnreachable(f"{address}: {error}") from None
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """Takes a broker's request: checks of transactions. Others, about groups of remoting clients, are ignored."""
+        """Handles a broker's transaction check (39). Other requests concern groups of remoting clients and are
+        ignored."""
         if command.code != RequestCode.CHECK_TRANSACTION_STATE or self.front is None:
             return
         host, port = connection.peer
@@ -271,12 +278,13 @@ class Cluster:
                 self.front.transactions.ask(broker_name, command)
                 return
         broker_name = command.ext_fields.get("bname", "")
-        if broker_name in self._masters:  # its address is a name
+        if broker_name in self._masters:  # the name servers know the master by a host name, not by its IP address
             self.front.transactions.ask(broker_name, command)
 
 
 def _read(kind: type[StructT], answer: RemotingCommand) -> StructT:
-    """Returns the body of an answer. BrokerUnreachable if it is malformed, as the client is not at fault."""
+    """Returns the body of an answer. Raises BrokerUnreachable, not RemoteProtocolError, if it is malformed: the client
+    is not at fault."""
     try:
         return java_json.read_as(kind, answer.body)
     except RemoteProtocolError as error:

@@ -35,10 +35,11 @@ _INT32_MAX = 0x7FFFFFFF
 
 
 def set_message(message: Any, record: MessageRecord, properties: dict[str, str], topic: Any, size_max: int) -> None:
-    """Sets an empty Message to a record of `topic`, a Resource as its client names it, without what only a receive
-    adds. Compressed bodies of more than `size_max` bytes stay compressed.
+    """Fills an empty Message from a record, except for the fields that only a received message has, such as its handle.
 
-    Clients acknowledge a message by the name that it has here, and their own namespace."""
+    `topic` is the Resource as the client names it: clients use it, with their own namespace, to acknowledge the
+    message. A compressed body that has more than `size_max` bytes when unpacked, or can't be unpacked, stays as it is
+    stored."""
     message.topic.resource_namespace, message.topic.name = topic.resource_namespace, topic.name
     own = message.user_properties
     for name, value in properties.items():
@@ -68,7 +69,8 @@ def set_message(message: Any, record: MessageRecord, properties: dict[str, str],
 
 
 def delivery_attempt(attempts_before: int) -> int:
-    """Returns the number of a delivery, 1 for the first, as far as its field can hold it: any producer can set it."""
+    """Returns the number of a delivery, 1 for the first, limited to the int32 of its field: producers can set any
+    `attempts_before`."""
     return min(attempts_before + 1, _INT32_MAX)
 
 
@@ -91,7 +93,7 @@ def _add_optional(system: Any, properties: dict[str, str]) -> None:
 
 
 def _body(record: MessageRecord, size_max: int) -> tuple[bytes, int]:
-    """Returns the body and its encoding. Clients know gzip only, so other compressed bodies are unpacked."""
+    """Returns the body and its encoding. Clients know gzip only, so bodies with other compressions are unpacked."""
     body = record.body
     if not record.sys_flag & SysFlag.COMPRESSED:
         return body, IDENTITY

@@ -1,4 +1,5 @@
-"""The service apache.rocketmq.v2.MessagingService: finds the client of a call and passes the call to what serves it."""
+"""The service apache.rocketmq.v2.MessagingService: finds the client of a call, and passes the call to the class that
+serves its method."""
 
 from __future__ import annotations
 
@@ -36,18 +37,18 @@ from .transactions import Transactions
 logger = logging.getLogger(__name__)
 
 _UNARY_TIMEOUT_S_MAX = 60.0
-"""Longest time that a call other than a stream is served."""
+"""Timeout in seconds of calls other than ReceiveMessage and Telemetry, if the client does not set a shorter one."""
 _CLIENT_ID_LENGTH_MAX = 255
 _GROUPS_PER_HEARTBEAT = 64
 _REGISTER_INTERVAL_S = 5.0
-"""Minimum time between heartbeats of a consumer that are passed on: a short call causes a request with all of its
-subscriptions. Clients send one every 10 s."""
+"""Minimum seconds between two heartbeats of a consumer that are passed to brokers, because each short call causes a
+request with all subscriptions. Clients send one every 10 s."""
 
 Method = Callable[[Session, Any], Awaitable[Any]]
 
 
 class Front:
-    """Serves the calls of one gRPC server. `serve_clients` has to run meanwhile."""
+    """Serves the calls of one gRPC server, while `serve_clients` runs."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Front:
         wall_clock_ms: Callable[[], int],
         access: Access | None = None,
     ) -> None:
-        """`client_id`: of the front itself, at brokers. `access`: None if everybody may do everything."""
+        """`client_id`: by which brokers identify the front itself. `access`: None without access control."""
         self._brokers = brokers
         self._options = options
         self._client_id = client_id
@@ -89,11 +90,12 @@ class Front:
     # ---- the gRPC server
 
     def is_streaming(self, path: bytes) -> bool:
-        """Whether the method of a path takes a stream of messages. As everywhere here, its name alone decides."""
+        """Whether the method with this path takes a stream of messages. Only the method's name is compared."""
         return path.rpartition(b"/")[2] == b"Telemetry"
 
     def take(self, call: Call) -> bool:
-        """Serves a call that needs no wait; returns whether it did."""
+        """Serves a SendMessage or AckMessage if that needs no wait; returns whether it did. Never with access control,
+        whose checks may wait."""
         take = self._takers.get(call.method)
         if take is None or self._access is not None:
             return False
@@ -101,7 +103,7 @@ class Front:
         return session is not None and take(session, call)
 
     async def serve(self, call: Call) -> None:
-        """Serves a call."""
+        """Serves a call that `take` did not serve."""
         method = self._methods.get(call.method)
         if call.method == "Telemetry":
             await self._serve_telemetry(call)
@@ -149,7 +151,8 @@ class Front:
             call.finish(Status.DEADLINE_EXCEEDED, "the call took too long")
 
     async def _admit(self, call: Call) -> tuple[Session, Any]:
-        """Returns the client of a call and its request. Raises CallRefused, RemoteProtocolError, BrokerUnreachable."""
+        """Returns the client of a call and its request, after access control. Raises CallRefused, RemoteProtocolError,
+        BrokerUnreachable."""
         session = self._session(call)
         if session is None:
             raise CallRefused(Code.CLIENT_ID_REQUIRED, "x-mq-client-id is missing, too long, or one too many")
@@ -169,7 +172,8 @@ class Front:
         return Code.PROXY_TIMEOUT if error.is_timeout else Code.INTERNAL_SERVER_ERROR, str(error)
 
     def _session(self, call: Call) -> Session | None:
-        """Returns the client of a call, which its first call creates; None if it has no usable id."""
+        """Returns the session of a call's client, which its first call creates. None if the client id is missing or too
+        long, or the connection has `sessions_per_connection_max` clients."""
         client_id = call.metadata(b"x-mq-client-id")
         connection = call.connection
         session = connection.sessions.get(client_id)
@@ -183,7 +187,7 @@ class Front:
             connection.on_close(lambda: self._end_all(connection))
         session = Session(connection, client_id)
         connection.sessions[client_id] = session
-        if self._access is None:  # otherwise once it is authenticated: anybody may know a client's id
+        if self._access is None:  # otherwise after authentication, because client ids are no secret
             self._in_flight.returned(session)
         return session
 
@@ -210,7 +214,8 @@ class Front:
         connection.sessions.clear()
 
     def _end(self, session: Session, *, may_return: bool) -> None:
-        """Forgets a client. `may_return`: it may come back over another connection."""
+        """Ends a client's session. `may_return`: it may come back over another connection, so its messages in flight
+        are kept for a while."""
         session.is_ended = True
         session.settings = None
         self._in_flight.gone(session, may_return=may_return)
@@ -220,7 +225,8 @@ class Front:
     # ---- the front as a client of brokers
 
     async def serve_clients(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Does what clients need besides answers to their calls, until cancelled."""
+        """Runs the front's background tasks until cancelled: renewal of messages in flight, pops, and registration for
+        transaction checks."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._in_flight.serve, partial(self._acknowledging.delay, None), self._may_receive)
             nursery.start_soon(self._receiving.serve)
@@ -233,7 +239,8 @@ class Front:
         return self._access is None or self._access.may_receive(session, group, topic)
 
     async def _keep_registered(self) -> NoReturn:
-        """Keeps the front registered, as a producer, at the brokers of its clients' topics."""
+        """Keeps the front registered at brokers as a producer of its clients' topics, so that they send it transaction
+        checks."""
         registered: set[tuple[str, str]] = set()
         while True:
             wanted = await self._registrations(registered)
@@ -246,9 +253,11 @@ class Front:
                 await self._producers.wait_changed()
 
     async def _registrations(self, registered: set[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Returns pairs of broker name and topic: those of `registered` as well if the topic's route can't be read.
+        """Returns the pairs of broker name and topic to register for. For a topic whose route can't be read, keeps its
+        pairs in `registered`.
 
-        A broker that takes no more messages of a topic, such as a drained one, may still ask about half messages.
+        Includes brokers that accept no more messages of a topic, such as drained ones: they may still have half
+        messages.
         """
         wanted = set()
         for topic in self._producers.topics:
@@ -279,7 +288,7 @@ class Front:
 
 
 def _keep_handle(call: Call, response: Any) -> None:
-    """Puts the handle of a refused ChangeInvisibleDuration into the response: the Python client goes on with the handle
-    of any answer, and could not settle the message without one."""
+    """Puts the handle of a failed ChangeInvisibleDuration into the response: the Python client continues with the
+    handle of any response, even of a failure, and could not settle the message without one."""
     with suppress(RemoteProtocolError):
         response.receipt_handle = parse("ChangeInvisibleDurationRequest", call.message).receipt_handle

@@ -1,15 +1,16 @@
-"""The messages that push consumers are working on, so that they stay invisible as long as that takes.
+"""Keeps the messages of push consumers invisible while they are handled.
 
-A push consumer receives with auto_renew and states no times. Its messages are invisible for the group's consume timeout
-(consumeTimeoutMinute, 15 min). Shortly before that ends, the front extends it by the same time, up to RENEWED_S_MAX in
-all; the client goes on using its first handle, so the latest one is kept here. When a client is gone,
-its messages become visible after RELEASED_MS, unless it comes back within RETURN_S, over another connection. So do
-messages that a client has not received because it cancelled the call. If a client has lost the right to receive, it
-can't acknowledge messages either, and its messages are not renewed.
+A push consumer receives with auto_renew and without an invisible time. Its messages are invisible for the group's
+consume timeout (consumeTimeoutMinute, 15 min). RENEWED_BEFORE_S before that ends, the front extends it by the same
+time, up to about RENEWED_S_MAX in total. The client continues to use its first handle, so the latest one is kept here.
+
+Messages are released, which makes them visible RELEASED_MS later, if their client has disconnected and not come back
+over another connection within RETURN_S, if it has announced its end, or if it did not receive them because it cancelled
+the call. If a client has lost the right to receive, its messages are not renewed: it can't acknowledge them either.
 
 RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.
-Here, a handle is valid without this table for the whole consume timeout. A front that dies with all of its clients
-leaves their messages invisible for that time.
+Here, a handle is valid without this table for the whole consume timeout. If a front fails together with all of its
+clients, their messages stay invisible for that time.
 """
 
 from __future__ import annotations
@@ -32,21 +33,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COUNT_MAX = 262_144
-"""Messages of all clients; further ones are not renewed, and not released early."""
+"""Maximum number of messages of all clients; further ones are neither renewed nor released early."""
 CHECK_INTERVAL_S = 1.0
 RENEWED_BEFORE_S = 45.0
+"""How long before a message becomes visible it is renewed."""
 RETRY_INTERVAL_S = 5.0
-"""Time between attempts to renew a message that have failed."""
+"""Pause after a failed attempt to renew a message."""
 RENEWED_S_MAX = 3 * 3600.0
+"""A message that was received this long ago is not renewed any more."""
 RETURN_S = 10.0
+"""How long the messages of a disconnected client are kept for it."""
 RELEASED_MS = 1_000
+"""Invisible time of a released message."""
 SETTLED_WITHIN_S = 10.0
-"""Longest time that a client's requests to settle a message take: two requests to its broker."""
+"""Upper bound of the time that settling a message takes: two requests to its broker."""
 
 Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
 """Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
 MayRenew = Callable[["Session", str, str], bool]
-"""Whether a client may receive from a group and topic at present."""
+"""Returns whether a client may currently receive from a group and topic (session, group, topic)."""
 
 
 class _Message(msgspec.Struct):
@@ -59,35 +64,38 @@ class _Message(msgspec.Struct):
     visible_at: float
     """When it becomes visible unless it is renewed"""
     invisible_ms: int
-    """How long each renewal hides the message, in ms. The time in the handle of an ordered group is longer, as it
-    counts from the pop
+    """Invisible time that each renewal requests, in ms. Not taken from the latest handle: in an ordered group its time
+    counts from the pop and grows with each renewal
     """
     renew_at: float
+    """When to renew it next"""
     is_undelivered: bool = False
+    """Whether to release it, because it did not reach the client"""
     settled_until: float = 0.0
-    """Until then, a request of its client may be settling it"""
+    """Until then it is neither renewed nor released, because a request of its client may be settling it"""
     changed: trio.Event | None = None
-    """Set when the request that renews or releases it has ended; None without one"""
+    """Set when the request in progress that renews or releases it has ended; None without such a request"""
 
 
 class _Client(msgspec.Struct):
-    """The messages of a client by the handle that it was given, and its latest session."""
+    """The messages of a client by their first handles, which it uses, and its latest session."""
 
     session: Session
     messages: dict[str, _Message] = {}
     gone_at: float | None = None
+    """When its latest session ended (RETURN_S earlier if it won't come back); None while it is connected"""
 
     def is_gone(self, now: float) -> bool:
-        """Returns whether the client is gone for too long to come back."""
+        """Returns whether to release the client's messages: it is gone for RETURN_S, or won't come back."""
         if self.gone_at is None:
-            return self.session.is_ended  # under another account
+            return self.session.is_ended  # with another account by then, so that `gone` did not find this entry
         return now - self.gone_at >= RETURN_S
 
 
 _Key = tuple[str, str]
-"""Account and client id: others may know the id, and use it."""
+"""Access key and client id: another account may use the same client id."""
 _Due = tuple[_Key, _Client, str, _Message]
-"""Key, client, first handle and message"""
+"""Key, client, first handle, and message"""
 
 
 def _key(session: Session) -> _Key:
@@ -95,13 +103,13 @@ def _key(session: Session) -> _Key:
 
 
 class InFlight:
-    """The table of all clients of a front, by client id. `serve` has to run meanwhile."""
+    """The messages in flight of all clients of a front. `serve` renews and releases them."""
 
     def __init__(self) -> None:
         self._clients: dict[_Key, _Client] = {}
         self._count = 0
         self._busy: set[str] = set()
-        """Brokers whose messages are being changed"""
+        """Names of brokers whose messages are being renewed or released"""
 
     @property
     def count(self) -> int:
@@ -109,7 +117,8 @@ class InFlight:
         return self._count
 
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Adds a message that the client is about to get. It is released if the session has ended meanwhile."""
+        """Adds a message that is about to be sent to the client; does nothing if there are COUNT_MAX. Releases it if
+        the session has ended in the meantime."""
         self._add(session, group, topic, receipt, is_undelivered=session.is_ended)
         self.returned(session)
 
@@ -128,8 +137,10 @@ class InFlight:
         self._count += 1
 
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
-        """Returns the latest handle of a message by the first one, for a request that settles it, and changes nothing
-        meanwhile: some brokers deliver a message again whose time is changed after its acknowledgement."""
+        """Returns the latest handle of the message with the first handle `handle`; None if it is not in the table.
+
+        For a request that settles the message: it is not renewed or released for SETTLED_WITHIN_S, because some brokers
+        deliver a message again if its invisible time is changed after its acknowledgement."""
         message = self._message(session, handle)
         if message is None:
             return None
@@ -137,7 +148,7 @@ class InFlight:
         return message.receipt
 
     def is_changing(self, session: Session, handle: str) -> bool:
-        """Whether a message is being renewed or released. Its latest handle is not known then."""
+        """Whether a message is being renewed or released, so that its latest handle is not known yet."""
         message = self._message(session, handle)
         return message is not None and message.changed is not None
 
@@ -151,7 +162,8 @@ class InFlight:
         return None if client is None else client.messages.get(handle)
 
     def remove(self, session: Session, handle: str) -> None:
-        """Removes a message that is acknowledged, or whose time the client has changed itself."""
+        """Removes a message that was acknowledged or forwarded to the dead letters, or whose invisible time the client
+        has changed. Does nothing if it is not in the table."""
         client = self._clients.get(_key(session))
         if client is not None and client.messages.pop(handle, None) is not None:
             self._count -= 1
@@ -159,32 +171,32 @@ class InFlight:
                 del self._clients[_key(session)]
 
     def returned(self, session: Session) -> None:
-        """Keeps the messages of a client that has connected again, unless that session has ended meanwhile."""
+        """Keeps the messages of a client that has connected again, unless `session` has ended in the meantime."""
         client = self._clients.get(_key(session))
         if client is not None and not session.is_ended:
             client.session, client.gone_at = session, None
 
     def gone(self, session: Session, *, may_return: bool) -> None:
-        """Releases the messages of a client whose latest session has ended: at once, or after RETURN_S if it may come
-        back."""
+        """Releases the messages of a client if `session`, which has ended, is its latest: at the next check, or after
+        RETURN_S with `may_return`."""
         client = self._clients.get(_key(session))
         if client is not None and client.session is session:
             client.gone_at = trio.current_time() - (0 if may_return else RETURN_S)
 
     def release(self, session: Session, receipts: Iterable[ReceiptHandle]) -> None:
-        """Releases messages that were added, but did not reach their client."""
+        """Releases messages that were added but did not reach their client. Ignores those not in the table."""
         client = self._clients.get(_key(session))
         for receipt in receipts:
             if client is not None and (message := client.messages.get(receipt.encode())) is not None:
                 message.is_undelivered = True
 
     def abandon(self, session: Session, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
-        """Releases messages that were popped for a call that has ended, and so were not added."""
+        """Adds and releases messages that were popped for a call that had ended by then."""
         for receipt in receipts:
             self._add(session, group, topic, receipt, is_undelivered=True)
 
     async def serve(self, delay: Delay, may_renew: MayRenew) -> NoReturn:
-        """Renews and releases messages until cancelled. A broker that does not answer delays its own ones only."""
+        """Renews and releases messages until cancelled. A broker that does not answer delays only its own messages."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(CHECK_INTERVAL_S)
@@ -194,7 +206,7 @@ class InFlight:
         raise AssertionError("ends by cancellation only")
 
     def _due(self) -> dict[str, list[_Due]]:
-        """Returns the due messages by broker, except those of busy brokers."""
+        """Returns the messages to renew, release or drop, by broker; without those of busy brokers."""
         found: dict[str, list[_Due]] = {}
         now = trio.current_time()
         for key, client in self._clients.items():
@@ -206,7 +218,7 @@ class InFlight:
         return found
 
     async def _change_all(self, broker_name: str, due: list[_Due], delay: Delay, may_renew: MayRenew) -> None:
-        """Renews, releases or drops messages of one broker, one after the other."""
+        """Renews, releases or drops messages of one broker, one after the other. Failed renewals are tried again."""
         try:
             for key, client, handle, message in due:
                 now = trio.current_time()

@@ -1,8 +1,8 @@
 """The protobuf messages of RocketMQ's gRPC API (package apache.rocketmq.v2), as classes of Google's runtime.
 
 The schema is written down as data, and the classes are made of it at import: no generated code, no compiler, and no
-copy of the .proto files. A field is `number name type`; `*` after a type repeats it, `?` makes its presence known, and
-`|group` puts it into a oneof. Fields that neither clients nor this front use are left out: protobuf keeps unknown ones.
+copy of the .proto files. A field is `number name type`; `*` after a type means repeated, `?` optional (with presence),
+and `|group` names its oneof. Fields that neither clients nor this front use are left out: protobuf keeps unknown ones.
 Tests compare the schema with the descriptors that a real client ships.
 """
 
@@ -104,7 +104,7 @@ IDENTITY, GZIP = 1, 2
 COMMIT, ROLLBACK = 1, 2
 """Resolutions of a transaction."""
 SERVER_CHECK = 2
-"""Source of a resolution."""
+"""Source of a resolution: the producer answers a broker's check."""
 
 _SCHEMA = """
 FilterExpression: 1 type enum, 2 expression string
@@ -249,11 +249,11 @@ def _classes() -> dict[str, Any]:
 
 
 CLASSES = _classes()
-"""Message classes by name. Their instances have attributes by field, which no type checker knows."""
+"""Message classes by name. Their instances have an attribute for each field, which type checkers don't know."""
 
 
 def parse(name: str, data: bytes) -> Any:
-    """Returns a message of the class `name`. RemoteProtocolError if `data` is not one."""
+    """Decodes a message of the class `name`. Raises RemoteProtocolError if `data` is not one."""
     try:
         return CLASSES[name].FromString(data)
     except DecodeError as error:
@@ -271,6 +271,6 @@ def milliseconds(value: Any) -> int:
 
 
 def set_milliseconds(field: Any, value: int) -> None:
-    """Sets a Timestamp or Duration to milliseconds."""
+    """Sets a Timestamp or Duration to `value` milliseconds."""
     field.seconds, rest = divmod(value, 1000)
     field.nanos = rest * 1_000_000

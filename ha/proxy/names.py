@@ -1,4 +1,4 @@
-"""Checks the names in calls: topics and groups. Raises CallRefused with the code of the wrong one."""
+"""Checks the names of topics and groups in calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from .messages import Code
 from .refusal import CallRefused
 
 TOPIC_LENGTH_MAX = 127
+"""Maximum characters of a topic's name, except retry and dead-letter topics (NAME_SIZE_MAX)."""
 _VALID = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_TOPICS = INTERNAL_TOPICS | {"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest", TRACE_TOPIC}
 
 
 def resource_name(resource: Any) -> str:
-    """Returns a resource's name as brokers know it, with its namespace, which the name may contain already."""
+    """Returns a resource's name as brokers know it: `namespace%name`, after the prefix of a retry or dead-letter topic.
+    The name may already contain the namespace."""
     namespace, name = resource.resource_namespace, str(resource.name)
     if not namespace or not name:
         return name
@@ -33,7 +35,8 @@ def resource_name(resource: Any) -> str:
 
 
 def topic_name(resource: Any) -> str:
-    """Returns a valid topic's name that clients may use."""
+    """Returns a topic's name as brokers know it. Raises CallRefused (ILLEGAL_TOPIC) if it is invalid, too long, or that
+    of a system topic."""
     name = resource_name(resource)
     is_long = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
     if _VALID.fullmatch(name) is None:
@@ -46,7 +49,8 @@ def topic_name(resource: Any) -> str:
 
 
 def group_name(resource: Any) -> str:
-    """Returns a valid consumer group's name."""
+    """Returns a consumer group's name as brokers know it. Raises CallRefused (ILLEGAL_CONSUMER_GROUP) if it is invalid
+    or too long."""
     name = resource_name(resource)
     if _VALID.fullmatch(name) is None:
         raise CallRefused(

@@ -1,4 +1,4 @@
-"""Limits of the front. Times in ms, sizes in bytes. RocketMQ's proxy: ProxyConfig."""
+"""Limits of the front. Times have their unit in the name; sizes are in bytes. RocketMQ's proxy: ProxyConfig."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     message_size_max: int = 4 << 20
     """Maximum size of one body."""
     properties_size_max: int = 16_384
-    """Characters of one message's own properties, tag and keys."""
+    """Maximum characters of one message's own properties, tag and keys together."""
     property_count_max: int = 128
     delay_ms_max: int = 40 * 86_400_000
     """Longest delay of a message with a delivery time."""
@@ -20,13 +20,16 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     process.
     """
     topics_per_producer_max: int = 1_024
-    """Topics for whose transactions one client is asked."""
+    """Maximum number of topics for whose transactions one client is asked; further topics are ignored."""
     receive_count_max: int = 32
-    """Messages of one receive."""
+    """Maximum number of messages of one receive; larger requests are reduced to it."""
     invisible_ms_min: int = 10_000
+    """Minimum invisible time of a receive without auto_renew."""
     invisible_ms_max: int = 12 * 3_600_000
+    """Maximum invisible time of such a receive, and of ChangeInvisibleDuration."""
     polling_ms_min: int = 5_000
     polling_ms_max: int = 20_000
+    """Range to which the poll time of a receive is limited."""
     heartbeat_interval_s: float = 30.0
     """Interval at which the front registers at brokers for its producers' transactions."""
     is_message_type_checked: bool = True
@@ -34,5 +37,5 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unpacked_size_max(self) -> int:
-        """Bytes of a body that is stored compressed, once it is unpacked."""
+        """Maximum bytes of a stored compressed body once it is unpacked; a larger one is delivered compressed."""
         return 4 * self.message_size_max

@@ -1,6 +1,7 @@
-"""Which message properties belong to RocketMQ, and how a message's fields are stored as properties.
+"""Names of the message properties that belong to RocketMQ, some of which store fields of a message.
 
-Clients may not set reserved properties as their own, and do not see them as such. Source: MessageConst, GrpcConverter.
+Clients may not set reserved properties as user properties, and do not see them there. Source: MessageConst,
+GrpcConverter.
 """
 
 from __future__ import annotations

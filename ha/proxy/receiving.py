@@ -1,9 +1,10 @@
 """ReceiveMessage: a long poll that pops messages (200050) and streams them to the client.
 
-Departures from RocketMQ's proxy: settings are not needed, as the request and the group's configuration say everything;
-a client that waits no longer than its poll (Rust) gets an answer shortly before, not an error; and messages of push
-consumers stay invisible for the group's consumeTimeoutMinute, not for one minute with renewals (in_flight.py). Dead
-letters are delivered however often that was tried, or a group could not read its own. Source:
+Departures from RocketMQ's proxy: the client's settings are not needed, because the request and the group's
+configuration contain everything; a client whose deadline is no later than the end of its poll (Rust) gets an answer
+shortly before the deadline, not an error; and messages of push consumers stay invisible for the group's
+consumeTimeoutMinute, not for one minute with renewals (in_flight.py). A message of a dead-letter topic is delivered
+regardless of its number of attempts; otherwise a group could not consume its own dead letters. Sources:
 ReceiveMessageActivity, PopMessageResultFilterImpl.
 """
 
@@ -45,16 +46,18 @@ FROM_LAST = 1
 """initMode: a group without offsets begins with new messages."""
 ALL_QUEUES = -1
 ANSWER_MARGIN_MS = 200
-"""How long before its deadline a client gets an answer."""
+"""A client gets its answer this long before its deadline."""
 BROKER_MARGIN_S = 3.0
-"""How much longer than the poll the broker is waited for."""
+"""Timeout of a pop in addition to its poll time."""
 TAG_COUNT_MAX = 1024
+"""Maximum number of tags in a filter."""
 POLLS_STARTING_MAX = 1024
-"""Pops whose task has not started yet"""
+"""Maximum number of pops whose task has not started yet; further ones wait"""
 
 
 class _Poll(msgspec.Struct, eq=False):
-    """A pop, and its result once `done` is set. `is_abandoned`: its call has ended, and nothing waits for it."""
+    """A pop, and its response or error once `done` is set. `is_abandoned`: its call has ended, so the messages are to
+    be released."""
 
     session: Session
     broker_name: str
@@ -69,10 +72,10 @@ class _Poll(msgspec.Struct, eq=False):
 
 
 class Receiving:
-    """Receives messages for all clients of a front. `serve` has to run meanwhile.
+    """Receives messages for all clients of a front, while `serve` runs.
 
-    A broker goes on with a pop whose call has ended, and what it takes is released. So pops that have to be awaited are
-    tasks of `serve`.
+    A broker continues a pop whose call has ended, and the messages that it takes must then be released. So a pop that
+    has to wait runs in a task of `serve`, not in that of its call.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Receiving:
             self._release(poll)
 
     def _release(self, poll: _Poll) -> None:
-        """Releases the messages of an abandoned pop, which become visible soon."""
+        """Releases the messages of an abandoned pop, so that they become visible soon."""
         if poll.response is None or poll.response.code != ResponseCode.SUCCESS:
             return
         try:
@@ -126,7 +129,8 @@ class Receiving:
             self._in_flight.abandon(poll.session, poll.group, poll.topic, (each.receipt for each in popped))
 
     async def _pop(self, poll: _Poll) -> RemotingCommand:
-        """Returns the response to a pop. If this is cancelled, its messages are released. Raises errors of `invoke`."""
+        """Returns the response to a pop. If this is cancelled, its messages are released. Raises the errors of
+        `Brokers.invoke`."""
         if not self._brokers.invoke_nowait(poll.session, poll.broker_name, poll.command, partial(self._finish, poll)):
             await self._polls_in.send(poll)
         try:
@@ -143,7 +147,7 @@ class Receiving:
         return poll.response
 
     async def receive(self, session: Session, call: Call, request: Any) -> None:
-        """Serves a call. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
+        """Serves a ReceiveMessage. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
         group_text, topic = group_name(request.group), topic_name(request.message_queue.topic)
         poll_ms = self._poll_ms(session, call, request)
         group = await self._brokers.group(group_text)
@@ -206,7 +210,7 @@ class Receiving:
             raise
 
     def _messages(self, topic: Any, kept: list[Popped]) -> Iterator[bytes]:
-        """Yields the messages of an answer."""
+        """Yields the encoded messages of a response: status OK, the messages, and the delivery time."""
         yield _status(Code.OK, "OK")
         for popped in kept:
             response = CLASSES["ReceiveMessageResponse"]()
@@ -220,7 +224,7 @@ class Receiving:
         yield self._end()
 
     async def _answer_without(self, call: Call, response: RemotingCommand) -> None:
-        """Answers that there are no messages, or why."""
+        """Answers a call whose pop returned no messages. Raises CallRefused if the broker refused the pop."""
         if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
             await self.finish(call, Code.MESSAGE_NOT_FOUND, "no new message")
         elif response.code == ResponseCode.POLLING_FULL:
@@ -229,18 +233,19 @@ class Receiving:
             raise CallRefused(code_of(response), reason_of(response))
 
     async def finish(self, call: Call, code: Code, message: str) -> None:
-        """Answers a call with nothing but a status."""
+        """Answers a call with a status and no messages."""
         await call.respond_all((_status(code, message), self._end()))
 
     def _end(self) -> bytes:
-        """Returns the last message of an answer."""
+        """Returns the encoded last message of a response, with the delivery time."""
         response = CLASSES["ReceiveMessageResponse"]()
         set_milliseconds(response.delivery_timestamp, self._wall_clock_ms())
         data: bytes = response.SerializeToString()
         return data
 
     def _poll_ms(self, session: Session, call: Call, request: Any) -> int:
-        """Returns how long the broker may wait for messages."""
+        """Returns how long the broker may wait for messages, in ms: as the request or the client's settings say, within
+        `polling_ms_min` and `polling_ms_max`, and ending before the client's deadline."""
         options = self._options
         left_ms = int(min(call.timeout_s, 3600) * 1000) - ANSWER_MARGIN_MS
         if request.HasField("long_polling_timeout"):
@@ -263,7 +268,7 @@ class Receiving:
 
 
 def _filter(given: Any) -> tuple[str, str, frozenset[str]]:
-    """Returns the filter expression, its type, and the tags that it lists (none for SQL92 and for all messages). Raises
+    """Returns the filter expression, its type, and the tags that it lists (empty for SQL92 and for "*"). Raises
     CallRefused.
     """
     expression = given.expression.strip()
@@ -285,10 +290,10 @@ def _status(code: Code, message: str) -> bytes:
 
 
 async def _settle(popped: Popped, request: Awaitable[object]) -> None:
-    """Awaits the request that acknowledges a message, or puts it into the dead letters.
+    """Awaits the request that acknowledges a message, or puts it into the dead letters. Failures are only logged.
 
-    If that fails, the message is delivered again after its invisible time; those that were popped with it are
-    delivered.
+    If the request fails, the message is delivered again after its invisible time. The other messages of the pop are
+    delivered in any case.
     """
     try:
         await request

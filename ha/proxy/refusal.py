@@ -1,4 +1,4 @@
-"""Why a call is refused: a code and a message for the status of its response."""
+"""Refusals of calls: a code and a message for the status of the response."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CallRefused(Exception):  # noqa: N818
 
 
 def code_of(response: RemotingCommand) -> Code:
-    """Returns the code of a broker's answer."""
+    """Returns the gRPC code for a broker's response code; INTERNAL_SERVER_ERROR if there is no equivalent."""
     return _CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
 
 
@@ -37,7 +37,7 @@ def reason_of(response: RemotingCommand) -> str:
 
 
 def check(response: RemotingCommand) -> RemotingCommand:
-    """Returns a broker's answer if it is SUCCESS, else raises CallRefused."""
+    """Returns a broker's answer if its code is SUCCESS. Raises CallRefused otherwise."""
     if response.code != ResponseCode.SUCCESS:
         raise CallRefused(code_of(response), reason_of(response))
     return response

@@ -1,8 +1,8 @@
 """QueryRoute and QueryAssignment: which queues a client may use, and where.
 
-The endpoints of an answer decide where all later calls of the client go, so they are those that the client has asked
-with: only it knows which of this front's addresses it can reach, and a client of several fronts keeps them all.
-RocketMQ's proxy puts its own port into them. Sources: RouteActivity, GrpcConverter.
+The endpoints in a response decide where all later calls of the client go, so they are those of the client's request:
+only the client knows which of this front's addresses it can reach, and a client of several fronts keeps them all.
+RocketMQ's proxy returns its own port instead. Sources: RouteActivity, GrpcConverter.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .refusal import CallRefused
 from .status import ok_status
 
 ENDPOINTS_SIZE_MAX = 4096
-"""Maximum bytes of the endpoints in a request: the answer has them once for each queue."""
+"""Maximum bytes of the endpoints in a request, because the response repeats them for each queue."""
 
 
 async def existing_route(brokers: Brokers, topic: str) -> Route:
-    """Returns a topic's route. CallRefused if no broker has the topic."""
+    """Returns a topic's route. Raises CallRefused if no broker has the topic, and BrokerUnreachable."""
     route = await brokers.route(topic)
     if route is None:
         raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
@@ -34,7 +34,7 @@ class Routes:
         self._brokers = brokers
 
     async def query(self, request: Any) -> Any:
-        """QueryRoute. Raises CallRefused."""
+        """QueryRoute. Raises CallRefused, BrokerUnreachable."""
         endpoints = _endpoints_of(request)
         route = await existing_route(self._brokers, topic_name(request.topic))
         queues = []
@@ -57,8 +57,9 @@ class Routes:
         return make("QueryRouteResponse", status=ok_status(), message_queues=queues)
 
     async def assignments(self, request: Any) -> Any:
-        """QueryAssignment: one queue with the id -1 for all of each broker's, as receives choose the queue; of an
-        ordered group each queue, so that clients receive from all of them at the same time. Raises CallRefused."""
+        """QueryAssignment: for each broker one queue with the id -1, which stands for all of its queues, because a pop
+        takes messages from any of them. For an ordered group each queue, so that a client receives from all of them
+        concurrently. Raises CallRefused, BrokerUnreachable."""
         endpoints = _endpoints_of(request)
         route = await existing_route(self._brokers, topic_name(request.topic))
         group = await self._brokers.group(group_name(request.group))
@@ -83,7 +84,8 @@ class Routes:
 
 
 def _endpoints_of(request: Any) -> Any:
-    """Returns the addresses that the client uses. CallRefused if they are too many."""
+    """Returns the endpoints that the client uses. Raises CallRefused if they have more than ENDPOINTS_SIZE_MAX
+    bytes."""
     size = request.endpoints.ByteSize()
     if size > ENDPOINTS_SIZE_MAX:
         raise CallRefused(

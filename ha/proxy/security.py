@@ -30,7 +30,7 @@ class FrontTls:
     """The certificates of the gRPC port and of the connections to brokers and name servers."""
 
     def __init__(self, config: ProxyConfig, wall_clock_ms: Callable[[], int]) -> None:
-        """Loads the files. Blocks. ConfigError."""
+        """Loads the files. Blocks. Raises ConfigError."""
         handshakes = Handshakes()
         server = load_server(config, wall_clock_ms, role="grpc", protocols=("h2",))
         client = load_client(config, wall_clock_ms) if config.tls_enable else None
@@ -45,16 +45,16 @@ class FrontTls:
 
 
 class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """The checks of calls, and the signatures of requests to brokers. Without access control, `guard` is None."""
+    """Checks calls with `guard` (None without access control), and signs requests to brokers with `sign`."""
 
     guard: AclGuard | None = None
     files: AclPolicyFiles | None = None
-    """The files of `guard`, with aclEnable"""
+    """The policy files of `guard`; None without aclEnable"""
     sign: Sign = lambda session, command: None
 
     def attach_users(self, config: ProxyConfig, cluster: Cluster) -> BrokerUsers | None:
-        """Makes `guard` look for accounts among the brokers' users, and returns these; None without
-        authenticationEnabled."""
+        """Makes `guard` find the users of ACL 2.0 that brokers have, and returns them; does nothing and returns None
+        without authenticationEnabled. The caller must run `BrokerUsers.serve`."""
         if self.guard is None or not config.authentication_enabled:
             return None
         users = BrokerUsers(cluster.ask_any, has_policies=config.authorization_enabled)
@@ -72,7 +72,7 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_access(config: ProxyConfig) -> FrontAccess:
-    """Reads the files that `config` names. ConfigError."""
+    """Reads the files that `config` names. Raises ConfigError."""
     if not (config.acl_enable or config.authentication_enabled):
         return FrontAccess()
     files = policy = None

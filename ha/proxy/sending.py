@@ -1,7 +1,8 @@
 """SendMessage and RecallMessage: from the messages of a call to send requests (310, 320), and back to result entries.
 
-The checks and their codes are those of RocketMQ's proxy (SendMessageActivity). A departure: each message of a batch
-gets an entry with its own id, where RocketMQ answers one entry with an id that it has made up.
+The checks and their codes are those of RocketMQ's proxy (SendMessageActivity). Departures: the response to a batch has
+an entry with its own id for each message, while RocketMQ returns one entry with an id that no message has; and gzip
+bodies are stored unpacked.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ if TYPE_CHECKING:
     from .session import Producers, Session
 
 MESSAGE_COUNT_MAX = 1_024
-"""Messages of one call, which are prepared in one step"""
+"""Maximum number of messages of one call, because all are prepared without a checkpoint"""
 MESSAGE_GROUP_LENGTH_MAX = 64
+"""A message group must have fewer UTF-8 bytes than this."""
 BORN_MS_MIN, BORN_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999, as a Timestamp is defined. Its fields could say more than a record can store."""
+"""The years 1 to 9999, the range of a Timestamp by definition. Its fields can hold values that a record can't."""
 _STORED = {
     int(ResponseCode.SUCCESS): Code.OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): Code.MASTER_PERSISTENCE_TIMEOUT,
@@ -79,10 +81,11 @@ class Sending:
         self._wall_clock_ms = wall_clock_ms
         self._producers = producers
         self._turn = 0
-        """Counts the messages without a message group: brokers take turns"""
+        """Number of messages without a message group, which are sent to the brokers round robin"""
 
     def take(self, session: Session, call: Call) -> bool:
-        """Sends a call's only message if that needs no wait, and answers later; returns whether it did."""
+        """Serves a call with one message if that needs no wait: sends the message and answers later, or answers at once
+        that it is refused. Returns whether it did."""
         try:
             request = CLASSES["SendMessageRequest"].FromString(call.message)
         except DecodeError:  # reported by the slower path
@@ -115,7 +118,7 @@ class Sending:
         return False
 
     async def send(self, session: Session, request: Any) -> Any:
-        """Sends the messages of a call. Raises CallRefused."""
+        """Sends the messages of a call. Raises CallRefused, and BrokerUnreachable, after which some may be stored."""
         messages = request.messages
         if not messages:
             raise CallRefused(Code.MESSAGE_CORRUPTED, "no message to send")
@@ -155,7 +158,8 @@ class Sending:
     # ---- one message
 
     def _prepare(self, session: Session, message: Any, route: Route) -> tuple[BrokerQueues, SendCommand, MessageType]:
-        """Checks a message; returns the broker to send it to, the request, and its type. Raises CallRefused."""
+        """Checks a message; returns the broker to send it to, the request, and its type. For a half message, also
+        registers the client for transaction checks. Raises CallRefused."""
         options, system, body = self._options, message.system_properties, message.body
         kind = _type_of(system)
         topic = route.topic
@@ -201,7 +205,7 @@ class Sending:
         )
 
     def _properties(self, message: Any, kind: MessageType, topic: str) -> str:
-        """Returns the property string of a message."""
+        """Returns the property string of a message. Raises CallRefused for an invalid id, tag, key or property."""
         system, options = message.system_properties, self._options
         message_id = system.message_id
         if not message_id.strip():
@@ -272,7 +276,8 @@ class Sending:
             pairs.append(f"{LITE_TOPIC}\x01{system.lite_topic}")
 
     def _choose(self, route: Route, message_group: str) -> tuple[BrokerQueues, int]:
-        """Returns the broker, and the queue if the message group decides it, else -1: the broker chooses."""
+        """Returns the broker and the queue id: by the message group's hash, or without a group the next broker round
+        robin and -1, so that the broker chooses the queue. Raises CallRefused if no queue is writable."""
         brokers = [each for each in route.brokers if each.writable]
         if not brokers:
             raise CallRefused(Code.FORBIDDEN, "no writable queue")
@@ -289,7 +294,8 @@ class Sending:
     # ---- recall
 
     async def recall(self, session: Session, request: Any) -> Any:
-        """Recalls a message that is not due yet (370). Raises CallRefused."""
+        """RecallMessage: recalls a message that is not due yet (370). Raises CallRefused, BrokerUnreachable,
+        RemoteProtocolError."""
         topic = topic_name(request.topic)
         route = await existing_route(self._brokers, topic)
         if self._options.is_message_type_checked and MessageType.DELAY not in route.message_types:
@@ -329,7 +335,8 @@ def _has_control(text: str) -> bool:
 
 
 def _unzipped(body: bytes, size_max: int) -> bytes:
-    """Returns a gzip body unpacked, so that consumers of every protocol can read it."""
+    """Unpacks a gzip body, so that consumers of every protocol can read it. Stops after `size_max` + 1 bytes: the
+    caller refuses a longer body. Raises CallRefused if the body is malformed or truncated."""
     inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         plain = inflater.decompress(body, size_max + 1)
@@ -341,7 +348,7 @@ def _unzipped(body: bytes, size_max: int) -> bytes:
 
 
 def _type_of(system: Any) -> MessageType:
-    """Returns a message's type, judged by its properties as RocketMQ does."""
+    """Returns a message's type, from its fields and not from `message_type` (except TRANSACTION), as RocketMQ does."""
     if system.message_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
     if system.HasField("delivery_timestamp"):

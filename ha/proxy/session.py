@@ -1,4 +1,4 @@
-"""A client as one connection knows it: its settings, and the stream for what the front asks of it."""
+"""A client on one connection: its settings, and the Telemetry stream over which the front sends it commands."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class Session:
         self.connection = connection
         self.client_id = client_id
         self.settings: Any = None
-        """Settings message of the client; None until it has sent it"""
+        """Settings message of the client, completed by the front; None until it has sent one, and after the end"""
         self.telemetry: Call | None = None
-        """Its latest Telemetry stream"""
+        """Its latest Telemetry stream; None without an open one"""
         self.local: Any = None
         """State that the `Brokers` keeps for this client"""
         self.is_ended = False
+        """Whether the connection has ended, or the client has announced its end"""
         self.access_key = ""
-        """Account of its last authenticated call, if access control is on"""
+        """Access key of its last authenticated call; "" before that, and without access control"""
         self.registered_at = -math.inf
-        """When a consumer was registered at brokers last"""
+        """When a consumer was last registered at brokers (Trio's clock)"""
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.connection.peer[0]}:{self.connection.peer[1]}>"
@@ -39,7 +40,7 @@ class Session:
 
 
 class Producers:
-    """The clients that can be asked about transactions, by topic, and which topics are new or have lost their last."""
+    """The clients that can be asked about transactions, by topic."""
 
     def __init__(self, topics_per_producer_max: int) -> None:
         self._topics_max = topics_per_producer_max
@@ -53,7 +54,8 @@ class Producers:
         return list(self._by_topic)
 
     def add(self, session: Session, topics: Iterable[str]) -> None:
-        """Adds topics for whose transactions the client is asked, up to its limit, unless its session has ended."""
+        """Adds topics for whose transactions the client may be asked, up to `topics_per_producer_max`; further topics
+        are ignored. Does nothing if its session has ended."""
         if session.is_ended:
             return
         mine = self._topics_of.setdefault(session, set())
@@ -74,8 +76,8 @@ class Producers:
                 self._has_changed.set()
 
     def find(self, topic: str, may_be_asked: Callable[[Session, Call, str], bool]) -> Session | None:
-        """Returns a client that can be asked about transactions of the topic, and that `may_be_asked` accepts; clients
-        take turns.
+        """Returns the next client, round robin, that has an open Telemetry stream and that `may_be_asked` accepts; None
+        if there is none.
         """
         sessions = self._by_topic.get(topic, {})
         for session in list(sessions):

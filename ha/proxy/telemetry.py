@@ -1,4 +1,5 @@
-"""Telemetry: the settings that a client and the front exchange. Sources: ClientActivity, ClientSettingsManager."""
+"""Telemetry: the settings that a client sends, and the front completes and returns. Sources: ClientActivity,
+ClientSettingsManager."""
 
 from __future__ import annotations
 
@@ -23,29 +24,31 @@ if TYPE_CHECKING:
 SUBSCRIPTION_COUNT_MAX = 1_024
 """Maximum number of subscriptions of one consumer; each of its heartbeats contains all of them"""
 PRODUCER_ATTEMPTS_MAX = 3
+"""Attempts of a client to send a message."""
 CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's delay levels: how long a message that a consumer could not handle stays invisible."""
+"""RocketMQ's delay levels in seconds: how long a message that a consumer failed to handle stays invisible."""
 INT32_MAX = 0x7FFFFFFF
-"""Maximum of an int32 field; administrators may set larger numbers."""
+"""Maximum of an int32 field; a group's configuration may contain a larger number."""
 
 
 class Access(Protocol):
     """Access control of calls."""
 
     async def check(self, session: Session, call: Call, request: Any) -> None:
-        """Authenticates a call by its metadata and checks the client's permissions. Raises CallRefused,
-        BrokerUnreachable.
+        """Authenticates a call by its metadata, and checks that the client has the rights that `request` needs. Raises
+        CallRefused, BrokerUnreachable.
 
-        `request`: of a Telemetry stream None at first, then each TelemetryCommand with settings.
+        For a Telemetry stream, called with None when it is opened, and then with each TelemetryCommand that has
+        settings.
         """
         ...
 
     def may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
-        """Whether a client with the Telemetry stream `call` may be shown half messages of `topic` at present."""
+        """Whether the client with the Telemetry stream `call` may currently be shown half messages of `topic`."""
         ...
 
     def may_receive(self, session: Session, group: str, topic: str) -> bool:
-        """Whether a client may receive messages of `topic` as a member of `group` at present."""
+        """Whether a client may currently receive messages of `topic` as a member of `group`."""
         ...
 
 
@@ -61,9 +64,11 @@ class Telemetry:
         self._producers = producers
 
     async def serve(self, session: Session, call: Call) -> None:
-        """Answers the messages of a stream until it ends. A later stream of the same client takes its place.
+        """Answers the messages of a stream until it ends. A later stream of the same client replaces it as
+        `Session.telemetry`.
 
-        A client that has announced its end, and sends settings all the same, opens another stream.
+        Once the session has ended, the next message ends the stream: a client that announced its end and goes on all
+        the same opens another one, with a new session.
         """
         assert call.messages_out is not None
         session.telemetry = call
@@ -112,12 +117,12 @@ class Telemetry:
         await call.send(make("TelemetryCommand", status=ok_status(), settings=settings).SerializeToString())
 
     async def register(self, session: Session) -> None:
-        """Registers a consumer at brokers. BrokerUnreachable."""
+        """Registers a consumer at brokers. Raises BrokerUnreachable."""
         session.registered_at = trio.current_time()
         await self._brokers.heartbeat(session)
 
     def _complete_producer(self, settings: Any) -> None:
-        """Adds what the server decides to a producer's settings."""
+        """Sets the fields of a producer's settings that the server decides: limits, checks and retries."""
         settings.publishing.max_body_size = self._options.message_size_max
         settings.publishing.validate_message_type = self._options.is_message_type_checked
         policy = settings.backoff_policy
@@ -128,7 +133,7 @@ class Telemetry:
         settings.metric.on = False
 
     def _complete_consumer(self, settings: Any, group: GroupConfig | None) -> None:
-        """Adds what the server decides to a consumer's settings."""
+        """Sets the fields of a consumer's settings that the server decides: order, polling and redelivery."""
         group = GroupConfig(group_name="") if group is None else group
         subscription = settings.subscription
         subscription.fifo = group.consume_message_orderly

@@ -1,7 +1,7 @@
-"""EndTransaction, and the checks of transactions that brokers ask producers about.
+"""EndTransaction, and brokers' checks of open transactions, which are passed to producers.
 
-The transaction id that the client gets and sends back contains the message id, the broker, and the half message's
-offsets in its queue and in the log, joined by blanks. So the front keeps no state: any front of a cluster can end any
+The transaction id that the client gets and sends back contains the message id, the broker name, and the half message's
+queue offset and physical offset, joined by blanks. So the front keeps no state: any front of a cluster can end any
 transaction, also after a restart. RocketMQ's proxy uses the message id as the transaction id, and keeps the place of
 the half message for about 30 s. Source: EndTransactionActivity, ProxyClientRemotingProcessor.
 """
@@ -40,7 +40,7 @@ _RESOLUTIONS = {COMMIT: SysFlag.TRANSACTION_COMMIT, ROLLBACK: SysFlag.TRANSACTIO
 
 
 def transaction_id(message_id: str, broker_name: str, queue_offset: int, offset_message_id: str) -> str:
-    """Returns the id of the transaction of a half message. RemoteProtocolError if the last one is invalid."""
+    """Returns the transaction id of a half message. Raises RemoteProtocolError if `offset_message_id` is invalid."""
     return _join(message_id, broker_name, queue_offset, decode_message_id(offset_message_id)[2])
 
 
@@ -60,7 +60,8 @@ class Transactions:
         self._producers = producers
 
     async def end(self, session: Session, request: Any) -> Any:
-        """EndTransaction: commits or rolls back. Raises CallRefused."""
+        """EndTransaction: commits or rolls back; does nothing for another resolution. Raises CallRefused,
+        BrokerUnreachable."""
         topic = topic_name(request.topic)
         if not request.transaction_id.strip():
             raise CallRefused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be blank")
@@ -95,7 +96,8 @@ class Transactions:
         return self._access is None or self._access.may_be_asked(session, call, topic)
 
     def ask(self, broker_name: str, command: RemotingCommand) -> bool:
-        """Passes a broker's check (39) to one of the topic's clients; returns whether there is one."""
+        """Passes a broker's check (39) to a client that may be asked about the topic. Returns False if there is none,
+        or the request is malformed."""
         try:
             request = parse_header(CheckTransactionRequest, command.ext_fields)
             record = decode_record(command.body, verify_crc=False)

@@ -1,8 +1,8 @@
-"""The users of ACL 2.0 as the front knows them: read from brokers (3004, 3009), as RocketMQ's proxy does.
+"""A cache of the users of ACL 2.0, read from brokers (3004, 3009), as in RocketMQ's proxy.
 
-A user is read when it makes its first call, and again every REFRESH_S while it makes calls. While no broker can be
-asked, it is used until AGE_S_MAX after it was read last, and refused then. Sources: ClusterMetadataService,
-ProxyAuthenticationMetadataProvider.
+A user is read at its first call, and then every REFRESH_S until it has made no call for UNUSED_S. While no broker can
+be asked, a user may be used for AGE_S_MAX after it was last read, and is refused after that. Sources:
+ClusterMetadataService, ProxyAuthenticationMetadataProvider.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from .brokers import BrokerUnreachable
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 10.0
+"""Interval at which users are read again, and for which a name counts as unknown."""
 AGE_S_MAX = 60.0
+"""How long a user may be used after it was last read."""
 UNUSED_S = 600.0
 """A user that makes no call for this long is forgotten."""
 KNOWN_COUNT_MAX = 4_096
-"""Users that are kept; then the one that has made no call for the longest time is forgotten."""
+"""Maximum number of users; for a further one, the user that was unused for the longest time is forgotten."""
 UNKNOWN_COUNT_MAX = 4_096
-"""Names without a user that are kept."""
+"""Maximum number of names without a user that are remembered; for a further one, all are forgotten."""
 FIRST_READS_MAX = 16
-"""Users that are read for the first time at once; further calls wait."""
+"""Maximum number of concurrent reads that calls wait for; further calls wait for their turn."""
 NAME_LENGTH_MAX = 256
 
 Ask = Callable[[RemotingCommand], Awaitable[RemotingCommand]]
-"""Sends a request of the front itself to any broker, and returns the response. BrokerUnreachable."""
+"""Sends a request of the front itself to any broker, and returns the response. Raises BrokerUnreachable."""
 
 
 class _Known(msgspec.Struct):
@@ -58,16 +60,16 @@ class _Known(msgspec.Struct):
 
 
 class BrokerUsers:
-    """A cache of users. `serve` has to run meanwhile."""
+    """A cache of users. `serve` keeps it fresh."""
 
     def __init__(self, ask: Ask, *, has_policies: bool) -> None:
-        """`has_policies`: whether users' policies are read as well."""
+        """`has_policies`: also read the users' policies."""
         self._ask = ask
         self._has_policies = has_policies
         self._known: dict[str, _Known] = {}
         """Known users by name, in the order of their last use"""
         self._unknown: dict[str, float] = {}
-        """Name -> time until which it counts as unknown"""
+        """Name -> time until which it counts as unknown (Trio's clock)"""
         self._first_reads = trio.CapacityLimiter(FIRST_READS_MAX)
         self._log_limiter = LogRateLimiter()
 
@@ -77,7 +79,7 @@ class BrokerUsers:
         return len(self._known)
 
     def find(self, name: str) -> UserConfig | None:
-        """Returns a user that was read recently enough; None if it must not be used."""
+        """Returns a user that was read within AGE_S_MAX; None if it is unknown or older."""
         known = self._known.get(name)
         if known is None or trio.current_time() - known.read_at > AGE_S_MAX:
             return None
@@ -86,14 +88,14 @@ class BrokerUsers:
     def doubt(self, name: str) -> None:
         """Makes the next call of a user read it again, because a broker has refused it.
 
-        The user may have been changed or deleted, and brokers close the connection, which all clients share, after a
-        few such requests.
+        The user may have been changed or deleted. After a few refused requests, brokers close the connection, which all
+        clients share.
         """
         if (known := self._known.get(name)) is not None:
             known.is_doubted = True
 
     async def load(self, name: str) -> None:
-        """Reads a user unless it is known, or known not to exist. BrokerUnreachable."""
+        """Reads a user unless it is known, or known not to exist. Raises BrokerUnreachable."""
         if self._is_settled(name):
             return
         async with self._first_reads:
@@ -117,7 +119,7 @@ class BrokerUsers:
         return True
 
     async def serve(self) -> NoReturn:
-        """Reads users that make calls again, and forgets others, until cancelled."""
+        """Every REFRESH_S, reads all users again and forgets those unused for UNUSED_S, until cancelled."""
         while True:
             await trio.sleep(REFRESH_S)
             for name, known in list(self._known.items()):
@@ -127,12 +129,13 @@ class BrokerUsers:
                 try:
                     await self._read(name)
                 except RemoteProtocolError:
-                    continue  # brokers may answer about others
+                    continue  # the other users may be readable
                 except BrokerUnreachable:
                     break  # the next ones would take as long
 
     async def _read(self, name: str) -> None:
-        """Reads a user from a broker. BrokerUnreachable; RemoteProtocolError if the answer can't be used."""
+        """Reads a user from a broker into the cache; removes it if it does not exist. Raises BrokerUnreachable, and
+        RemoteProtocolError if the answer can't be used."""
         try:
             user = await self._user(name)
         except (BrokerUnreachable, RemoteProtocolError) as error:
@@ -151,11 +154,12 @@ class BrokerUsers:
             self._known[name] = _Known(user, read_at=now, used_at=now)
         else:
             known.read_at, known.is_doubted = now, False
-            if known.user != user:  # the account that was made from an equal one stays valid
+            if known.user != user:  # keep an equal object: the account made from it stays valid
                 known.user = user
 
     async def _user(self, name: str) -> UserConfig | None:
-        """Asks a broker for a user with its policies. BrokerUnreachable, RemoteProtocolError."""
+        """Asks a broker for a user, with its policies if `has_policies`; None if it does not exist. Raises
+        BrokerUnreachable, RemoteProtocolError."""
         body = await self._answer(RequestCode.AUTH_GET_USER, UserRequest(username=name).to_ext_fields())
         if not body:
             return None
@@ -175,7 +179,8 @@ class BrokerUsers:
         return user
 
     async def _answer(self, code: RequestCode, fields: dict[str, str]) -> bytes | memoryview:
-        """Returns the body of a successful answer. BrokerUnreachable, RemoteProtocolError."""
+        """Returns the body of a successful answer. Raises BrokerUnreachable, and RemoteProtocolError for another
+        code."""
         answer = await self._ask(RemotingCommand(code, ext_fields=fields))
         if answer.code != ResponseCode.SUCCESS:
             raise RemoteProtocolError(f"a broker answers code {answer.code} to {code.name}: {answer.remark}")
