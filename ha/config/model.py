@@ -189,7 +189,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     delete_files_max: PositiveInt = _key("deleteFileBatchMax", 10)
     """maximum number of files deleted in one round"""
     retain_bytes_max: Long = _key("haRetainMaxBytes", 8 << 30)
-    """own; maximum bytes of expired files kept for a connected slave that still needs them; RocketMQ keeps none"""
+    """own; an expired file that a slave still needs is kept while the log from it to the end has at most so many bytes;
+    RocketMQ keeps none"""
 
     # replication
     ha_heartbeat_interval_ms: Milliseconds = _key("haSendHeartbeatInterval", 5_000)

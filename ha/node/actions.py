@@ -12,6 +12,7 @@ import trio
 from ha.admin.dashboard.source import DeadLetters, Missing, NewMessage, OffsetMove, Outcome
 from ha.broker.batch_reader import BatchReader
 from ha.broker.queue_times import bounds, offset_at
+from ha.errors import RemoteProtocolError
 from ha.protocol.admin_requests import CreateTopicRequest, ResetOffsetsRequest
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import Header, SendMessageRequest
@@ -31,6 +32,7 @@ from ha.protocol.topic_names import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from ha.remoting.local import LocalConnection
 from ha.store.consume_queue import ConsumeQueue
 
+from .messages import reads_files
 from .node import Node
 from .own_requests import ask_own_broker
 
@@ -93,6 +95,7 @@ class NodeActions:
         answer = await self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         return _outcome(answer, f"Topic {name} has {queue_count} queues now.")
 
+    @reads_files
     async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
         """See `DashboardActions.planned_reset`."""
         config = self._tables.topics.get(topic)
@@ -135,8 +138,11 @@ class NodeActions:
         queue = self._dead_queue(group)
         sent_count, offset, end = 0, begin, begin + count
         while queue is not None and offset < min(end, queue.max_offset):
-            read = await self._reader.read(queue, offset, min(READ_COUNT_MAX, end - offset))
-            records = decode_records(read.body, verify_crc=False)
+            try:
+                read = await self._reader.read(queue, offset, min(READ_COUNT_MAX, end - offset))
+                records = decode_records(read.body, verify_crc=False)
+            except (OSError, RemoteProtocolError):
+                break
             for record in records:
                 reason = await self._send_back_one(group, record)
                 if reason:

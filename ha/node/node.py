@@ -102,7 +102,10 @@ class Node:
         """
         if self.broker.standing.is_slave:
             return await self.broker.put_service.put(messages)
-        faults = {message.topic: await self._topic_fault(message) for message in messages}
+        queue_ids: dict[str, int] = {}
+        for message in messages:
+            queue_ids[message.topic] = max(message.queue_id, queue_ids.get(message.topic, 0))
+        faults = {topic: await self._topic_fault(topic, queue_id) for topic, queue_id in queue_ids.items()}
         stored = iter(await self.broker.put_service.put([self._complete(m) for m in messages if not faults[m.topic]]))
         return [
             PutResult(status=PutStatus.MESSAGE_ILLEGAL, remark=faults[message.topic])
@@ -123,9 +126,9 @@ class Node:
         It waits for messages that are not stored yet, and skips those that were deleted."""
         return Reading(partial(wait_messages, self.store, topic, queue_id), queue_offset)
 
-    async def _topic_fault(self, message: Message) -> str:
-        """Creates the topic if necessary. Returns why it can't take messages, or ""."""
-        topics, topic = self.broker.topics, message.topic
+    async def _topic_fault(self, topic: str, queue_id: int) -> str:
+        """Creates the topic, with this queue, if necessary. Returns why it can't take messages, or ""."""
+        topics = self.broker.topics
         if topics.get(topic) is not None:
             return ""
         fault = topic_fault(topic)
@@ -133,7 +136,7 @@ class Node:
             return fault
         if not self.config.auto_create_topic:
             return f"topic {topic} does not exist (autoCreateTopicEnable)"
-        created = await topics.ensure(topic, max(self.config.default_topic_queue_nums, message.queue_id + 1))
+        created = await topics.ensure(topic, max(self.config.default_topic_queue_nums, queue_id + 1))
         return created if isinstance(created, str) else ""
 
     def _complete(self, message: Message) -> Message:

@@ -144,6 +144,8 @@ class GroupTransfer:
         return min((waiters.lowest_offset for waiters in self._classes.values()), default=math.inf)
 
     def _take(self, batch: list[AckRequest]) -> None:
+        if waiters := self._classes.get(ALL_IN_SYNC):  # if no slave is in sync now, those that waited for one fail
+            self._advance_class(ALL_IN_SYNC, waiters)
         room = self._waiting_count_max - self.waiting_count
         accepted, refused = (batch, []) if len(batch) <= room else (batch[:room], batch[room:])
         for request in accepted:

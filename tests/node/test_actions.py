@@ -1,15 +1,21 @@
 """The dashboard's actions on a real node: each has the effect of a request from a client or a tool."""
 
+import errno
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 import ha
-from ha.admin.dashboard.source import DeadLetters, Missing, NewMessage, OffsetMove
+from ha.admin.dashboard.source import DeadLetters, Missing, NewMessage, OffsetMove, SourceBusyError
+from ha.broker.batch_reader import BatchReader
+from ha.broker.queue_read import QueueRead
+from ha.broker.refused import RefusedError
 from ha.node.actions import NodeActions
-from ha.protocol.codes import Permission
+from ha.protocol.codes import Permission, ResponseCode
 from ha.protocol.properties import CRC32, decode_properties, encode_properties
 from ha.protocol.record import Message
+from ha.store.consume_queue import ConsumeQueue
 from tests.node.test_library import attached, config, slave_config
 from tests.store.stores import dispatched
 
@@ -125,6 +131,34 @@ async def test_dead_letters_are_sent_back_to_their_group(tmp_path: Path) -> None
         )
         queue.min_offset = queue.max_offset  # all have expired
         assert actions.dead_letters("g") == Missing("Consumer group g has no dead letters on this node.")
+
+
+async def test_without_descriptors_the_dashboard_says_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ha.open_master(config(tmp_path)) as node:
+        actions = NodeActions(node)
+        await actions.change_topic("t", 1, is_readable=True, is_writable=True)
+        for topic in ["t", *["%DLQ%g"] * 40]:
+            await node.put(Message(topic=topic, queue_id=0, body=b"x"))
+        await dispatched(node.store)
+        assert await node.broker.groups.find_or_create("g") is not None
+        read = BatchReader.read
+
+        async def read_once(reader: BatchReader, queue: ConsumeQueue, offset: int, count: int) -> QueueRead:
+            if offset:
+                raise OSError(errno.EMFILE, "too many open files")
+            return await read(reader, queue, offset, count)
+
+        monkeypatch.setattr(BatchReader, "read", read_once)
+        outcome = await actions.send_back("g", 0, 40)
+        assert (outcome.is_done, outcome.text) == (
+            False, "Sent back 32 of 40 messages to g; the others can't be read."
+        )  # fmt: skip
+        refused = RefusedError(ResponseCode.SYSTEM_ERROR, "too many open files")
+        monkeypatch.setattr("ha.node.actions.offset_at", AsyncMock(side_effect=refused))
+        with pytest.raises(SourceBusyError, match="too many open files"):
+            await actions.planned_reset("g", "t", 1)
 
 
 async def test_a_slave_changes_nothing(tmp_path: Path) -> None:

@@ -122,6 +122,14 @@ async def test_a_queue_is_read(tmp_path: Path) -> None:
             assert (result.messages, result.next_offset, result.max_offset) == ([], offset, end)
 
 
+async def test_a_new_topic_has_all_queues_of_its_first_messages(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        await master.put_many([ha.LogMessage(topic="t", queue_id=queue_id, body=b"x") for queue_id in (0, 19, 3)])
+        created = master.broker.topics.get("t")
+        assert created is not None
+        assert (created.write_queue_nums, created.read_queue_nums) == (20, 20)
+
+
 async def test_reading_waits_for_messages(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master, trio.open_nursery() as nursery:
         reading = master.messages("t", 0)

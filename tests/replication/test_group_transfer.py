@@ -67,6 +67,15 @@ async def running(slaves: Slaves, *, waiting_count_max: int = 1000) -> AsyncIter
         nursery.cancel_scope.cancel()
 
 
+async def test_a_request_that_waited_for_a_slave_is_not_completed_by_one_that_finds_none_in_sync() -> None:
+    slaves = Slaves(0)
+    async with running(slaves) as puts:
+        await puts.submit(puts.request("first", 10, ack_count=ALL_IN_SYNC))
+        slaves.offsets = [(0, False)]  # the puts themselves took it out of sync
+        await puts.submit(puts.request("second", 20, ack_count=ALL_IN_SYNC))
+        assert puts.outcomes == [("first", PutStatus.FLUSH_SLAVE_TIMEOUT), ("second", PutStatus.PUT_OK)]
+
+
 async def test_each_request_ends_at_its_own_deadline() -> None:
     async with running(Slaves(0)) as puts:
         await puts.submit(puts.request("slow", 100, timeout_s=3))

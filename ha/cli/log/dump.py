@@ -62,7 +62,8 @@ class Dumped(msgspec.Struct):
 
     count: int = 0
     next_offset: int = 0
-    """Offset to resume from: the end of the last record printed, or of the span"""
+    """Offset to resume from without omitting a record: the end of the last record printed, or of the span; the span's
+    begin while batch queues are printed, which are not in physical order"""
     is_complete: bool = False
     damaged_count: int = 0
     """Records printed whose CRC is wrong (`crc_ok` is false)"""
@@ -87,6 +88,9 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
         )
         if not stop.is_set():
             done.is_complete = _print(_runs(reader, span, choice, options), choice, stop, done)
+        if done.is_complete and _is_by_queue(choice):
+            done.next_offset = span.begin
+            done.is_complete = _print(_batch_runs(reader, choice, options), choice, stop, done, in_order=False)
         if done.is_complete:
             done.next_offset = span.end
         done.gaps = [
@@ -95,6 +99,11 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
         ]
     sys.stdout.buffer.flush()
     return done
+
+
+def _is_by_queue(choice: Choice) -> bool:
+    """Return whether records are found through their queues and the key index, not in the log."""
+    return choice.where.topics is not None or choice.where.keys is not None
 
 
 def _span(reader: LogReader, choice: Choice) -> Span:
@@ -108,12 +117,14 @@ def _span(reader: LogReader, choice: Choice) -> Span:
 
 
 def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
-    """Yield the records in physical order: through the queues (and the key index) if a topic or key is given, otherwise
-    from the log itself, with the records that are in no queue. Batch queues follow, queue by queue."""
-    if choice.where.topics is None and choice.where.keys is None:
-        yield from reader.walk_runs(span.begin, span.end, options)
-        return
-    yield from reader.range_runs(span.begin, span.end, options)
+    """Yield the records in physical order: through the queues (and the key index), without batch queues, if a topic or
+    key is given; otherwise from the log itself, with the records that are in no queue."""
+    runs = reader.range_runs if _is_by_queue(choice) else reader.walk_runs
+    return runs(span.begin, span.end, options)
+
+
+def _batch_runs(reader: LogReader, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
+    """Yield the records of the chosen topics' batch queues, queue by queue."""
     for topic, queue_id in reader.queues():
         if choice.where.topics is not None and topic not in choice.where.topics:
             continue
@@ -122,8 +133,10 @@ def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -
             yield from reader.queue_runs(topic, queue_id, begin, end, options)
 
 
-def _print(runs: Iterator[RecordRun], choice: Choice, stop: threading.Event, done: Dumped) -> bool:
-    """Print the records; return whether all were printed."""
+def _print(
+    runs: Iterator[RecordRun], choice: Choice, stop: threading.Event, done: Dumped, *, in_order: bool = True
+) -> bool:
+    """Print the records; return whether all were printed. `in_order`: they are in physical order."""
     write = sys.stdout.buffer.write
     for run in runs:
         for row in shown_rows(run, with_body=choice.with_body):
@@ -132,7 +145,7 @@ def _print(runs: Iterator[RecordRun], choice: Choice, stop: threading.Event, don
             write(safe_json(row) + b"\n")
             done.count += 1
             done.damaged_count += row["crc_ok"] is False
-            if row["physical_offset"] is not None:
+            if in_order and row["physical_offset"] is not None:
                 done.next_offset = row["physical_offset"] + (row["size"] or 1)
     return True
 
