@@ -122,8 +122,9 @@ class DiskFull(StoreError):
     """
 
     def __init__(self, file: Path, size_bytes: int, reason: str = "") -> None:
+        size = f" ({size_bytes} bytes)" if size_bytes else ""
         why = f"; the system says: {reason}" if reason else ""
-        super().__init__(f"no space left for {file} ({size_bytes} bytes); free space and puts go on{why}")
+        super().__init__(f"no space left for {file}{size}; free space and puts go on{why}")
         self.file = file
         self.size_bytes = size_bytes
         self.reason = reason
@@ -263,7 +264,8 @@ class ClientError(HalogError):
 class BrokerError(ClientError):
     """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not executed.
 
-    `hint` says what to do about it, if that is known.
+    `hint` says what to do about it, if that is known. `was_sent`: whether an earlier attempt of the same send, whose
+    connection was lost, may have been executed.
     """
 
     def __init__(self, address: str, code: int, remark: str, hint: str = "") -> None:
@@ -272,6 +274,7 @@ class BrokerError(ClientError):
         self.hint = hint
         self.code = code
         self.remark = remark
+        self.was_sent = False
 
 
 class RouteNotFound(BrokerError):
@@ -303,7 +306,8 @@ class RequestTimedOut(ClientError):
 class ConnectionFailed(ClientError):
     """The connection to `address` failed, or closed before the response.
 
-    `was_sent`: whether it failed after the request may have been sent, so that a send may have been stored.
+    `was_sent`: whether it failed after the request may have been sent, so that a send may have been stored. For a send
+    with several attempts, whether that holds for any of them.
     """
 
     _text: ClassVar[str] = "connection to {address}: {reason}"

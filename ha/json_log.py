@@ -2,8 +2,9 @@
 
 This project logs `component.event key=value …` with the values as arguments, so the format string tells which argument
 belongs to which field. An object has `time` (UTC), `level`, `logger`, `event`, the fields (numbers, booleans and None
-as such, other values as text), `message` (the message of the text format) and, if there is one, `exception`. A record
-whose first word is not a name (`_NAME`), as of another project, has neither `event` nor fields.
+as such, other values as text), `message` (the message of the text format) and, if there is one, `exception`. A field
+with one of these names gets a `_` appended: `level_`. A record whose first word is not a name (`_NAME`), as of another
+project, has neither `event` nor fields.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.(\d+))?([a-zA-Z%])")
 _PAIR = re.compile(rf'(?<![\w.%])([A-Za-z_]\w*)=(?:"([^"]*)"|((?:{_CONVERSION.pattern}|[^\s%])+))')
 _EVENT = re.compile(rf"((?:{_CONVERSION.pattern}|[^\s%])+)")
 _NAME = re.compile(r"[a-z][\w.]*")
+_KEYS = frozenset({"time", "level", "logger", "event", "message", "exception"})
 
 Place = tuple[str, int, int]
 """A part of a format string, the index of its first argument, and the number of its arguments."""
@@ -35,8 +37,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
         }
-        fields = _fields(record)
-        entry |= {key: value for key, value in fields.items() if key not in entry}
+        entry |= _fields(record)
         entry["message"] = message
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
@@ -52,7 +53,8 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     name = _value(event, arguments)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return {}
-    return {"event": name} | {key: _value(place, arguments) for key, place in pairs}
+    fields = {f"{key}_" if key in _KEYS else key: _value(place, arguments) for key, place in pairs}
+    return {"event": name} | fields
 
 
 @lru_cache(1024)

@@ -124,7 +124,7 @@ class AclPolicyFiles:
             raise ConfigError(
                 "aclFile",
                 f"neither {self.file} nor a file in {self.directory} has an account, so nobody would be let in",
-                "a file as RocketMQ's plain_acl.yml",
+                "a file like RocketMQ's plain_acl.yml",
             )
         self._loaded, self._filled = _digest_of(contents), frozenset(filled)
         return AclPolicy(accounts.values(), patterns), warnings

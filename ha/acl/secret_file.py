@@ -46,7 +46,7 @@ async def read_secret_file(
     if "\n" in text or "\0" in text:
         raise ConfigError(key, f"{path} has more than one line", accepted)
     if len(text) < length_min:
-        raise ConfigError(key, f"has {len(text)} characters", f"at least {length_min} characters")
+        raise ConfigError(key, f"{path} has {len(text)} characters", accepted)
     if is_open:
         hint = "every user of this machine can read it"
         logger.warning('config.secret_file_exposed key=%s file=%r hint="%s"', key, str(path), hint)

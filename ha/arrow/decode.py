@@ -345,11 +345,15 @@ class _Decoder:
                 self._check_inflated(size, len(heads))
                 inflated.append(body)
             except RemoteProtocolError as error:
-                self.counts.damaged += 1
-                if self.options.on_damage == "fail":
-                    raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), str(error)) from None
+                self._handle_damaged_body(heads, row, str(error))
                 inflated.append(None)
         return patched(bodies, rows, inflated)
+
+    def _handle_damaged_body(self, heads: Heads, row: int, reason: str) -> None:
+        """Count a body that can't be decompressed. CorruptLog if `options.on_damage` is "fail"."""
+        self.counts.damaged += 1
+        if self.options.on_damage == "fail":
+            raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), reason) from None
 
     def _check_inflated(self, size: int, record_count: int) -> None:
         """Raise _BatchTooLargeError if decompressed bodies of `size` bytes exceed the limit of one batch."""
@@ -402,6 +406,8 @@ class _Decoder:
         for row in range(len(heads)):
             found = rows_at(row, self.buffer, heads, places, self.base_offset, self.broker_name, self.options)
             if heads.sound[row] and heads.sys_flag[row] & SysFlag.COMPRESSED:
+                if "body" in self.needed and found[0]["body"] is None:
+                    self._handle_damaged_body(heads, row, "a compressed body is damaged or too long")
                 size += sum(len(each["body"]) for each in found if isinstance(each["body"], bytes))
                 self._check_inflated(size, len(heads))
             rows.extend(row for row in found if passes(where, row))

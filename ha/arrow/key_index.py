@@ -43,8 +43,8 @@ class KeyHits(NamedTuple):
 
 
 def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-    """Look up `keys` under each topic. None if there is no index, or one of its files can't be read, is empty (being
-    created), or does not have four entries for each slot.
+    """Look up `keys` under each topic. None if there is no index, or one of its files can't be read, is shorter than a
+    header (being created), or does not have four entries for each slot.
 
     Hits are by hash: compare the records' own keys. Entries written during the call may be missing after `end`.
     """
@@ -62,7 +62,7 @@ def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> Ke
             raw = path.open("rb")
         except OSError:
             return None
-        if not os.fstat(raw.fileno()).st_size:  # being created, or left by a crash
+        if os.fstat(raw.fileno()).st_size < INDEX_HEADER_SIZE:  # being created, or left by a crash
             raw.close()
             return None
         with raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

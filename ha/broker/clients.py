@@ -3,7 +3,7 @@
 A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (35), or after
 `channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every member gets a
 oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and for changes by
-heartbeats only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager, ConsumerGroupInfo.
+requests only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager, ConsumerGroupInfo.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ class ClientRegistry:
                 self._notify(consumer.group_name)
         return not is_known
 
-    def leave_consumers(self, connection: RemotingConnection, group: str) -> None:
-        """Removes a connection from a consumer group."""
-        self._leave(connection, True, group)
+    def leave_consumers(self, connection: RemotingConnection, group: str, *, notifies: bool) -> None:
+        """Removes a connection from a consumer group; `notifies`: whether to notify the other members."""
+        self._leave(connection, True, group, notifies=notifies)
 
     def leave_producers(self, connection: RemotingConnection, group: str) -> None:
         """Removes a connection from a producer group."""
@@ -230,7 +230,7 @@ class ClientRegistry:
             if not claims:
                 del self._producers_by_id[client_id]
 
-    def _leave(self, connection: RemotingConnection, is_consumer: bool, group: str) -> None:
+    def _leave(self, connection: RemotingConnection, is_consumer: bool, group: str, *, notifies: bool = True) -> None:
         mine = self._groups_of.get(connection, {})
         if (is_consumer, group) not in mine:
             return
@@ -240,7 +240,7 @@ class ClientRegistry:
         members = self._members(is_consumer, group)
         del members[connection]
         if is_consumer:
-            if members and not self._consumers[group].is_broadcasting:
+            if members and notifies and not self._consumers[group].is_broadcasting:
                 self._notify(group)
             if not members:
                 del self._consumers[group]

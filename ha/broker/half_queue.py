@@ -53,17 +53,17 @@ class HalfWindow:
     def end(self, offset: int) -> list[int]:
         """Ends the half message at `offset` and its later copies; returns the offsets of all of these, in order.
 
-        Returns [] if one of them is WINDOW_COUNT_MAX or more beyond `start`; those before it are ended.
+        Changes nothing and returns [] if the latest one is WINDOW_COUNT_MAX or more beyond `start`.
         """
-        had = []
-        at: int | None = offset
-        while at is not None:
-            if at - self.start >= WINDOW_COUNT_MAX:
-                return []
+        copies = [offset]
+        while (later := self._moved.get(copies[-1])) is not None:
+            copies.append(later)
+        if copies[-1] - self.start >= WINDOW_COUNT_MAX:
+            return []
+        for at in copies:
             self._mark(at)
-            had.append(at)
-            at = self._moved.pop(at, None)
-        return had
+            self._moved.pop(at, None)
+        return copies
 
     def move(self, offset: int, to: int) -> list[int]:
         """Records that the half message at `offset` was stored again at `to`; returns [].

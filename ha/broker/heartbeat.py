@@ -93,7 +93,9 @@ class HeartbeatProcessor:
         if request.producer_group:
             self._clients.leave_producers(connection, request.producer_group)
         if request.consumer_group:
-            self._clients.leave_consumers(connection, request.consumer_group)
+            group = self._groups.get(request.consumer_group)
+            notifies = group is None or group.notify_consumer_ids_changed_enable
+            self._clients.leave_consumers(connection, request.consumer_group, notifies=notifies)
         return command.reply(ResponseCode.SUCCESS)
 
     async def consumer_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

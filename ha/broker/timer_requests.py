@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from ha.broker.core import BrokerCore
+from ha.broker.queue_times import busy_if_passing
 from ha.broker.timers import SEEN, TIME, TimerService
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, DelayOffsets, TimerCheckPoint
@@ -79,10 +80,11 @@ class TimerRequests:
         return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """61: the number of pending messages by topic."""
+        """61: the number of pending messages by topic. Raises RefusedError if too many files are open."""
         async with self._counting:
             if trio.current_time() >= self._counted_at + REMEMBERED_S:
-                counts = await self._timers.count_topics(READ_COUNT_MAX)
+                with busy_if_passing():
+                    counts = await self._timers.count_topics(READ_COUNT_MAX)
                 now_ms = self._wall_clock_ms()
                 timings = {topic: _Timing(count, now_ms) for topic, count in sorted(counts.items())}
                 self._metrics = java_json.dumps(_TimerMetrics(DataVersion(timestamp=now_ms), timings))

@@ -55,6 +55,7 @@ from ha.protocol.properties import (
 )
 from ha.protocol.record import TIMER_CODE_MIN, MessageRecord, decode_record, timer_code
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from ha.store.files import is_passing
 
 if TYPE_CHECKING:
     from ha.store.consume_queue import ConsumeQueue, QueueEntry
@@ -187,12 +188,18 @@ class TimerService:
         try:
             while True:
                 self._arrived = trio.Event()
-                async with self._working:
-                    await self._index_new()
-                    now_ms = self._wall_clock_ms()
-                    is_advancing = self._index.advance(now_ms)
-                    due = [*self._retried(), *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
-                    is_delivered = not due or await self._deliver(due, now_ms)
+                try:
+                    async with self._working:
+                        await self._index_new()
+                        now_ms = self._wall_clock_ms()
+                        is_advancing = self._index.advance(now_ms)
+                        due = [*self._retried(), *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
+                        is_delivered = not due or await self._deliver(due, now_ms)
+                except OSError as error:
+                    if not is_passing(error):
+                        raise
+                    self._log.write("timer.read_failed reason=%r", str(error))
+                    is_delivered = False
                 if not is_delivered:
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
@@ -291,13 +298,17 @@ class TimerService:
     # ---- delivery
 
     async def _deliver(self, due: Sequence[tuple[int, int]], now_ms: int) -> bool:
-        """Delivers due messages in their order and sets the progress. False if some can't be put now: they stay due."""
+        """Delivers due messages in their order and sets the progress. False if some can't be put now: they stay due. So
+        do all of them if the queue can't be read: OSError."""
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         assert queue is not None
-        count = _batch_count(queue, [queue_offset for _, queue_offset in due])
-        for code, queue_offset in due[count:]:
-            if queue_offset not in self._unreadable:
-                self._index.add(code, queue_offset)
+        count = 0
+        try:
+            count = _batch_count(queue, [queue_offset for _, queue_offset in due])
+        finally:
+            for code, queue_offset in due[count:]:
+                if queue_offset not in self._unreadable:
+                    self._index.add(code, queue_offset)
         due = due[:count]
         self._taken_ms = max(self._taken_ms, due[-1][0] >> 1)
         self._delivering = {queue_offset: code for code, queue_offset in due}
@@ -453,7 +464,7 @@ class TimerService:
         """Returns the number of pending messages by topic, recalls included.
 
         Reads at most about `read_count_max` messages, in groups that are spread evenly over the queue. If more are
-        pending, the counts are estimates.
+        pending, the counts are estimates. OSError.
         """
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:

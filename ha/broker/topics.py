@@ -140,6 +140,8 @@ class Topics(ConfigTable[TopicConfig]):
         super().__init__(file, options, wall_clock_ms=wall_clock_ms, standing=standing)
         self._queues = queues
         self._deleted: dict[str, int] = {}
+        self._deleting = trio.Lock()
+        """Serializes `delete_messages` without a journal, so that a failed one undoes no other"""
         self._deleted_by_master: set[str] = set()
         """Topics that the master of this slave deleted although the log still holds messages of them"""
         self._unsaved: dict[str, TopicConfig | None] = {}
@@ -264,8 +266,8 @@ class Topics(ConfigTable[TopicConfig]):
         deleted = dict.fromkeys(topics, before)
         if not deleted:
             return ""
-        self._bump_version()
         if self.journal is not None:
+            self._bump_version()
             self.journal.deleted_topics(deleted, self._data_version)
 
             def done(logged: Logged) -> None:
@@ -273,14 +275,16 @@ class Topics(ConfigTable[TopicConfig]):
                     self.follow_deleted(deleted)
 
             return (await self.journal.logged(done)).fault
-        before_it = self._deleted
-        self._deleted = dict(before_it)
-        self.follow_deleted(deleted)
-        try:
-            await self._save_and_notify(self._file.save)
-        except DiskFull as error:
-            self._deleted = before_it
-            return str(error)
+        async with self._deleting:
+            before_it = self._deleted
+            self._deleted = dict(before_it)
+            self.follow_deleted(deleted)
+            self._bump_version()
+            try:
+                await self._save_and_notify(self._file.save)
+            except DiskFull as error:
+                self._deleted = before_it
+                return str(error)
         return ""
 
     def follow_deleted(self, deleted: Mapping[str, int]) -> None:

@@ -91,10 +91,10 @@ class Users(ConfigTable[UserConfig]):
     async def create_missing(
         self, users: Sequence[UserConfig], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Creates those of `users`, from the configuration, that don't exist; retries every `RETRY_S`.
+        """Creates those of `users`, from the configuration, that don't exist, then reports started.
 
-        Reports started when all of them exist. In a failover group it reports that at once, as creating a user waits
-        for the other members.
+        In a failover group it reports that at once, as creating a user waits for the other members, and retries every
+        `RETRY_S`. Otherwise only USER_COUNT_MAX can prevent it, and users can be deleted once the broker has started.
         """
         if self.journal is not None:
             task_status.started()
@@ -104,6 +104,8 @@ class Users(ConfigTable[UserConfig]):
                 if not fault:
                     break
                 logger.warning("user.create_failed user=%r reason=%r", user.username, fault)
+                if self.journal is None:
+                    break
                 await trio.sleep(RETRY_S)
         if self.journal is None:
             task_status.started()

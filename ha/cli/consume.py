@@ -65,8 +65,8 @@ def consume(
     """Print the messages of TOPIC: each body and a newline, or all fields with --json (bodies that are not UTF-8 as
     base64).
 
-    A compressed body that is damaged or too long is reported on stderr ("body_error" with --json); with --group, its
-    message becomes a dead letter.
+    A compressed body that is damaged or too long is reported on stderr; with --group, its message becomes a dead
+    letter. With --json, the message is printed with "body_error" instead of a body, and with --group it is consumed.
 
     Without --follow, it stops at the ends that the queues had at the start; with --group, at --limit or Ctrl-C. With
     --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success; 1 rejected,

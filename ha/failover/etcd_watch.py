@@ -64,7 +64,7 @@ class EtcdWatch:
                 if self._keys is None:
                     await self._start_over()
             except AgreementUnavailable as error:
-                logger.debug("%s", error)
+                logger.debug("etcd.watch_not_started error=%r", str(error))
             else:
                 reason = await self._follow(endpoint)
                 if self._created.is_set():

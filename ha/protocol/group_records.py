@@ -100,8 +100,9 @@ def remember_deleted(known: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def entry_size_max(name: str, queue_count: int) -> int:
-    """Return the maximum size in bytes of one entry of `offsets`."""
-    return len(_encode(name)) + 32 * queue_count + 8
+    """Return the maximum size in bytes of one entry of `offsets`, with queue ids of up to 10 and offsets of up to 20
+    characters."""
+    return len(_encode(name)) + 34 * queue_count + 8
 
 
 def config_size(name: str, config: TopicConfig | GroupConfig | UserConfig) -> int:

@@ -78,12 +78,12 @@ class UniqueIdGenerator:
         return f"{stem}{number:04X}"
 
     def next_many(self, count: int) -> list[str]:
-        """Return the next `count` ids (at least 1), all with the same time."""
+        """Return the next `count` ids, all with the same time."""
         stem, first = self._stem_now(), self._counter
         end = first + count
         self._counter = end & 0xFFFF
         numbers = range(first, end) if end <= 0x10000 else [number & 0xFFFF for number in range(first, end)]
-        return [stem + number for number in pack(f">{count}H", *numbers).hex(",", 2).upper().split(",")]
+        return [stem + number for number in pack(f">{count}H", *numbers).hex(" ", 2).upper().split()]
 
     def _stem_now(self) -> str:
         now_ms = self._wall_clock_ms()

@@ -21,4 +21,4 @@ def replace_metrics(file: Path, text: str) -> None:
         temporary.write_text(text)
         temporary.replace(file)
     except OSError as error:
-        logger.warning("lag.metrics_not_written error=%r", str(error))
+        logger.warning("metrics.not_written file=%r error=%r", str(file), str(error))

@@ -48,7 +48,8 @@ def test_two_sets_of_keys_are_refused() -> None:
         RowFilter(keys=A).restrict(RowFilter(keys=A))
 
 
-def test_an_empty_index_file_is_no_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 1, 39])
+def test_an_index_file_without_a_header_is_no_index(tmp_path: Path, size: int) -> None:
     """One that a broker is creating, or that a crash left."""
-    (tmp_path / "20261128000000000").touch()
+    (tmp_path / "20261128000000000").write_bytes(bytes(size))
     assert find_keys(tmp_path, ["t"], ["k"]) is None

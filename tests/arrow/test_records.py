@@ -151,13 +151,21 @@ def test_compressed_bodies_are_decompressed(tmp_path: Path) -> None:
     assert as_stored["body"].to_pylist() != bodies
 
 
-def test_body_that_cannot_be_decompressed_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wraps", [False, True], ids=["plain", "among inner batches"])
+def test_body_that_cannot_be_decompressed_is_damaged(tmp_path: Path, wraps: bool) -> None:
     store = StoreWriter(tmp_path / "s")
     store.put(Message("t", 0, b"a"))
-    store.put(Message("t", 0, b"no zlib at all", sys_flag=SysFlag.COMPRESSED))
-    store.put(Message("t", 0, b"c"))
-    found = read_arrow(store.root, columns=["body", "queueOffset"]).read_all().to_pylist()
-    assert found == [{"body": b, "queueOffset": n} for n, b in enumerate([b"a", None, b"c"])]
+    damaged = store.put(Message("t", 0, b"no zlib at all", sys_flag=SysFlag.COMPRESSED))
+    store.put(Message("t", 0, encode_batch([(0, b"c", b"")]) if wraps else b"c", sys_flag=SysFlag.INNER_BATCH * wraps))
+    with LogReader(store.root) as reader:
+        options = ReadOptions(columns=("body", "queueOffset"))
+        found = rows_of(reader.read_range(0, store.offset, options))
+        assert found == [{"body": b, "queueOffset": n} for n, b in enumerate([b"a", None, b"c"])]
+        assert reader.counts.damaged == 1
+        with pytest.raises(CorruptLog) as caught:
+            list(reader.read_range(0, store.offset, ReadOptions(columns=("body",), on_damage="fail")))
+        assert caught.value.position == damaged
+        list(reader.read_range(0, store.offset, ReadOptions(columns=("queueOffset",), on_damage="fail")))
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])

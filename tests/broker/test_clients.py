@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol import java_json
+from ha.protocol.bodies import GroupConfig
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
 from ha.remoting.local import LocalConnection
 from tests.broker.node import Node, open_node
@@ -84,6 +86,21 @@ async def test_broadcasting_groups_do_not_rebalance(node: Node) -> None:
     one = await client(node, "one")
     assert codes(await one.heartbeat("TT", model="BROADCASTING")) == [0]
     assert codes(await one.heartbeat("TT", model=0)) == [0], "the C++ client sends the ordinal"
+
+
+@pytest.mark.parametrize("notifies", [True, False])
+async def test_group_says_whether_members_learn_who_leaves(node: Node, notifies: bool) -> None:
+    one, two = await client(node, "one"), await client(node, "two")
+    await one.heartbeat("TT")
+    await two.heartbeat("TT")
+    await one.received()
+    group = GroupConfig(group_name="g", notify_consumer_ids_changed_enable=notifies)
+    assert await node.broker.groups.update([group]) == ""
+    leave = RemotingCommand(35, opaque=2, ext_fields={"clientID": "two", "consumerGroup": "g"})
+    await two.stream.send_all(encode_command(leave))
+    assert codes(await two.received()) == [0]
+    assert codes(await one.received()) == ([40] if notifies else [])
+    assert node.broker.clients.consumer_ids("g") == ["one"]
 
 
 async def test_closed_connection_leaves_its_groups(node: Node) -> None:

@@ -82,6 +82,17 @@ def test_window_is_bounded() -> None:
     assert window.end(10 + WINDOW_COUNT_MAX) == [10 + WINDOW_COUNT_MAX]
 
 
+def test_copy_beyond_the_window_is_ended_once_the_window_has_advanced() -> None:
+    window = HalfWindow(0)
+    window.move(1, WINDOW_COUNT_MAX)
+    assert window.end(1) == []
+    assert window.end(1) == [], "nothing was forgotten"
+    window.end(0)
+    window.advance()
+    assert window.end(1) == [1, WINDOW_COUNT_MAX]
+    assert window.is_ended(WINDOW_COUNT_MAX)
+
+
 def test_moves_are_bounded() -> None:
     window = HalfWindow(0)
     for offset in range(MOVED_COUNT_MAX + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from ha.broker.broker import Broker
@@ -12,9 +13,11 @@ from ha.broker.options import BrokerRole
 from ha.broker.standing import Standing
 from ha.protocol.codes import ResponseCode
 from ha.protocol.record import Message
+from ha.protocol.topic_names import POP_TOPIC
 from tests.broker.group_member import copy_log
 from tests.broker.node import Node, open_node
-from tests.broker.pop_client import Popped, ack, pop, pop_messages
+from tests.broker.pop_client import Popped, ack, change, pop, pop_messages
+from tests.broker.test_queue_read import FewDescriptors
 
 
 def standing_of(member_id: int) -> Standing:
@@ -102,3 +105,23 @@ async def test_role_changes_of_one_broker(tmp_path: Path) -> None:
         assert node.broker.pop.statistics().in_flight_count == 19
         await trio.sleep(50)
         assert len(await pop_all(node, 50_000)) == 19
+
+
+@pytest.mark.parametrize("topic", [POP_TOPIC, "%RETRY%g_TT"])
+async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path, topic: str) -> None:
+    """It ended the new master."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, standing=standing_of(1), disk=disk) as node:
+        assert await node.broker.become_master(1)
+        await start_topic(node.broker, node, 2)
+        messages = await pop_messages(node, invisibleTime=1000)
+        assert (await change(node, messages[1], 50_000))[0].code == 0
+        await trio.sleep(2)
+        await node.broker.become_slave(2)
+        disk.exhaust(node, topic)
+        assert await node.broker.become_master(3)
+        await trio.sleep(5)
+        assert (await pop(node)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        disk.is_exhausted = False
+        assert [found.body for found in await pop_messages(node)] == [messages[0].body]
+        assert node.broker.pop.statistics().in_flight_count == 2

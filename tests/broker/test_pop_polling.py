@@ -196,6 +196,18 @@ async def test_notification(node: Node) -> None:
     assert (await node.ask(200054, **{**fields, "topic": "X"})).code == 17
 
 
+async def test_peek_after_deleted_messages(node: Node) -> None:
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "maxMsgNums": 2}
+    await send(node, b"a", b"b", b"c", b"d", b"e")
+    await pop_messages(node, maxMsgNums=1)
+    queue = node.store.queues.get("TT", 0)
+    assert queue is not None
+    queue.correct_min(queue.read(2, 1)[0].physical_offset)  # as retention does
+    answer = await node.ask(200052, **fields)
+    assert (answer.code, answer.ext_fields["restNum"]) == (0, "1")
+    assert [record.body for record in node.records(answer)] == [b"c", b"d"]
+
+
 async def test_peek_takes_nothing(node: Node) -> None:
     fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "maxMsgNums": 2}
     await send(node, b"a", b"b", b"c")

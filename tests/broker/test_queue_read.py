@@ -139,6 +139,13 @@ class FewDescriptors(OsDisk):
 
     is_exhausted = False
 
+    def exhaust(self, node: Node, topic: str) -> None:
+        """From now on, no file can be opened, and those of the topic's queues are not open."""
+        self.is_exhausted = True
+        open_files = node.store.queues._files._files
+        for path in [path for path in open_files if topic in path.parts]:
+            del open_files[path]
+
     def open(self, path: Path) -> File:
         if self.is_exhausted:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -151,8 +158,7 @@ async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path) -
     async with open_node(tmp_path, disk=disk) as node:
         await node.send()
         await node.dispatched()
-        node.store.queues._files._files.clear()
-        disk.is_exhausted = True
+        disk.exhaust(node, "TT")
         pulled = await node.pull()
         assert (pulled.code, pulled.remark, pulled.ext_fields["nextBeginOffset"]) == (19, "OFFSET_FOUND_NULL", "0")
         place: dict[str, Any] = {"topic": "TT", "queueId": 0}

@@ -470,6 +470,27 @@ async def test_failed_write_loses_no_other_change(tmp_path: Path) -> None:
     assert written.table["BenchmarkTest"].write_queue_nums == 7
 
 
+async def test_failed_deletion_of_messages_undoes_no_other(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    topics = await open_topics(tmp_path, disk)
+    faults: dict[str, str] = {}
+
+    async def delete(topic: str) -> None:
+        faults[topic] = await topics.delete_messages([topic], 1000)
+
+    disk.is_full = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(delete, "first")
+        await trio.sleep(0.5)
+        nursery.start_soon(delete, "second")
+        await trio.sleep(1)
+        disk.is_full = False
+    assert faults["first"].startswith("no space left")
+    assert faults["second"] == ""
+    assert topics.deleted == {"second": 1000}
+    assert json.loads((tmp_path / "topics.json").read_text())["deletedTopics"] == {"second": 1000}
+
+
 async def cancelled_while_another_saves(
     table: ConfigTable[Any], change: Callable[[], Awaitable[object]], scope: trio.CancelScope
 ) -> None:

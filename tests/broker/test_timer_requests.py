@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from ha.protocol.codes import RequestCode
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.topic_names import TIMER_TOPIC
 from tests.broker.node import Node, WallClock, open_node
+from tests.broker.test_queue_read import FewDescriptors
 from tests.broker.test_timers import HOUR_MS, properties
 
 
@@ -64,6 +66,17 @@ async def test_pending_messages_are_counted_by_topic(node: Node) -> None:
     assert await metrics(node) == {}, "the last answer is remembered for 10 s"
     await trio.sleep(10)
     assert await metrics(node) == {"TT": 2, "other": 1}
+
+
+async def test_messages_are_not_counted_while_the_queue_can_not_be_opened(tmp_path: Path) -> None:
+    disk = FewDescriptors()
+    async with open_node(tmp_path, disk=disk) as node:
+        await node.send(b"later", i=properties(TIMER_DELAY_SEC=500), e=0)
+        await trio.sleep(1)
+        disk.exhaust(node, TIMER_TOPIC)
+        assert (await node.ask(RequestCode.GET_TIMER_METRICS)).code == ResponseCode.SYSTEM_BUSY
+        disk.is_exhausted = False
+        assert await metrics(node) == {"TT": 1}
 
 
 async def test_counts_are_estimates_if_more_are_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties, java_
 from ha.protocol.record import Message, timer_code
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TIMER_TOPIC
+from ha.store.dispatch import Arrival
 from ha.store.files import DiskUsage, OsDisk
 from tests.broker.node import Node, WallClock, open_node
+from tests.broker.test_queue_read import FewDescriptors
 from tests.broker.test_terms import member
 
 HOUR_MS = 3_600_000
@@ -281,6 +283,29 @@ async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restar
     async with open_node(tmp_path) as node:
         [(_, record)] = await node.arrivals()
         assert record.body == b"late"
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_a_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path, is_indexed: bool) -> None:
+    """It ended the broker: when the message was due, or as soon as it was stored."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, disk=disk) as node:
+
+        def exhaust(arrivals: Iterable[Arrival]) -> None:
+            if not is_indexed and any(arrival.topic == TIMER_TOPIC for arrival in arrivals):
+                disk.exhaust(node, TIMER_TOPIC)
+
+        node.store.subscribe(exhaust)
+        await node.send(b"late", i=properties(TIMER_DELAY_SEC=5), e=0)
+        await trio.sleep(1)
+        disk.exhaust(node, TIMER_TOPIC)
+        await trio.sleep(30)
+        assert node.broker.timers.statistics().delivered_count == 0
+        disk.is_exhausted = False
+        [(_, record)] = await node.arrivals()
+        assert record.body == b"late"
+        statistics = node.broker.timers.statistics()
+        assert (statistics.pending_count, statistics.dropped_count) == (0, 0)
 
 
 async def test_a_message_without_room_for_further_properties_is_delivered(node: Node) -> None:

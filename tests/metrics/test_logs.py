@@ -77,7 +77,11 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
             ("DELETE",),
             {"event": "admin.request_refused", "method": "DELE", "share": "100%"},
         ),
-        ("a level=%s time=%s logger=%s message=%s", (1, 2, 3, 4), {"event": "a"}),
+        (
+            "a level=%s time=%s logger=%s message=%s event=%s exception=%s",
+            (1, 2, 3, 4, 5, 6),
+            {"event": "a", "level_": 1, "time_": 2, "logger_": 3, "message_": 4, "event_": 5, "exception_": 6},
+        ),
         ("process.stopped", (), {"event": "process.stopped"}),
         ("is_full=%s", (True,), {}),
         ("HTTP Request: %s %s", ("GET", "/"), {}),

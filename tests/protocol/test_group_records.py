@@ -93,6 +93,12 @@ def test_invalid_records_are_refused(body: bytes) -> None:
         decode_tables_record(body)
 
 
+def test_the_longest_offsets_fit_their_size() -> None:
+    longest = {(1 << 31) - 1 - number: -(1 << 63) for number in range(1000)}
+    size = len(encode_tables_record(TablesRecord(epoch=1, offsets={"T@g": longest})))
+    assert size - len(encode_tables_record(TablesRecord(epoch=1))) <= entry_size_max("T@g", 1000) + len('"offsets":{},')
+
+
 NAMES = st.text(max_size=20)
 OFFSETS = st.dictionaries(st.integers(0, 16_384), st.integers(-(1 << 63), (1 << 63) - 1), max_size=5)
 

@@ -89,6 +89,7 @@ def test_unique_ids_follow_the_month_and_wrap_their_counter() -> None:
     ids = [generator.next() for _ in range(65536)]
     assert len(set(ids)) == 65536
     assert (ids[-4][-4:], ids[-3][-4:]) == ("FFFF", "0000")
+    assert generator.next_many(0) == []
     assert [each[-4:] for each in generator.next_many(3)] == ["0003", "0004", "0005"]
     assert [each[-4:] for each in generator.next_many(65533)][-5:] == ["FFFE", "FFFF", "0000", "0001", "0002"]
     assert generator.next()[20:] == "000000010003"

@@ -57,7 +57,7 @@ async def test_files_of_the_directory_take_precedence(tmp_path: Path, caplog: py
 async def test_node_does_not_start_without_accounts(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "plain_acl.yml").write_text(content)
-    with pytest.raises(ConfigError, match=r"plain_acl\.yml"):
+    with pytest.raises(ConfigError, match=r"a file like RocketMQ's plain_acl\.yml"):
         await files_in(tmp_path).load()
 
 

@@ -195,8 +195,8 @@ def only(error: BaseException) -> BaseException:
     ("content", "reason"),
     [
         (None, "No such file"),
-        (b"", "has 0 characters"),
-        (SHARED[:15].encode(), "has 15 characters"),
+        (b"", "secret has 0 characters"),
+        (SHARED[:15].encode(), "secret has 15 characters"),
         (f"{SHARED}\n{WRONG}\n".encode(), "more than one line"),
         (SHARED.encode() + b"\xff", "not UTF-8"),
         (b"x" * 5000, "more than 4096 bytes"),

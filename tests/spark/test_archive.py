@@ -13,6 +13,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from struct import Struct
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import trio
+from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JJavaError
 
 from ha.arrow import LogReader, read_arrow
 from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, RecordsGone, StoreUnreadable
@@ -28,7 +31,7 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.record_encoding import encode_record
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path, files
 from ha.spark.jobs.archive.compaction import plan_merges
-from ha.spark.jobs.archive.delta import _bounds
+from ha.spark.jobs.archive.delta import DeltaTable, _bounds
 from ha.spark.jobs.archive.files import read_task
 from ha.spark.jobs.archive.manifest import (
     ArchivedFile,
@@ -568,6 +571,32 @@ def test_delta_has_no_bounds_of_times_that_python_can_not_represent(tmp_path: Pa
     assert bounds == {"minValues": low, "maxValues": {**low, "flag": 2}}
 
 
+@pytest.mark.spark
+def test_a_conflict_of_delta_is_one_of_the_archive(tmp_path: Path) -> None:
+    """Only py4j's JVM, without Delta: the exception is the one of Java from which Delta's conflicts inherit."""
+    gateway = JavaGateway.launch_gateway(die_on_exit=True)
+
+    class Failing(DeltaTable):
+        def __init__(self, error: Any) -> None:
+            self._archive = tmp_path
+            self._session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))
+            self._error = error
+
+        def _commit(self, *_: Any, is_merge: bool) -> None:
+            raise Py4JJavaError("An error occurred while calling o1.commit.", self._error)
+
+    try:
+        conflict = Failing(gateway.jvm.java.util.ConcurrentModificationException("files were added"))
+        reason = "another writer changed its Delta table: java.util.ConcurrentModificationException: files were added"
+        with pytest.raises(ArchiveConflict, match=reason):
+            conflict.commit(State(broker_name="b"), [], [], is_merge=False)
+        other = Failing(gateway.jvm.java.lang.IllegalStateException("no table"))
+        with pytest.raises(Py4JJavaError):
+            other.commit(State(broker_name="b"), [], [], is_merge=False)
+    finally:
+        gateway.shutdown()
+
+
 def test_another_log_under_the_same_name_is_refused(written_store: Path, golden_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
     run(golden_store, target, broker_name="b")
@@ -646,6 +675,8 @@ def test_log_replaced_while_archiving_is_detected(tmp_path: Path) -> None:
         ({"target_file_bytes": 0}, "target_file_bytes"),
         ({"compression_level": 99}, "compression_level"),
         ({"every_s": 0.0}, "every_s"),
+        ({"compact_files_min": -1}, "compact_files_min"),
+        ({"compact_files_min": 1}, "compact_files_min"),
         ({"extra_columns": ("colour",)}, "extra_columns"),
         ({"archive": "s3://bucket/x"}, "archive"),
     ],

@@ -148,7 +148,7 @@ def test_metrics_that_cannot_be_written_do_not_stop_the_archive(
     store = make_store(tmp_path / "broker-b", [message(0)])
     options = ArchiveOptions(path=str(store), archive=str(tmp_path / "a"), metrics_file=str(tmp_path / "no" / "f"))
     assert archive(inline_spark(), options).rows == 1
-    assert "lag.metrics_not_written" in caplog.text
+    assert "metrics.not_written" in caplog.text
 
 
 def test_old_commits_are_deleted_and_the_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,13 @@ def test_rows_only_in_the_archive_are_not_damage(one: Archived) -> None:
     assert [(c.begin, c.end, c.copies) for c in result.only_in] == [(0, 16_384, ("archive",))]
 
 
+def test_one_of_several_brokers_has_to_be_named(one: Archived) -> None:
+    archive(inline_spark(), ArchiveOptions(path=str(one.slave), archive=str(one.archive), broker_name="c"))
+    with pytest.raises(OptionError, match=r"^broker_name: the archive has several brokers; accepted: one of: b, c$"):
+        one.look()
+    assert one.look(broker_name="b").exit_code == 0
+
+
 def test_bad_archives_are_refused_by_name(one: Archived, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="nowhere"):
         one.look(archive=str(tmp_path / "nowhere"))

@@ -150,7 +150,8 @@ def test_bad_input_is_refused_by_name(store: Path, tmp_path: Path) -> None:
 
 
 class Broker:
-    """Topic T, two queues with messages [3, 10) a second apart; group g has committed 5 on queue 0 and 1 on 1."""
+    """Two queues for each topic with messages [3, 10) a second apart; in T group g has committed 5 on queue 0 and 1 on
+    1."""
 
     address = ""
 
@@ -162,7 +163,8 @@ class Broker:
             case RequestCode.GET_MAX_OFFSET:
                 return command.reply(0, ext_fields={"offset": "10"})
             case RequestCode.QUERY_CONSUMER_OFFSET:
-                known = {("g", "0"): "5", ("g", "1"): "1"}.get((fields["consumerGroup"], fields["queueId"]))
+                place = fields["consumerGroup"], fields["topic"], fields["queueId"]
+                known = {("g", "T", "0"): "5", ("g", "T", "1"): "1"}.get(place)
                 return command.reply(22) if known is None else command.reply(0, ext_fields={"offset": known})
             case RequestCode.PULL_MESSAGE:
                 assert fields["consumerGroup"] == "halog-lag"
@@ -187,7 +189,7 @@ def servers() -> Iterator[str]:
         portal.wrap_async_context_manager(serving(Broker().handle)) as server,
         portal.wrap_async_context_manager(serving(name_server(routes))) as names,
     ):
-        routes["T"] = route_body({"a": {0: server.address}}, 2)
+        routes["T"] = routes["U"] = route_body({"a": {0: server.address}}, 2)
         yield names.address
 
 
@@ -196,6 +198,8 @@ def test_lag_over_the_network(servers: str) -> None:
     result = lag_with(inline_runner(), options)
     with pytest.raises(OptionError, match=r"^groups: 'nobody' has no committed offset.*; accepted: g$"):
         lag_with(inline_runner(), msgspec.structs.replace(options, groups=("g", "nobody")))
+    with pytest.raises(OptionError, match=r"^topics: 'U' has no committed offset"):
+        lag_with(inline_runner(), msgspec.structs.replace(options, topics=("T", "U")))
 
     def figures(queue: QueueLag) -> tuple[object, ...]:
         return (queue.group, queue.topic, queue.queue_id, queue.messages, queue.lost, queue.bytes, queue.seconds)

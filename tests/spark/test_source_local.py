@@ -399,6 +399,16 @@ def test_brokers_of_several_clusters_may_have_one_name(tmp_path: Path) -> None:
     assert found.brokers.aliases == {"new": "broker-b"}
 
 
+def test_different_logs_are_not_taken_for_replicas(tmp_path: Path) -> None:
+    one, two = (str(make_store(tmp_path / name, [message(n) for n in range(20)])) for name in ("one", "two"))
+    with pytest.raises(OptionError, match=r"brokerName: .*/one and .*/two are different logs, and both are named 'x'"):
+        find_stores([one, two], ["x", "x"])
+    three = str(named(make_store(tmp_path / "three", [message(n) for n in range(20)]), "two"))
+    with pytest.raises(OptionError, match=r"brokerName: .*/two and .*/three are different logs"):
+        find_stores([two, three])
+    assert find_stores([two, three], ["a", "b"]).replicas == {"a": (two,), "b": (three,)}
+
+
 def test_paths_that_are_no_stores_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         StoreUnreadable, match=f"{tmp_path}/none can't be read as a store: the directory does not exist"

@@ -1,6 +1,7 @@
 """The figures of a log: exact ones against a real broker's manifest, and against messages made for the purpose."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
 from ha.protocol.record import Message
+from ha.protocol.store_files import segment_name
 from ha.spark.jobs.restore import RestoreOptions, restore
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
-from ha.spark.jobs.stats.report import stats_plots
+from ha.spark.jobs.stats.report import stats_html, stats_plots
 from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
 from tests.spark.inline import inline_runner, inline_spark
@@ -148,6 +150,23 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path) -> None:
     log.write_bytes(raw)
     result = count(store)
     assert (result.total.messages, result.damaged, result.exit_code) == (19, 1, 3)
+
+
+def test_records_deleted_while_the_job_runs_are_reported(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=4096)
+    for number in range(100):
+        store.put(message(number), store_ms=1000 + number)
+
+    def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
+        (store.root / "commitlog" / segment_name(0)).unlink()
+        yield from inline_runner()(function, tasks)
+
+    result = stats_with(run, StatsOptions(path=str(store.root), range_bytes=2048))
+    assert result.total.messages == sum(offset >= 4096 for offset in store.offsets)
+    assert (result.gone_end, result.damaged, result.exit_code) == (4096, 0, 3)
+    assert "were deleted while the job ran" in stats_html(result)
+    later = count(store.root, range_bytes=2048)
+    assert (later.total, later.gone_end, later.exit_code) == (result.total, None, 0)
 
 
 @pytest.mark.parametrize("store_ms", ODD_TIMES_MS)

@@ -187,6 +187,19 @@ def test_other_queries_and_unreadable_logs_are_ignored(tmp_path: Path, caplog: p
         LagListener({"paht": "x"})
 
 
+def test_errors_of_publish_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, metrics = make_store(tmp_path / "broker-a", [message(0)]), tmp_path / "lag.prom"
+
+    def publish(report: LagReport) -> None:
+        raise RuntimeError("the application's")
+
+    listener = LagListener({"path": str(path)}, publish=publish, metrics_file=metrics)
+    listener.onQueryProgress(progress({"flights": {"0": 0}}))
+    assert 'halog_stream_active{query="delays"} 1' in metrics.read_text()
+    assert "lag.not_published query='delays'" in caplog.text
+    assert "RuntimeError: the application's" in caplog.text
+
+
 def test_names_in_metrics_are_quoted() -> None:
     report = LagReport(query='a"b\\c\n', query_id="1", batch_id=1, measured_at_ms=1500, queues=())
     assert prometheus_text([report]).splitlines()[-1] == (

@@ -47,6 +47,7 @@ from ha.protocol.pop_records import (
 from ha.protocol.record import decode_record
 from ha.protocol.topic_names import POP_TOPIC
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class PopLog:
         """Reads the log, then writes changes until cancelled."""
         task_status.started()
         try:
-            state = await self._load()
+            state = await self._loaded()
             for queue in state.queues.values():
                 self._adopt_offset(queue)
             self.state = state
@@ -374,8 +375,20 @@ class PopLog:
     def _queue(self) -> ConsumeQueue | None:
         return self._store.queues.get(POP_TOPIC, 0)
 
+    async def _loaded(self) -> PopState:
+        """As `_load`, which is repeated after a temporary error of the disk."""
+        while True:
+            try:
+                return await self._load()
+            except OSError as error:
+                if not is_passing(error):
+                    raise
+                self._log.write("pop.read_failed reason=%r", str(error))
+                await trio.sleep(PAUSE_S)
+
     async def _load(self) -> PopState:
-        """Returns the state that the log describes."""
+        """Returns the state that the log describes. OSError."""
+        self._bytes_since = 0
         began = trio.current_time()
         log = self._store.log
         end = log.max_offset.value

@@ -161,12 +161,10 @@ class Taker:
 
     def position(self, state: PopState, group: str, source: Source) -> tuple[int, int]:
         """The queue offset where a pop would begin, and that of the queue's end."""
-        store_queue = self._store.queues.get(source.topic, source.queue_id)
+        first, end = bounds(self._store.queues.get(source.topic, source.queue_id))
         queue = state.get((group, source.topic, source.queue_id))
-        if queue is None:
-            committed = self._offsets.get(group, source.topic, source.queue_id)
-            return bounds(store_queue)[0] if committed is None else committed, bounds(store_queue)[1]
-        return queue.next_offset, bounds(store_queue)[1]
+        begin = self._offsets.get(group, source.topic, source.queue_id) if queue is None else queue.next_offset
+        return first if begin is None else max(first, begin), end
 
     # ---- taking
 

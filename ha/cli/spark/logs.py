@@ -84,7 +84,7 @@ def stats(
 ) -> int:
     """Count messages, sizes, rates, latencies, tags and keys, retries and dead letters of a log.
 
-    Exit codes: 0 done; 3 done, but damaged records were skipped; 66 the store can't be read.
+    Exit codes: 0 done; 3 done, but damaged or deleted records were skipped; 66 the store can't be read.
     """
     check_stores(path)
     with spark_session("stats", where) as spark, bars() as show_progress:
@@ -128,6 +128,10 @@ def stats(
                     count = f"{row.count:,}" if not row.error else f"{row.count:,} to {row.count + row.error:,}"
                     frequent.add_row(row.value, row.topic, count)
                 found.append(frequent)
+        if done.exit_code:
+            deleted = "none" if done.gone_end is None else f"some before physical offset {done.gone_end:,}"
+            facts = {"damaged records": done.damaged, "records deleted while the job ran": deleted}
+            found.append(facts_table("Not counted", facts))
         if out is not None:
             found.append(facts_table("Written", {"tables, plots and stats.html in": str(out)}))
         return found

@@ -126,8 +126,8 @@ class _QueueTask(msgspec.Struct, frozen=True):
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
     """Measure the lag of each group.
 
-    OptionError, also for a named group without a committed offset, and with `path` for such a topic; StoreUnreadable,
-    also for a damaged offset table; with `servers` ClientError.
+    OptionError, also for a named group or topic without a committed offset; StoreUnreadable, also for a damaged offset
+    table; with `servers` ClientError.
     """
     return lag_with(spark_runner(spark), options, progress)
 
@@ -352,6 +352,8 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
                         found.append(_lag_in(queue, group, committed, (begin, end), size, age_s))
             progress("groups", (done + 1) * len(options.topics), total)
     _check_named("groups", options.groups, known, known)
+    found_topics = {queue.topic for queue in found}
+    _check_named("topics", options.topics, found_topics, found_topics)
     return _result(";".join(servers), found, now_ms, None)
 
 

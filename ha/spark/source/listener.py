@@ -156,8 +156,8 @@ class LagListener(StreamingQueryListener):
     `interval_s`. `queries` limits measuring to queries with these names; `source` is the index of the source within a
     query that reads several logs (default: the first Python source).
 
-    Errors of measuring and of writing the file are logged: a listener never stops a query. OptionError in the
-    constructor if the options are invalid.
+    Errors of measuring, of `publish` and of writing the file are logged: a listener never stops a query. OptionError in
+    the constructor if the options are invalid.
     """
 
     def __init__(
@@ -244,9 +244,12 @@ class LagListener(StreamingQueryListener):
         self._reports[query_id] = report
         if report.lost:
             logger.warning("lag.messages_lost query=%r count=%d", name, report.lost)
-        if self._publish is not None:
-            self._publish(report)
         self._write_metrics()
+        if self._publish is not None:
+            try:
+                self._publish(report)
+            except Exception:  # the application's
+                logger.exception("lag.not_published query=%r", name)
 
     def _write_metrics(self) -> None:
         if self._metrics_file is not None:

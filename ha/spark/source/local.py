@@ -205,7 +205,7 @@ class QueuePartition(LogPartition):
                 ) -> _Batches:
                     return reader.read_queue(queue.topic, queue.queue_id, at, end, options)
 
-                yield from replicas.read(queue.broker, begin, end, "queueOffset", rows)
+                yield from replicas.read(queue.broker, begin, "queueOffset", rows)
 
 
 class RangePartition(LogPartition):
@@ -227,7 +227,7 @@ class RangePartition(LogPartition):
             return reader.read_range(at, self.end, options)
 
         with closing(_Replicas({self.broker: self.paths}, options)) as replicas:
-            yield from replicas.read(self.broker, self.begin, self.end, "physicalOffset", rows)
+            yield from replicas.read(self.broker, self.begin, "physicalOffset", rows)
 
 
 _Batches = Iterator[pa.RecordBatch]
@@ -242,7 +242,7 @@ class _Replicas:
         self._options = options
         self._open: dict[str, LogReader] = {}
 
-    def read(self, broker: str, begin: int, end: int, position: str, rows: _Rows) -> _Batches:
+    def read(self, broker: str, begin: int, position: str, rows: _Rows) -> _Batches:
         """Yield the batches that `rows` reads from `begin` on; on failure, continue with the next replica.
 
         The column `position` of the last batch shows where to continue. Raises the error of the last replica.

@@ -34,7 +34,8 @@ def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> Store
 
     With `broker_names`, directories with the same name count as replicas. StoreUnreadable for a glob that matches no
     directory. OptionError if there are names, but not one for each directory; if replicas of one log have different
-    names; and without names, if different logs would be named after directories with the same name.
+    names, or different logs the same; and without names, if different logs would be named after directories with the
+    same name.
     """
     directories = _directories(paths)
     if broker_names and len(broker_names) != len(directories):
@@ -51,6 +52,16 @@ def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> Store
                 "brokerName",
                 f"{directories[one]} and {directories[other]} are replicas of one log",
                 "the same name for both, or no names",
+            )
+        if (
+            same[one] != same[other]
+            and names[one] == names[other]
+            and is_same_log(Path(directories[one]), Path(directories[other])) is False
+        ):
+            raise OptionError(
+                "brokerName",
+                f"{directories[one]} and {directories[other]} are different logs, and both are named {names[one]!r}",
+                "a different name for each log",
             )
     aliases = {Path(directory).name: name for name, directory in zip(names, directories, strict=True)}
     return Stores(replicas, Brokers(replicas, aliases={} if broker_names else aliases))

@@ -96,7 +96,7 @@ export class Chart {
       const prefix = names.length > 1 ? `${name}: ` : "";
       sentences.push(`${prefix}now ${this.write(known.at(-1).value)}, at most ${this.write(most.value)}`);
     }
-    this.said.textContent = sentences.join("; ") || (names.length ? "A moment, please: two looks make a rate." : "Nothing to show.");
+    this.said.textContent = sentences.join("; ") || (names.length ? "Rates appear after the second sample." : "Nothing to show.");
     this.svg.setAttribute("aria-label", `${this.title}. ${this.said.textContent}`);
   }
 

@@ -46,7 +46,7 @@ def plan_merges(
 
 
 def _worthwhile(run: list[ArchivedFile], files_min: int) -> list[tuple[ArchivedFile, ...]]:
-    if len(run) < max(2, files_min):
+    if len(run) < files_min:
         return []
     sizes = [file.bytes for file in run]
     if 2 * max(sizes) <= sum(sizes):

@@ -18,10 +18,12 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow.parquet as pq
+from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ha.errors import OptionError
+from ha.errors import ArchiveConflict, OptionError
 from ha.spark.jobs.archive.files import readable_statistics
 from ha.spark.jobs.archive.manifest import ArchivedFile, State
 from ha.spark.jobs.archive.read import archive_schema_of
@@ -60,6 +62,17 @@ class DeltaTable:
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
         """See ArchiveTable."""
+        try:
+            self._commit(state, added, removed, is_merge=is_merge)
+        except Py4JJavaError as error:
+            # All conflicts of Delta inherit from it: io.delta.exceptions.DeltaConcurrentModificationException.
+            conflict = "java.util.ConcurrentModificationException"
+            if not is_instance_of(self._session.sparkContext._gateway, error.java_exception, conflict):
+                raise
+            reason = f"another writer changed its Delta table: {error.java_exception.toString()}"
+            raise ArchiveConflict(self._archive, reason) from None
+
+    def _commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
         self._add_columns(state)
         app = f"halog/{state.broker_name}"
         covered = f"{app} physical offsets [{state.covered_begin}, {state.covered_end})"

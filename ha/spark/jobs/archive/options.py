@@ -59,7 +59,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     compression_level: int = 3
     """Level of zstd, −7 to 22"""
     compact_files_min: int = 4
-    """Minimum number of neighbouring small files to merge; 0: never merge"""
+    """Minimum number of neighbouring small files to merge, 2 or more; 0: never merge"""
     on_damage: Literal["report", "skip", "fail"] = "report"
     """report: a row with crcOk=false and null for unreadable fields; skip: no row; fail: CorruptLog"""
     fail_on_data_loss: bool = True
@@ -174,8 +174,8 @@ def check(options: ArchiveOptions) -> None:
         raise OptionError("every_s", f"{options.every_s} s", "more than 0, or None for once")
     if options.iceberg_table is not None and options.format != "iceberg":
         raise OptionError("iceberg_table", f"the format is {options.format}", "iceberg_table with format iceberg")
-    if options.compact_files_min < 0:
-        raise OptionError("compact_files_min", f"{options.compact_files_min} files", "0 (never merge) or 2 and more")
+    if options.compact_files_min < 0 or options.compact_files_min == 1:
+        raise OptionError("compact_files_min", f"{options.compact_files_min} files", "0 (never merge), or 2 or more")
     for column in options.extra_columns:
         if column not in COLUMNS or column == "topic" or column in REQUIRED_COLUMNS:
             others = [name for name in COLUMNS if name != "topic" and name not in REQUIRED_COLUMNS]

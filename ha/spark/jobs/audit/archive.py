@@ -90,8 +90,10 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
     if broker_name is None and len(states) == 1:
         (broker_name,) = states
     if broker_name not in states:
-        known = ", ".join(sorted(states))
-        raise OptionError("broker_name", f"the archive has no broker {broker_name!r}", f"one of: {known}")
+        reason = (
+            "the archive has several brokers" if broker_name is None else f"the archive has no broker {broker_name!r}"
+        )
+        raise OptionError("broker_name", reason, f"one of: {', '.join(sorted(states))}")
     state = states[broker_name]
     scope = state.scope
     return ArchivePlace(

@@ -156,14 +156,16 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms_curve: tuple[tuple[float, float], ...]
     damaged: int
     """Records that could not be read and are not counted"""
+    gone_end: int | None
+    """Physical offset before which records were deleted while the job ran, and not counted; None if none were"""
     relative_error: float
     """Relative error of percentiles"""
     duration_s: float
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if damaged records were skipped."""
-        return 3 if self.damaged else 0
+        """0, or 3 if damaged or deleted records were skipped."""
+        return 3 if self.damaged or self.gone_end is not None else 0
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
@@ -209,6 +211,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
     cells: dict[tuple[str, int, int], Cell] = {}
     tags, keys = HeavyHitters(options.tracked), HeavyHitters(options.tracked)
     damaged = 0
+    gone_end = None
     progress("count", 0, end - begin)
     for wave in run(stats_of_range, tasks):
         for part in wave:
@@ -217,6 +220,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
             tags.merge(part.tags)
             keys.merge(part.keys)
             damaged += part.damaged
+            gone_end = part.end if part.is_gone else gone_end
         progress("count", wave[-1].end - begin, end - begin)
     return StatsResult(
         path=options.path,
@@ -224,6 +228,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
         begin=begin,
         end=end,
         damaged=damaged,
+        gone_end=gone_end,
         relative_error=RELATIVE_ERROR,
         duration_s=time.monotonic() - started_s,
         tags=_frequent(tags, options.top),

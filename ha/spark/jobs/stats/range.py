@@ -83,7 +83,8 @@ class Cell(msgspec.Struct):
 class RangeStats(msgspec.Struct):
     """Cells by (topic, queue id, intervals since 1970), and the sketches of tags and keys, as topic SEPARATOR value.
 
-    `damaged` is the number of records that could not be read; `end` is that of the task.
+    `damaged` is the number of records that could not be read; `end` is that of the task; `is_gone`: whether records
+    were deleted before they were counted.
     """
 
     cells: dict[tuple[str, int, int], Cell]
@@ -91,10 +92,11 @@ class RangeStats(msgspec.Struct):
     keys: HeavyHitters
     damaged: int
     end: int
+    is_gone: bool = False
 
 
 def stats_of_range(task: StatsTask) -> RangeStats:
-    """Count one range. Records that retention has deleted are left out. StoreUnreadable."""
+    """Count one range. Records that were deleted are left out. StoreUnreadable."""
     found = RangeStats({}, HeavyHitters(task.tracked), HeavyHitters(task.tracked), 0, task.end)
     where = RowFilter(
         topics=None if task.topics is None else frozenset(task.topics),
@@ -106,6 +108,7 @@ def stats_of_range(task: StatsTask) -> RangeStats:
         for batch in reader.read_range(task.begin, task.end, options):
             count_batch(batch, found, task.interval_ms)
         found.damaged += reader.counts.damaged
+        found.is_gone = reader.counts.gone > 0
     return found
 
 

@@ -156,6 +156,13 @@ def stats_html(result: StatsResult) -> str:
                 "clocks of producers and the broker disagree. Their latency counts as 0."
             )
         )
+    if result.gone_end is not None:
+        parts.append(
+            paragraph(
+                f"Records before physical offset {number(result.gone_end)} were deleted while the job ran. Those that "
+                "it had not read are not in these figures."
+            )
+        )
     parts += _pictures(plots, "messages", "written", "latency", "latencies", "sizes")
     parts += [
         heading("Topics"),
@@ -190,12 +197,17 @@ def stats_html(result: StatsResult) -> str:
             else "",
         ),
     ]
-    verdict: tuple[Verdict, str] = (
-        ("bad", f"{number(result.damaged)} damaged records are not in these figures; run an audit")
-        if result.damaged
-        else ("good", f"{number(total.messages)} messages, all readable")
+    return page(
+        f"Statistics of {result.broker_name}", _verdict(result), parts, f"halog stats, {result.duration_s:.1f} s"
     )
-    return page(f"Statistics of {result.broker_name}", verdict, parts, f"halog stats, {result.duration_s:.1f} s")
+
+
+def _verdict(result: StatsResult) -> tuple[Verdict, str]:
+    if result.damaged:
+        return "bad", f"{number(result.damaged)} damaged records are not in these figures; run an audit"
+    if result.gone_end is not None:
+        return "note", "Records that were deleted meanwhile are not in these figures"
+    return "good", f"{number(result.total.messages)} messages, all readable"
 
 
 def _lead(result: StatsResult) -> str:
