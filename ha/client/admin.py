@@ -453,11 +453,12 @@ class Admin(ClientUser):
         end: datetime | None = None,
         max_count: int = _FOUND_MAX,
     ) -> list[ReceivedMessage]:
-        """Messages of `topic` with `key`, oldest first: up to `max_count` (brokers return at most 64 each).
+        """The newest messages of `topic` with `key`, oldest first: up to `max_count` (brokers return at most 64 each).
 
         Only those stored from `begin` to `end`, both included, exact to a second. Raises RouteNotFound."""
         found = await self._query(topic, key, begin, end, max_count, is_unique=False)
-        return [message for message in found if key in message.keys][:max_count]
+        same = [message for message in found if key in message.keys]
+        return same[max(0, len(same) - max_count) :]
 
     async def message_by_id(self, topic: str, message_id: str) -> ReceivedMessage | None:
         """The message with this unique id (`SendResult.message_id`), the newest if there are several; None if there is
@@ -498,10 +499,11 @@ class Admin(ClientUser):
             while offset < last:
                 raw = await self._requests.pull(queue, offset, subscription="*")
                 if raw.status is PullStatus.FOUND:
-                    for record in decode_records(raw.body):
+                    records = decode_records(raw.body)
+                    for record in records:
                         if record.queue_offset < last and begin_ms <= record.store_timestamp_ms < end_ms:
                             yield self._received(record, queue)
-                    if record.store_timestamp_ms >= end_ms:
+                    if records and records[-1].store_timestamp_ms >= end_ms:
                         break
                 if raw.next_offset <= offset:
                     break

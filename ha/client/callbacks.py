@@ -1,16 +1,33 @@
-"""Handles exceptions of the application's callbacks, which fail one message, not the producer or consumer."""
+"""Checks the application's callbacks, and handles their exceptions, which fail one message, not the producer or
+consumer."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
+from types import FunctionType, MethodType
 
 import anyio
 
 from ha.client.parking import is_trio
 
 _log = logging.getLogger(__name__)
+
+
+def check_async(callback: object, name: str) -> None:
+    """Raises TypeError if `callback` is a function that is defined by `def`.
+
+    Accepts all other callables, also lambdas and decorated functions: whether they return something to await shows
+    only when they are called."""
+    if (
+        isinstance(callback, FunctionType | MethodType)
+        and not inspect.iscoroutinefunction(callback)
+        and not hasattr(callback, "__wrapped__")
+        and callback.__name__ != "<lambda>"
+    ):
+        raise TypeError(f"{name} is not async: define {callback.__qualname__} by `async def`")
 
 
 def failure_of(error: BaseException) -> Exception:

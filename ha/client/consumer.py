@@ -75,6 +75,7 @@ class PullConsumer(ClientUser):
         `tags`: "*" or tags joined by "||"; ValueError if it names none. `wait_s` > 0 lets the broker wait that long for
         a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: of each attempt, by default request_timeout_s,
         with `wait_s` > 0 that plus `wait_s` + 5 s."""
+        wanted = wanted_tags(tags)
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s
         )
@@ -84,7 +85,7 @@ class PullConsumer(ClientUser):
             # Brokers compare only hashes of tags.
             options = self._client.options
             messages, left_out = received_within(
-                raw.body, queue, wanted_tags(tags), options.message_size_max, options.frame_size_max
+                raw.body, queue, wanted, options.message_size_max, options.frame_size_max
             )
             if left_out is not None:
                 next_offset = left_out

@@ -8,6 +8,7 @@ here. Sources: ConsumeMessageConcurrentlyService, ConsumeMessageOrderlyService.
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
 import logging
 import math
@@ -110,15 +111,21 @@ class Handling:
 
     async def call(self, message: ReceivedMessage) -> Exception | None:
         """Calls the handler. Returns None if it succeeded, otherwise its exception, or TimeoutError after
-        `consume_timeout_s`."""
+        `consume_timeout_s`. Raises TypeError if the handler is not async: it would fail for every message."""
         started = anyio.current_time()
         failure: Exception | None = None
+        is_async = True
         scope = anyio.CancelScope(deadline=started + self._options.consume_timeout_s)
         try:
             with scope:
-                await self._handler(message)
+                handled = self._handler(message)
+                if is_async := inspect.isawaitable(handled):
+                    await handled
         except (Exception, anyio.get_cancelled_exc_class(), BaseExceptionGroup) as error:
             failure = failure_of(error)
+        if not is_async:
+            self.finish()
+            raise TypeError(f"the handler is not async: it returned {handled!r}, which can't be awaited")
         if failure is None and scope.cancelled_caught:
             failure = TimeoutError(f"not handled within {self._options.consume_timeout_s:g} s")
         topic = message.topic

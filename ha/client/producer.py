@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
 from ha.client.batching import Batching, open_batching
+from ha.client.callbacks import check_async
 from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
@@ -48,6 +49,7 @@ class Producer(ClientUser):
         credentials: AclCredentials | None = None,
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
+        check_async(check, "check")
         super().__init__(name_servers, options, credentials, wall_clock_ms)
         self._group = group
         self._sender = Sender(self._client, group)
@@ -90,11 +92,11 @@ class Producer(ClientUser):
         options.send_timeout_s); without `queue`, they continue until then while no name server or master can be
         reached.
 
-        Raises BrokerError if the broker rejected it (not stored), RouteNotFound (not stored), RequestTimedOut (may be
-        stored), ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept,
-        TypeError for a body that isn't bytes. The error is that of the last attempt: an earlier one whose connection
-        was lost may have stored the message, so a retried send may be stored more than once, or in spite of the error.
-        A cancelled one may be stored, unless batching had not sent it yet."""
+        Raises BrokerError if the broker rejected it, RouteNotFound, ConnectionFailed, RequestTimedOut (may be stored),
+        ValueError for a message that no broker would accept, LocalProtocolError for one that can't be encoded,
+        TypeError for a body that isn't bytes. The error is that of the last attempt; its `was_sent` says whether any
+        attempt may have stored the message. A retried send may be stored more than once. A cancelled one may be stored,
+        unless batching had not sent it yet."""
         _check_topic(queue, message)
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
@@ -110,8 +112,8 @@ class Producer(ClientUser):
 
         Messages share requests, regardless of ClientOptions.batching; those to a chosen `queue` are sent in order, one
         request after the other. All together take at most `timeout_s` (default options.send_timeout_s). Raises
-        ValueError or TypeError, and sends nothing, if no broker would accept one of them. If cancelled, any of them may
-        be stored."""
+        ValueError, TypeError or LocalProtocolError, and sends nothing, if no broker would accept one of them. If
+        cancelled, any of them may be stored."""
         sender, messages = self._sender, list(messages)
         _check_topic(queue, *messages)
         outgoing = [sender.prepare_simple(message) or await sender.prepare(message) for message in messages]
@@ -134,8 +136,8 @@ class Producer(ClientUser):
         """Sends one message without waiting for a response, so whether it was stored is unknown. No retries.
 
         Waits for the route, and while the connection's outbox is full, for at most `timeout_s` (default
-        options.send_timeout_s). Raises RouteNotFound, ConnectionFailed, RequestTimedOut, and ValueError or TypeError as
-        `send`."""
+        options.send_timeout_s). Raises RouteNotFound, ConnectionFailed, RequestTimedOut, and ValueError, TypeError or
+        LocalProtocolError as `send`."""
         _check_topic(queue, message)
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
 
@@ -165,9 +167,11 @@ class Producer(ClientUser):
         which calls `check`.
 
         Raises the errors of `send` before `local` is called, and those of `local`; ValueError without `check`, or for a
-        delayed message; TypeError if `local` returns anything but a TransactionState (brokers ask then, too)."""
+        delayed message; TypeError if `local` is not async, or returns anything but a TransactionState (brokers ask
+        then, too)."""
         if self._transactions is None:
             raise ValueError("transactions need a producer with check=…, which resolves those left open")
+        check_async(local, "local")
         _check_topic(queue, message)
         return await self._transactions.send(message, local, queue, timeout_s)
 

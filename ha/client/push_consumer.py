@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from ha.client.callbacks import check_async
 from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.consumer_requests import ConsumerRequests
@@ -63,7 +64,8 @@ class PushConsumer(ClientUser):
     A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message has
     failed: it is redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise
     `RetryLater` to choose the delay. ORDERLY, it is retried after suspend_s, before later messages of its queue.
-    Delivery is at least once: handlers must tolerate repeated messages.
+    Delivery is at least once: handlers must tolerate repeated messages. `handler` is an async function: TypeError is
+    raised for another one, at the latest when its first result can't be awaited, which ends the consumer.
 
     `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
     subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages
@@ -94,6 +96,7 @@ class PushConsumer(ClientUser):
     ) -> None:
         if position_file is not None and model is not MessageModel.BROADCASTING:
             raise ValueError("position_file is for BROADCASTING; brokers keep the positions of CLUSTERING groups")
+        check_async(handler, "the handler")
         super().__init__(name_servers, options, credentials)
         self._handler = handler
         self._group = group

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence, Set
+from copy import copy
 from functools import lru_cache
 from itertools import count, repeat
 
@@ -256,40 +257,49 @@ class Sender:
         backoff = Backoff()
         tried: set[str] = set()
         failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "closed by this client")
-        while True:
-            try:
-                route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic, deadline)
-                if not self._client.is_open:  # closed during the lookup, or during the pause before it
+        was_sent = False  # by any attempt
+        try:
+            while True:
+                try:
+                    route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic, deadline)
+                    if not self._client.is_open:  # closed during the lookup, or during the pause before it
+                        raise failure
+                    target = queue or self._next_queue(route, tried)
+                except NoMaster as error:
+                    if not error.is_temporary:
+                        raise
+                    failure, target = error, None
+                except NameServersUnreachable as error:
+                    failure, target = error, None
+                if target is None or target.broker_name in tried:
+                    pause_s = backoff.next_s()
+                    if queue is not None or anyio.current_time() + pause_s >= deadline or self._gives_up_on(failure):
+                        raise failure
+                    self.retry_count += 1
+                    await anyio.sleep(pause_s)
+                    tried.clear()  # all brokers may be tried again; the route is looked up again
+                    continue
+                tried.add(target.broker_name)
+                try:
+                    return await self._send_to(outgoing, route, target, message_id, deadline, timeout_s)
+                except ConnectionFailed as error:
+                    failure = error
+                    was_sent |= error.was_sent
+                    retries_left -= error.was_sent
+                except BrokerError as error:
+                    failure = error
+                    if error.code not in RETRYABLE_CODES:
+                        raise
+                    retries_left -= error.code not in _UNTIL_TIMEOUT
+                # Later messages to a chosen queue might overtake this one.
+                if queue is not None or retries_left < 0 or not self._client.is_open:
                     raise failure
-                target = queue or self._next_queue(route, tried)
-            except NoMaster as error:
-                if not error.is_temporary:
-                    raise
-                failure, target = error, None
-            except NameServersUnreachable as error:
-                failure, target = error, None
-            if target is None or target.broker_name in tried:
-                pause_s = backoff.next_s()
-                if queue is not None or anyio.current_time() + pause_s >= deadline or self._gives_up_on(failure):
-                    raise failure
-                self.retry_count += 1
-                await anyio.sleep(pause_s)
-                tried.clear()  # all brokers may be tried again; the route is looked up again
-                continue
-            tried.add(target.broker_name)
-            try:
-                return await self._send_to(outgoing, route, target, message_id, deadline, timeout_s)
-            except ConnectionFailed as error:
-                failure = error
-                retries_left -= error.was_sent
-            except BrokerError as error:
-                failure = error
-                if error.code not in RETRYABLE_CODES:
-                    raise
-                retries_left -= error.code not in _UNTIL_TIMEOUT
-            # Later messages to a chosen queue might overtake this one.
-            if queue is not None or retries_left < 0 or not self._client.is_open:
-                raise failure
+        except (BrokerError, ConnectionFailed) as error:
+            if error.was_sent or not was_sent:
+                raise
+            failure = copy(error)  # other sends may raise the same one: route lookups are shared
+            failure.was_sent = True
+            raise failure from error.__cause__
 
     def _gives_up_on(self, failure: BrokerError | ConnectionFailed) -> bool:
         if not self._client.is_open:

@@ -140,7 +140,7 @@ class SharedRequests:
         except RouteNotFound:
             raise
         except BrokerError as error:
-            if error.code in RETRYABLE_CODES and error.code != ResponseCode.SYSTEM_ERROR:
+            if error.was_sent or (error.code in RETRYABLE_CODES and error.code != ResponseCode.SYSTEM_ERROR):
                 raise
         messages = list(map(with_id, messages, message_ids))
         alone = ((place,) for place in range(len(messages)))

@@ -109,9 +109,10 @@ class SimpleConsumer(ClientUser):
                 self._arrivals = self._tasks = None
                 arrivals.close()
                 tasks.cancel_scope.cancel()
-                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-                    await self._give_back(message.lease for message in self._buffer)
+                leases = [message.lease for message in self._buffer]
                 self._buffer.clear()
+                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                    await self._give_back(leases)
 
     @property
     def group(self) -> str:
@@ -131,13 +132,22 @@ class SimpleConsumer(ClientUser):
         ORDERLY, the next call gets them. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut,
         ConnectionFailed, RemoteProtocolError, ValueError for arguments out of range, and RuntimeError outside the
         block."""
+        return await self._receive(self.open_arrivals(), max_messages, invisible_s, wait_s)
+
+    def open_arrivals(self) -> Arrivals:
+        """Returns the arrivals of the current block; called by iterations. Raises RuntimeError outside the block."""
+        if self._arrivals is None:
+            raise RuntimeError(NOT_OPEN)
+        return self._arrivals
+
+    async def _receive(
+        self, arrivals: Arrivals, max_messages: int, invisible_s: float, wait_s: float
+    ) -> list[PoppedMessage]:
+        """As `receive`. `arrivals` are those of the consumer's block: raises ConnectionFailed once it has ended."""
         if not 1 <= max_messages <= RECEIVE_COUNT_MAX:
             raise ValueError(f"max_messages={max_messages}; accepted: 1 … {RECEIVE_COUNT_MAX}")
         if not 0.001 <= invisible_s <= INVISIBLE_S_MAX:
             raise ValueError(f"invisible_s={invisible_s}; accepted: 0.001 … {INVISIBLE_S_MAX:g}")
-        arrivals = self._arrivals
-        if arrivals is None:
-            raise RuntimeError(NOT_OPEN)
         backoff, options, quick_count = Backoff(), self._client.options, 0
         end, give_up_at = anyio.current_time() + wait_s, math.inf
         while True:
@@ -173,7 +183,8 @@ class SimpleConsumer(ClientUser):
         here, invisible to other members. One whose invisible time ends while it waits is skipped; it is delivered
         again. With mode ORDERLY, messages are received one at a time, so that tasks that share the iteration get
         messages of different queues. Brokers that can't be reached, or time out, are tried again for ever; the
-        iteration raises the other errors of `receive`."""
+        iteration raises the other errors of `receive`, and ConnectionFailed or the last error once the consumer is
+        closed."""
         return Messages(self, 1 if self._is_ordered else max_messages, invisible_s)
 
     async def ack(self, message: PoppedMessage) -> None:
@@ -209,9 +220,9 @@ class SimpleConsumer(ClientUser):
         if failure is not None:
             raise failure
 
-    async def take_buffered(self, max_messages: int, invisible_s: float) -> PoppedMessage:
+    async def take_buffered(self, arrivals: Arrivals, max_messages: int, invisible_s: float) -> PoppedMessage:
         """Returns the next message for an iteration; receives more when none is buffered. Raises the errors of
-        `receive`."""
+        `_receive`."""
         while True:
             while self._buffer:
                 message = self._buffer.popleft()
@@ -219,7 +230,7 @@ class SimpleConsumer(ClientUser):
                     return message
             async with self._receiving:
                 if not self._buffer:
-                    self._buffer.extend(await self.receive(max_messages, invisible_s=invisible_s))
+                    self._buffer.extend(await self._receive(arrivals, max_messages, invisible_s, POLL_S))
 
     async def _give_back(self, leases: Iterable[Lease]) -> None:
         try:
@@ -343,6 +354,7 @@ class Messages:
         self._consumer = consumer
         self._max_messages = max_messages
         self._invisible_s = invisible_s
+        self._arrivals: Arrivals | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -351,11 +363,13 @@ class Messages:
         """Returns the next message. If cancelled, buffered messages are kept; for those on their way see
         `SimpleConsumer.receive`."""
         backoff = Backoff()
+        if self._arrivals is None:
+            self._arrivals = self._consumer.open_arrivals()
         while True:
             try:
-                return await self._consumer.take_buffered(self._max_messages, self._invisible_s)
+                return await self._consumer.take_buffered(self._arrivals, self._max_messages, self._invisible_s)
             except ClientError as error:
-                if not (_is_unavailable(error) or isinstance(error, RequestTimedOut)):
+                if self._arrivals.is_closed or not (_is_unavailable(error) or isinstance(error, RequestTimedOut)):
                     raise
                 _log.warning("client.receive_failed group=%s reason=%r", self._consumer.group, str(error))
             await anyio.sleep(backoff.next_s())

@@ -7,6 +7,8 @@ HALOG_TLS_KEY           a PEM file with its key, if that is another file
 HALOG_TLS_KEY_PASSWORD  the key's password
 HALOG_TLS_ANY_HOST      "true": a server's certificate need not match its address
 
+HALOG_TLS=false does not turn off what HALOG_TLS_CA or HALOG_TLS_CERT turn on: unset them.
+
 HALOG_TLS and HALOG_TLS_ANY_HOST also accept yes, y, 1, t and false, no, n, 0, f, like the flags of `ha`.
 """
 

@@ -493,6 +493,7 @@ class Http2Protocol:
         """Ends a call at once with an error status: drops its unsent messages, and appends `Aborted`. Only within
         `receive`."""
         self._drop_pending(stream)
+        stream.trailers = None  # of an earlier `finish`, which waited for the messages
         self.finish(stream, status, message)
         self._events.append(Aborted(stream))
 

@@ -18,7 +18,7 @@ from ha.protocol.pop import Handle
 from ha.protocol.popped import ReceiptHandle, parse_receipt
 from ha.protocol.remoting import RemotingCommand
 
-from .brokers import Brokers, BrokerUnreachable
+from .brokers import Brokers, BrokerUnreachable, reading_answer
 from .in_flight import InFlight
 from .messages import CLASSES, Code, make, milliseconds
 from .names import group_name, topic_name
@@ -98,8 +98,7 @@ class Acknowledging:
 
     async def change(self, session: Session, request: Any) -> Any:
         """ChangeInvisibleDuration: sets the invisible time, counted from now; the response has the new handle. Raises
-        CallRefused, BrokerUnreachable, RemoteProtocolError.
-        """
+        CallRefused, BrokerUnreachable."""
         group, topic = group_name(request.group), topic_name(request.topic)
         receipt = await self._current(session, request.receipt_handle)
         invisible_ms = milliseconds(request.invisible_duration)
@@ -158,14 +157,14 @@ class Acknowledging:
         suspends: bool = False,
     ) -> ReceiptHandle:
         """Makes a message visible again in `invisible_ms` from now (200053); returns its new handle. `suspends`: the
-        next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
+        next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable."""
         fields = receipt.change_request(group, topic, invisible_ms, suspends=suspends).to_ext_fields()
         command = RemotingCommand(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields=fields)
-        return receipt.changed(await self._invoke(session, receipt.handle, command))
+        response = await self._invoke(session, receipt.handle, command)
+        with reading_answer():
+            return receipt.changed(response)
 
-    async def bury(
-        self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle, queue_id: int = 0
-    ) -> None:
+    async def bury(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
         """Puts a message into the dead letters of its group (36), and acknowledges it. Raises CallRefused,
         BrokerUnreachable."""
         if receipt.physical_offset < 0:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import Permission
 from ha.protocol.remoting import RemotingCommand
@@ -42,6 +44,16 @@ class BrokerUnreachable(Exception):  # noqa: N818
     def __init__(self, reason: str, *, is_timeout: bool = False) -> None:
         super().__init__(reason)
         self.is_timeout = is_timeout
+
+
+@contextmanager
+def reading_answer() -> Iterator[None]:
+    """For a block that reads a server's answer. Raises BrokerUnreachable, not RemoteProtocolError, if it is malformed:
+    the client is not at fault."""
+    try:
+        yield
+    except RemoteProtocolError as error:
+        raise BrokerUnreachable(f"malformed answer: {error}") from None
 
 
 class BrokerQueues(msgspec.Struct, frozen=True):

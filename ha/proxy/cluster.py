@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from ha.acl.source import refuses_user
-from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.errors import LocalProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import GroupRequest, TopicRequest
 from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRouteData
@@ -33,7 +33,16 @@ from ha.remoting import (
 )
 from ha.tls.ports import Connect
 
-from .brokers import BROKER_TIMEOUT_S, UNTYPED, BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
+from .brokers import (
+    BROKER_TIMEOUT_S,
+    UNTYPED,
+    BrokerQueues,
+    BrokerUnreachable,
+    OnResponse,
+    Route,
+    accepted_types,
+    reading_answer,
+)
 
 if TYPE_CHECKING:
     from .front import Front
@@ -283,12 +292,9 @@ class Cluster:
 
 
 def _read(kind: type[StructT], answer: RemotingCommand) -> StructT:
-    """Returns the body of an answer. Raises BrokerUnreachable, not RemoteProtocolError, if it is malformed: the client
-    is not at fault."""
-    try:
+    """Returns the body of an answer. Raises BrokerUnreachable if it is malformed."""
+    with reading_answer():
         return java_json.read_as(kind, answer.body)
-    except RemoteProtocolError as error:
-        raise BrokerUnreachable(f"malformed answer: {error}") from None
 
 
 @asynccontextmanager

@@ -38,11 +38,11 @@ def topic_name(resource: Any) -> str:
     """Returns a topic's name as brokers know it. Raises CallRefused (ILLEGAL_TOPIC) if it is invalid, too long, or that
     of a system topic."""
     name = resource_name(resource)
-    is_long = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    length_max = NAME_SIZE_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_LENGTH_MAX
     if _VALID.fullmatch(name) is None:
         raise CallRefused(Code.ILLEGAL_TOPIC, f"topic {name[:80]!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$")
-    if len(name) > (NAME_SIZE_MAX if is_long else TOPIC_LENGTH_MAX):
-        raise CallRefused(Code.ILLEGAL_TOPIC, f"topic of {len(name)} characters; at most {TOPIC_LENGTH_MAX}")
+    if len(name) > length_max:
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"topic of {len(name)} characters; at most {length_max}")
     if name in _SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX):
         raise CallRefused(Code.ILLEGAL_TOPIC, f"cannot access system topic: {name}")
     return name

@@ -28,7 +28,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX
 
 from .acknowledging import Acknowledging
-from .brokers import Brokers, BrokerUnreachable
+from .brokers import Brokers, BrokerUnreachable, reading_answer
 from .conversion import delivery_attempt, set_message
 from .in_flight import InFlight
 from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
@@ -147,7 +147,7 @@ class Receiving:
         return poll.response
 
     async def receive(self, session: Session, call: Call, request: Any) -> None:
-        """Serves a ReceiveMessage. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
+        """Serves a ReceiveMessage. Raises CallRefused, BrokerUnreachable."""
         group_text, topic = group_name(request.group), topic_name(request.message_queue.topic)
         poll_ms = self._poll_ms(session, call, request)
         group = await self._brokers.group(group_text)
@@ -179,8 +179,10 @@ class Receiving:
         if response.code != ResponseCode.SUCCESS:
             await self._answer_without(call, response)
             return
+        with reading_answer():
+            received = read_popped(response, broker_name)
         kept, unwanted, dead = [], [], []
-        for popped in read_popped(response, broker_name):
+        for popped in received:
             if tags and popped.properties.get(TAGS) not in tags:
                 unwanted.append(popped)
             elif popped.attempts_before > group.retry_max_times and not topic.startswith(DLQ_PREFIX):
@@ -191,8 +193,7 @@ class Receiving:
             for popped in unwanted:
                 await _settle(popped, self._acknowledging.acknowledge(session, group_text, topic, popped.receipt))
             for popped in dead:
-                queue_id = popped.record.queue_id
-                await _settle(popped, self._acknowledging.bury(session, group_text, topic, popped.receipt, queue_id))
+                await _settle(popped, self._acknowledging.bury(session, group_text, topic, popped.receipt))
         except trio.Cancelled:
             self._in_flight.abandon(session, group_text, topic, (popped.receipt for popped in kept))
             raise

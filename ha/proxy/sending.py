@@ -33,7 +33,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.request_parser import SendCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 
-from .brokers import BrokerQueues, Brokers, Route
+from .brokers import BrokerQueues, Brokers, Route, reading_answer
 from .messages import CLASSES, GZIP, Code, MessageType, make, milliseconds
 from .names import topic_name
 from .options import FrontOptions
@@ -294,8 +294,7 @@ class Sending:
     # ---- recall
 
     async def recall(self, session: Session, request: Any) -> Any:
-        """RecallMessage: recalls a message that is not due yet (370). Raises CallRefused, BrokerUnreachable,
-        RemoteProtocolError."""
+        """RecallMessage: recalls a message that is not due yet (370). Raises CallRefused, BrokerUnreachable."""
         topic = topic_name(request.topic)
         route = await existing_route(self._brokers, topic)
         if self._options.is_message_type_checked and MessageType.DELAY not in route.message_types:
@@ -312,11 +311,9 @@ class Sending:
         )
         command = RemotingCommand(RequestCode.RECALL_MESSAGE, ext_fields=header.to_ext_fields())
         response = check(await self._brokers.invoke(session, broker_name, command))
-        return make(
-            "RecallMessageResponse",
-            status=ok_status(),
-            message_id=parse_header(RecallMessageResponse, response.ext_fields).msg_id,
-        )
+        with reading_answer():
+            message_id = parse_header(RecallMessageResponse, response.ext_fields).msg_id
+        return make("RecallMessageResponse", status=ok_status(), message_id=message_id)
 
 
 def consistent_hash(value: int, bucket_count: int) -> int:

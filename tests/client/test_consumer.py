@@ -189,6 +189,15 @@ async def test_tags_with_equal_hashes_are_distinguished() -> None:
         assert (result.status, result.messages, result.next_offset) == (PullStatus.NO_MATCHED_MSG, [], 3)
 
 
+@on_both_backends(open_consumer, {0: lambda c: pulled(c, 19)})
+async def test_expression_without_a_tag_is_rejected_by_the_client(
+    consumer: PullConsumer, servers: dict[int, FakeServer]
+) -> None:
+    with pytest.raises(ValueError, match="names no tag"):
+        await consumer.pull(QUEUE, 0, tags="||")
+    assert servers[0].commands == []
+
+
 @on_both_backends()
 async def test_choice_of_the_broker() -> None:
     suggest = 0

@@ -7,8 +7,17 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from ha.client import Client, ClientOptions, Message, MessageQueue, Producer, SendStatus
-from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, RequestTimedOut, RouteNotFound
+from ha.client import (
+    Client,
+    ClientOptions,
+    LocalProtocolError,
+    Message,
+    MessageQueue,
+    Producer,
+    SendResult,
+    SendStatus,
+)
+from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, NoMaster, RequestTimedOut, RouteNotFound
 from ha.protocol.batch import decode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
@@ -199,6 +208,54 @@ async def test_send_reconnects_after_a_lost_connection(producer: Producer, clust
     assert broker.connection_count == 2
 
 
+@on_both_backends(open_producer, [stored])
+async def test_errors_of_later_attempts_say_that_the_message_may_be_stored(
+    producer: Producer, cluster: Cluster
+) -> None:
+    """The connection is lost after the request was sent, and the next attempt finds no master."""
+    (broker,) = cluster.brokers
+
+    def vanish(command: RemotingCommand) -> bytes:
+        cluster.routes["T"] = route_body({"a": {1: broker.address}})
+        return b"\xff" * 8
+
+    broker.handler = vanish
+    messages = [Message("T", b"x"), Message("T", b"y")]
+    with pytest.raises(NoMaster) as single:
+        await producer.send(messages[0], timeout_s=0.5)
+    cluster.routes["T"] = route_body({"a": {0: broker.address}})
+    with pytest.raises(NoMaster) as batch:
+        await producer.send_batch(messages, timeout_s=0.5)
+    cluster.routes["T"] = route_body({"a": {0: broker.address}})
+    many = await producer.send_many(messages, timeout_s=0.5)
+    assert len(broker.commands) == 3
+    for error in (single.value, batch.value, *many):
+        assert isinstance(error, NoMaster)
+        assert error.was_sent
+    with pytest.raises(NoMaster) as later:
+        await producer.send(messages[0], timeout_s=0.5)
+    assert not later.value.was_sent
+
+
+@on_both_backends(open_producer, [stored])
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_ERROR, ResponseCode.MESSAGE_ILLEGAL])
+async def test_rejection_of_a_later_attempt_says_that_the_messages_may_be_stored(
+    producer: Producer, cluster: Cluster, *, code: int
+) -> None:
+    """They are not sent once more, each on its own, either."""
+    (broker,) = cluster.brokers
+
+    def lose_then_reject(command: RemotingCommand) -> RemotingCommand | bytes:
+        return command.reply(code, "no") if len(broker.commands) > 1 else b"\xff" * 8
+
+    broker.handler = lose_then_reject
+    outcomes = await producer.send_many([Message("T", b"x"), Message("T", b"y")])
+    for error in outcomes:
+        assert isinstance(error, BrokerError)
+        assert (error.code, error.was_sent) == (code, True)
+    assert {command.code for command in broker.commands} == {RequestCode.SEND_BATCH_MESSAGE}
+
+
 @on_both_backends(open_producer, [lambda c: None])
 async def test_missing_response_times_out_without_retry(producer: Producer, cluster: Cluster) -> None:
     with pytest.raises(RequestTimedOut):
@@ -380,6 +437,33 @@ async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, c
         with pytest.raises(ValueError, match="batch"):
             await producer.send_batch(batch)
     assert cluster.sends() == []
+
+
+@on_both_backends()
+@pytest.mark.parametrize("batching", [False, True])
+async def test_messages_that_no_request_can_carry_are_rejected_by_the_client(*, batching: bool) -> None:
+    """They fail alone, also among messages that wait for the same response."""
+    options = ClientOptions(batching=batching, message_size_max=1 << 25, compress_from_bytes=1 << 25)
+    bad = [
+        Message("T", bytes(1 << 24)),
+        Message("T\ud800", b"x"),
+        Message("T", b"x", tags="\ud800"),
+        Message("T", b"x", properties={"a\x01": "b"}),
+    ]
+    results: list[SendResult] = []
+    async with open_producer([stored], options) as (producer, _), anyio.create_task_group() as tasks:
+
+        async def send() -> None:
+            results.append(await producer.send(Message("T", b"good")))
+
+        async def send_bad(message: Message) -> None:
+            with pytest.raises(LocalProtocolError):
+                await producer.send(message)
+
+        for message in bad:
+            tasks.start_soon(send)
+            tasks.start_soon(send_bad, message)
+    assert [result.status for result in results] == [SendStatus.SEND_OK] * 4
 
 
 @on_both_backends(open_producer, [stored])

@@ -5,7 +5,7 @@ import logging
 import os
 import zlib
 from collections import Counter
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 
 import anyio
@@ -626,6 +626,45 @@ def test_handler_that_awaits_a_cancelled_task_has_failed(mode: ConsumeMode) -> N
             assert len(world.master.given_back) == (not is_orderly)
 
     anyio.run(main, backend="asyncio")
+
+
+class Plain:
+    """Two handlers that are not async."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def handle(self, message: ReceivedMessage) -> None:
+        self._world.inbox.append(message)
+
+    __call__ = handle
+
+
+def test_handler_that_is_not_async_is_refused() -> None:
+    world = World()
+    world.names = "127.0.0.1:1"
+    plain = Plain(world)
+    with pytest.raises(TypeError, match=r"the handler is not async: define Plain.handle by `async def`"):
+        world.consumer(plain.handle)
+    decorated = wraps(world.handle)(lambda message: world.handle(message))
+    made_async = wraps(plain.handle)(partial(handle_badly, world))
+    for handler in (decorated, made_async, partial(handle_badly, world), lambda message: world.handle(message)):
+        world.consumer(handler)
+
+
+@on_both_backends(open_world)
+@pytest.mark.parametrize("mode", ConsumeMode)
+async def test_handler_that_turns_out_not_to_be_async_ends_the_consumer(world: World, *, mode: ConsumeMode) -> None:
+    """Otherwise each message would be handled 17 times, and become a dead letter."""
+    for number in range(3):
+        world.master.put(0, b"%d" % number)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with world.consumer(Plain(world), mode=mode):
+            await anyio.sleep_forever()
+    assert caught.group_contains(TypeError, match="the handler is not async: it returned None")
+    assert world.bodies == [b"0"]
+    assert not world.master.given_back
+    assert not world.master.committed.get(0)
 
 
 @on_both_backends(open_world)

@@ -14,11 +14,13 @@ from anyio.abc import TaskStatus
 from ha.client import (
     BrokerError,
     Client,
+    ClientError,
     ClientOptions,
     ConnectionFailed,
     ConsumeMode,
     Message,
     MessageQueue,
+    Messages,
     PoppedMessage,
     Producer,
     PullConsumer,
@@ -602,6 +604,61 @@ async def test_tasks_share_the_iteration(world: PopWorld) -> None:
         for number in range(9):
             world.broker.put(b"%d" % number)
     assert sorted(got) == [b"%d" % number for number in range(9)]
+
+
+@on_both_backends(open_world)
+async def test_iterations_fail_when_the_consumer_is_closed(world: PopWorld) -> None:
+    """One handles a message, one tries again after failures, and one waits for its turn."""
+    handling, is_closed = anyio.Event(), anyio.Event()
+
+    async def iterate(messages: Messages) -> None:
+        try:
+            async for _ in messages:
+                handling.set()
+                await is_closed.wait()
+        except ClientError as error:
+            failures.append(str(error))
+
+    failures: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        async with world.consumer() as consumer:
+            world.broker.put(b"x")
+            tasks.start_soon(iterate, consumer.messages())
+            await handling.wait()
+            world.broker.overrides[POP] = lambda command: command.reply(2, "busy")
+            for _ in range(2):
+                tasks.start_soon(iterate, consumer.messages())
+            while len(world.broker.of(POP)) < 3:
+                await anyio.lowlevel.checkpoint()
+        is_closed.set()
+    assert len(failures) == 3
+    assert all("closed by this client" in failure or "busy" in failure for failure in failures)
+
+
+@on_both_backends(open_world)
+async def test_iteration_gets_nothing_that_is_being_given_back(world: PopWorld) -> None:
+    giving_back, may_answer = anyio.Event(), anyio.Event()
+
+    async def answer_later(command: RemotingCommand) -> RemotingCommand:
+        giving_back.set()
+        await may_answer.wait()
+        fields = {"popTime": str(POP_TIME_MS + 1), "invisibleTime": "0", "reviveQid": "5"}
+        return command.reply(0, ext_fields=fields)
+
+    async def iterate_on() -> None:
+        await giving_back.wait()
+        with pytest.raises(ConnectionFailed, match="closed by this client"):
+            await anext(messages)
+        may_answer.set()
+
+    for number in range(4):
+        world.broker.put(b"%d" % number)
+    world.broker.overrides[CHANGE] = answer_later
+    async with anyio.create_task_group() as tasks, world.consumer() as consumer:
+        messages = consumer.messages()
+        assert (await anext(messages)).body == b"0"
+        tasks.start_soon(iterate_on)
+    assert [fields["offset"] for fields in world.broker.of(CHANGE)] == ["1", "2", "3"]
 
 
 # ---- with a whole broker

@@ -139,6 +139,19 @@ async def test_check_whose_clean_up_fails_at_the_end_does_not_fail_the_producer(
 
 
 @on_both_backends(open_world)
+async def test_callbacks_that_are_not_async_are_refused(world: World) -> None:
+    def decide(_: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    callback: Any = decide
+    with pytest.raises(TypeError, match="check is not async"):
+        Producer("127.0.0.1:1", check=callback)
+    with pytest.raises(TypeError, match="local is not async"):
+        await world.producer.send_in_transaction(Message("T", b"half"), callback)
+    assert [bytes(each.body) for each in world.broker.commands] == [b"opens the connection"]
+
+
+@on_both_backends(open_world)
 async def test_local_must_return_a_state(world: World) -> None:
     async def local(result: object) -> Any:
         return None

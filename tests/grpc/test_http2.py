@@ -140,6 +140,25 @@ def test_malformed_messages_fail_their_call_only(data: bytes, status: Status) ->
     assert pair.protocol.partial_bytes == 0
 
 
+def test_call_that_fails_after_its_answer_is_finished() -> None:
+    """Its unsent messages are dropped, so it ends with the error at once, not with the status of the answer."""
+    pair = Pair()
+    pair.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    pair.move()
+    stream_id = pair.call(b"one", path="/s/Streaming", end=False)
+    stream = pair.received[-1].stream
+    pair.protocol.send_message(stream, b"r" * 250)
+    pair.protocol.finish(stream)
+    pair.events += pair.client.receive_data(pair.protocol.data_to_send())
+    assert pair.protocol.pending_bytes
+    pair.send(stream_id, b"\x01\x00\x00\x00\x00")
+    _, headers, is_ended = pair.answer(stream_id)
+    assert (headers.get("grpc-status"), is_ended) == (str(int(Status.UNIMPLEMENTED)), True)
+    assert isinstance(pair.received[-1], Aborted)
+    assert not pair.protocol.streams
+    assert pair.protocol.pending_bytes == 0
+
+
 def test_incomplete_messages_are_limited() -> None:
     pair = Pair(SMALL)
     first, second = pair.call(None, end=False), pair.call(None, end=False)

@@ -61,6 +61,14 @@ async def test_route(tmp_path: Path) -> None:
             assert (await ask(topic)).status.code == code, topic
 
 
+@pytest.mark.parametrize(("prefix", "length_max"), [("", 127), ("%RETRY%", 255), ("%DLQ%", 255)])
+def test_topic_names_are_limited(prefix: str, length_max: int) -> None:
+    name = prefix.ljust(length_max, "x")
+    assert topic_name(definition.Resource(name=name)) == name
+    with pytest.raises(CallRefused, match=f"{length_max + 1} characters; at most {length_max}"):
+        topic_name(definition.Resource(name=name + "x"))
+
+
 async def test_assignment(tmp_path: Path) -> None:
     """Consumers of a group without order get one queue that stands for all."""
     async with open_site(tmp_path) as site:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import trio
 import trio.testing
+from google.protobuf.message import Message
+from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 from trio.testing import MockClock
 
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import RequestCode
+from ha.protocol.pop import Handle
+from ha.protocol.popped import ReceiptHandle
+from ha.protocol.recall_handle import RecallHandle, encode_recall_handle
 from ha.protocol.remoting import RemotingCommand
 from ha.proxy.brokers import BrokerQueues, BrokerUnreachable, Route
 from ha.proxy.front import Front
@@ -47,9 +53,15 @@ class Brokers:
     def invoke_nowait(self, *_: object) -> bool:
         return False
 
+    async def group(self, group: str) -> GroupConfig:
+        return GroupConfig(group_name=group)
 
-def front_of(brokers: Any) -> Front:
-    return Front(brokers, FrontOptions(), client_id="front", wall_clock_ms=lambda: 0)
+    def forget(self, session: Any) -> None:
+        pass
+
+
+def front_of(brokers: Any, options: FrontOptions | None = None) -> Front:
+    return Front(brokers, options or FrontOptions(), client_id="front", wall_clock_ms=lambda: 0)
 
 
 async def test_front_stays_registered_while_no_name_server_answers(autojump_clock: MockClock) -> None:
@@ -84,12 +96,7 @@ async def test_brokers_take_turns() -> None:
 
 async def test_pop_whose_call_has_ended_before_it_was_sent(autojump_clock: MockClock) -> None:
     """It is dropped: nothing would wait for the messages."""
-
-    class Grouped(Brokers):
-        async def group(self, group: str) -> GroupConfig:
-            return GroupConfig(group_name=group)
-
-    brokers: Any = Grouped()
+    brokers = Brokers()
     receiving = front_of(brokers)._receiving
     session: Any = None
     call: Any = SimpleNamespace(timeout_s=10.0)
@@ -100,3 +107,73 @@ async def test_pop_whose_call_has_ended_before_it_was_sent(autojump_clock: MockC
     with trio.move_on_after(1):
         await receiving.serve()
     assert brokers.asked == []
+
+
+RECEIPT = ReceiptHandle(
+    Handle(
+        start_offset=0,
+        pop_time_ms=1,
+        invisible_ms=900_000,
+        revive_queue=0,
+        flag=0,
+        broker_name="a",
+        queue_id=0,
+        offset=0,
+    ),
+    7,
+)
+
+
+async def test_malformed_answers_are_not_the_clients_fault(autojump_clock: MockClock) -> None:
+    """The broker answers without the fields of a pop, a changed time and a recall."""
+    topic, group = definition.Resource(name="t"), definition.Resource(name="g")
+    handle = encode_recall_handle(RecallHandle("t", "a", 1, "key"))
+    calls: dict[str, Message] = {
+        "ReceiveMessage": poll("t"),
+        "ChangeInvisibleDuration": service.ChangeInvisibleDurationRequest(
+            group=group, topic=topic, receipt_handle=RECEIPT.encode()
+        ),
+        "RecallMessage": service.RecallMessageRequest(topic=topic, recall_handle=handle),
+    }
+    brokers = Brokers()
+    front = front_of(brokers, FrontOptions(is_message_type_checked=False))
+    answers: list[bytes] = []
+
+    async def respond_all(messages: Iterable[bytes]) -> None:
+        answers.append(next(iter(messages)))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(front.serve_clients)
+        for method, request in calls.items():
+            call: Any = SimpleNamespace(
+                method=method,
+                message=request.SerializeToString(),
+                timeout_s=10.0,
+                metadata=lambda name: b"vm@1",
+                connection=SimpleNamespace(sessions={}, on_close=lambda callback: None),
+                respond=answers.append,
+                respond_all=respond_all,
+            )
+            await front.serve(call)
+        nursery.cancel_scope.cancel()
+    for method, answer in zip(calls, answers, strict=True):
+        status = getattr(service, f"{method}Response").FromString(answer).status
+        assert (status.code, status.message.partition(":")[0]) == (
+            definition.Code.INTERNAL_SERVER_ERROR,
+            "malformed answer",
+        )
+    assert [code for _, code in brokers.asked] == [200050, 200053, 370]
+
+
+async def test_malformed_answer_to_a_renewal(autojump_clock: MockClock) -> None:
+    """The front goes on, and renews the message again."""
+    brokers = Brokers()
+    front = front_of(brokers)
+    connection: Any = SimpleNamespace()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(front.serve_clients)
+        front._in_flight.add(Session(connection, "vm@1"), "g", "t", RECEIPT)
+        await trio.sleep(870)
+        nursery.cancel_scope.cancel()
+    renewals = [code for _, code in brokers.asked if code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME]
+    assert len(renewals) > 1

@@ -182,8 +182,9 @@ async def test_a_refused_write_leaves_the_history_unchanged(code: int, raised: t
     found = await history(disk, (7, 7000))
     seen = iter((None, code))  # the first of the two files can still be written
     disk.refuse = lambda operation, path: next(seen, code) if operation == "write_bytes" else None
-    with pytest.raises(raised):
+    with pytest.raises(raised) as caught:
         await found.append(8, 8000)
+    assert "0 bytes" not in str(caught.value)  # the size is not known
     disk.refuse = lambda operation, path: None
     assert pairs_of(found) == pairs_of(await history(disk)) == [(7, 7000)]
     await found.append(8, 8000)

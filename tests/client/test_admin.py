@@ -1,0 +1,73 @@
+"""Admin with scripted servers: how it combines the answers of several brokers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from ha.client import Admin
+from ha.protocol.codes import RequestCode
+from ha.protocol.properties import encode_properties
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
+from ha.protocol.remoting import RemotingCommand
+from tests.client.backends import on_both_backends
+from tests.client.fake_broker import Handler, name_server, route_body, serving, serving_all
+
+BEGIN = datetime.fromtimestamp(0, UTC)
+
+
+@asynccontextmanager
+async def open_admin(handlers: list[Handler], queue_nums: int = 1) -> AsyncIterator[Admin]:
+    """An Admin of one broker per handler, each with `queue_nums` queues of T."""
+    async with serving_all(handlers) as brokers:
+        body = route_body({chr(97 + i): {0: each.address} for i, each in enumerate(brokers)}, queue_nums)
+        async with serving(name_server({"T": body})) as names, Admin(names.address) as admin:
+            yield admin
+
+
+def record(stored_s: int) -> bytes:
+    message = Message("T", 0, str(stored_s).encode(), encode_properties({"KEYS": "k"}))
+    return encode_record(
+        message,
+        queue_offset=stored_s,
+        physical_offset=1000 * stored_s,
+        store_timestamp_ms=1000 * stored_s,
+        store_host=encode_host("127.0.0.1", 10911),
+    )
+
+
+@on_both_backends()
+async def test_newest_messages_of_all_brokers_are_found_by_key() -> None:
+    """Each broker returns its newest ones."""
+
+    def holding(*stored_s: int) -> Handler:
+        def handle(command: RemotingCommand) -> RemotingCommand:
+            newest = stored_s[-int(command.ext_fields["maxNum"]) :]
+            fields = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
+            return command.reply(0, ext_fields=fields, body=b"".join(map(record, newest)))
+
+        return handle
+
+    async with open_admin([holding(1, 4, 5), holding(2, 3, 6)]) as admin:
+        for count, expected in ((2, [b"5", b"6"]), (3, [b"4", b"5", b"6"]), (64, [b"1", b"2", b"3", b"4", b"5", b"6"])):
+            found = await admin.messages_by_key("T", "k", max_count=count)
+            assert [message.body for message in found] == expected
+
+
+@on_both_backends()
+async def test_pull_without_messages_is_continued() -> None:
+    """A broker says that it has found some, but returns none."""
+
+    def handle(command: RemotingCommand) -> RemotingCommand:
+        match command.code:
+            case RequestCode.GET_MAX_OFFSET:
+                return command.reply(0, ext_fields={"offset": "2"})
+            case RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
+                return command.reply(0, ext_fields={"offset": "0"})
+        offset = int(command.ext_fields["queueOffset"])
+        fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": offset + 1, "minOffset": 0, "maxOffset": 2}
+        body = record(offset) if offset else b""
+        return command.reply(0, ext_fields={key: str(value) for key, value in fields.items()}, body=body)
+
+    async with open_admin([handle]) as admin:
+        assert [message.body async for message in admin.messages_between("T", BEGIN)] == [b"1"]
