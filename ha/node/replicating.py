@@ -51,6 +51,7 @@ async def start_replication(
         node.store.log,
         options,
         node.tls.connect_to_master,
+        truncate=node.store.truncate_record,
         master_min_offset=master_min_offset,
         own_port=port.port,
         member=member,

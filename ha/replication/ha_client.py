@@ -60,6 +60,7 @@ class HAClient:
         options: HAOptions | None = None,
         connect: Callable[[str], Awaitable[trio.abc.Stream]] = connect_tcp,
         *,
+        truncate: Callable[[int], Awaitable[None]] | None = None,
         master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
         own_port: int = 0,
         member: MemberStore | None = None,
@@ -70,6 +71,9 @@ class HAClient:
         poller: Poller | None = None,
     ) -> None:
         """`connect` opens a stream to `host:port`; OSError if it can't. `own_port`: this node's own HA port.
+
+        `truncate` truncates the log at the start of the record that contains a physical offset; DiskFull if nothing has
+        changed. Without it, a torn record at the end of the log is left to an operator.
 
         `master_min_offset` returns the first physical offset that the master holds, None if it is not known now; it
         raises nothing, and is cancelled after connect_timeout_s.
@@ -82,6 +86,7 @@ class HAClient:
         self._log = log
         self._options = options or HAOptions()
         self._connect = connect
+        self._truncate = truncate
         self._master_min_offset = master_min_offset
         self._own_port = own_port
         self._member = member
@@ -218,7 +223,7 @@ class HAClient:
         self._note_open()
         self.state.value = HAClientState.TRANSFER
         try:
-            return await session.run()
+            return await self._remove_torn(await session.run())
         finally:
             self._received_bytes += session.flow.total_bytes
             self._has_followed = session.has_followed
@@ -265,6 +270,18 @@ class HAClient:
             self._has_refused_first_byte = True
             logger.warning("ha.start_offset_unknown fallback=last_segment reason=%r", end.detail)
         return end.retry is not None
+
+    async def _remove_torn(self, end: SessionEnd) -> SessionEnd:
+        """Truncate the log before a torn record, if the session found one; return how the session ended with this."""
+        own_end = self._log.max_offset.value
+        if end.torn_at is None or self._truncate is None:
+            return end
+        try:
+            await self._truncate(end.torn_at)
+        except DiskFull as error:
+            return SessionEnd(Condition.APPEND_FAILED, str(error))
+        logger.warning("ha.torn_record_removed from=%d to=%d", own_end, self._log.max_offset.value)
+        return msgspec.structs.replace(end, retry=Retry.WITHOUT_TORN_RECORD)
 
     async def _resync(self, end: SessionEnd) -> bool:
         """Move the log aside and restart at the master's first offset, if configured and needed; return whether that

@@ -6,6 +6,11 @@ slave requests its last bytes again when it connects. Any master, halog or Rocke
 requested. Logs that differ anywhere before differ in the head of the last record, too, as it contains the record's
 store time and its position in its queue. The end of a record proves less: a producer may have sent the same message
 again. The filler at a segment's end proves nothing.
+
+A power loss may leave a torn record at the end of a slave's log: the first part of its head was flushed, the next
+sectors reached the disk later, and the rest of the first part's sector did not. Only bodies have a checksum, so
+recovery takes the record for an intact one. The comparison shows it: the bytes here are zeros from where the logs
+differ to the end of that sector, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -21,15 +26,18 @@ case)
 SEARCH_BYTES_MAX = 64 << 20
 """Maximum bytes before the log's end in which the head of a record is searched. No record is that large unless
 maxMessageSize is"""
+SECTOR_SIZE = 512
+"""Bytes that a disk writes whole or not at all"""
 _MAGIC = Struct(">i")
 _MAGICS = _MAGIC.pack(MAGIC_V1), _MAGIC.pack(MAGIC_V2)
 _MAGIC_AT = 4
 
 
 class Overlap:
-    """`held`: the slave's bytes from physical offset `start` to the end. `position`: how far they are compared."""
+    """`held`: the slave's bytes from physical offset `start` to the end. `position`: how far they are compared.
+    `torn_at`: where the rest of a sector is missing here, None if none is."""
 
-    __slots__ = ("_held", "early_heartbeat_count", "end", "position", "start")
+    __slots__ = ("_held", "_torn_to", "early_heartbeat_count", "end", "position", "start", "torn_at")
 
     def __init__(self, start: int, held: bytes) -> None:
         assert held
@@ -37,16 +45,31 @@ class Overlap:
         self.end = start + len(held)
         self._held = memoryview(held)
         self.early_heartbeat_count = 0
+        self.torn_at: int | None = None
+        self._torn_to = start
 
     def feed(self, chunk: memoryview) -> memoryview | None:
         """Compare the master's next bytes. Returns those after `end`; None if the logs differ, at `position`."""
-        held = self._held[self.position - self.start :][: len(chunk)]
-        received = chunk[: len(held)]
-        if held != received:
-            self.position += next(i for i, (a, b) in enumerate(zip(held, received, strict=True)) if a != b)
-            return None
-        self.position += len(held)
-        return chunk[len(held) :]
+        while chunk and not self.is_compared:
+            is_torn = self.position < self._torn_to
+            held = self._held[self.position - self.start : (self._torn_to if is_torn else self.end) - self.start]
+            held, received = held[: len(chunk)], chunk[: len(held)]
+            if is_torn or held == received:
+                passed = len(held)
+            else:
+                passed = next(i for i, (a, b) in enumerate(zip(held, received, strict=True)) if a != b)
+            self.position += passed
+            chunk = chunk[passed:]
+            if passed < len(held) and not self._skip_torn():
+                return None
+        return chunk
+
+    def _skip_torn(self) -> bool:
+        """Whether the bytes here are zeros from `position` to the end of the sector, which is then not compared."""
+        self._torn_to = min((self.position // SECTOR_SIZE + 1) * SECTOR_SIZE, self.end)
+        if self.torn_at is None:
+            self.torn_at = self.position
+        return not any(self._held[self.position - self.start : self._torn_to - self.start])
 
     @property
     def is_compared(self) -> bool:

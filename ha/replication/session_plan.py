@@ -20,6 +20,8 @@ class Retry(Enum):
     WITHOUT_OVERLAP = "without_overlap"
     """The master sends nothing from an earlier segment than that of the log's end. So request the end itself, without a
     comparison, unless the master says that its log begins before the end."""
+    WITHOUT_TORN_RECORD = "without_torn_record"
+    """The end of the log here contained a torn record, and was truncated before it."""
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
@@ -29,6 +31,8 @@ class SessionEnd(msgspec.Struct, frozen=True):
     detail: str
     first_offset: int | None = None
     """Where the master's log begins, if it is known"""
+    torn_at: int | None = None
+    """Where the log here has a torn record (`Overlap.torn_at`): it is truncated before that record"""
     retry: Retry | None = None
     """None: wait before the next connection, and make it in the same way."""
 

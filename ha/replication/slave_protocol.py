@@ -195,6 +195,9 @@ class SlaveProtocol:
             )
         if not check.is_compared:
             return None
+        if check.torn_at is not None:
+            detail = f"the log here lacks the rest of a sector from {check.torn_at} on, as after a power loss"
+            return SessionEnd(Condition.DAMAGED, detail, torn_at=check.torn_at)
         self._follow(check.end)
         return (check.end, rest) if rest else None
 

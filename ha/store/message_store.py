@@ -31,6 +31,7 @@ from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
 from ha.store.retention import Retention
 from ha.store.scrub import Scrub, ScrubStatistics
+from ha.store.segmented_log import UNLIMITED
 from ha.store.store_parts import StoreParts
 from ha.store.store_recovery import FLUSHED_FIRST, RecoverySummary, StoreRecovery
 from ha.store.truncation import Truncation, boundary_before, record_end
@@ -241,6 +242,13 @@ class MessageStore:
             self._writable_from = min(self._writable_from, offset)
             if not self.log.is_slave:
                 await self._set_next_offsets()
+
+    async def truncate_record(self, offset: int) -> None:
+        """Truncates the log, as `truncate`, at the start of the record that contains a physical offset."""
+        begin = await self.run_blocking(boundary_before, self.log.segments, self.options, self.queues, offset)
+        if self.log.dispatch_limit.value != UNLIMITED:
+            self.log.limit_dispatch(min(self.log.dispatch_limit.value, begin))
+        await self.truncate(begin)
 
     async def record_end(self, offset: int) -> int | None:
         """Returns where the record or filler at a physical offset ends; None if no intact one starts there. OSError."""

@@ -2,7 +2,8 @@
 
 Promises: over [larger start, smaller end) the bytes are equal, including fillers and the zeros behind them. A slave
 whose master lost its tail (power loss, without flush) keeps what it has, and bytes still in flight, and never appends
-to it: from its next connection on it does not grow until it is wiped or set aside.
+to it: from its next connection on it does not grow until it is wiped or set aside. A slave that lost power may lack the
+rest of sectors that it had flushed before they were full (zeros), until it has compared its end with its master's.
 
 Fault model: kills and power losses of any node, partitions, any delay. After `corrupt` of a node its bytes are compared
 again only once the nodes were seen to be equal (Converged). A master whose log was replaced (`wipe`) may differ from a
@@ -19,6 +20,7 @@ from tests.checkers.violation import Violation
 
 CHECKER = "prefix"
 _PIECE = 1 << 20
+_SECTOR = 512
 
 
 class Prefix:
@@ -36,6 +38,7 @@ class Prefix:
         self._other: set[str] = set()  # slaves that have not been seen since their master was given another log
         self._known: set[str] = set()
         self._damaged: set[str] = set()
+        self._unproven: set[str] = set()  # slaves that lost power and were not equal to their master since
 
     def check(self, history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
         """Checks now. `images`: nodes that have opened their store since their last crash."""
@@ -72,6 +75,9 @@ class Prefix:
                     return [Violation(CHECKER, text)]
         differs = first_difference(master, slave, max(begin, master.begin), common)
         if differs is None:
+            self._unproven.discard(name)
+            return []
+        if name in self._unproven and _is_torn(master, slave, differs, common):
             return []
         text = (
             f"{name} differs from {self.master} at physical offset {differs} "
@@ -106,6 +112,8 @@ class Prefix:
                 self._damaged.discard(event.node)
             elif isinstance(event, Crashed) and event.kind == "corrupt":
                 self._damaged.add(event.node)
+            elif isinstance(event, Crashed) and event.kind == "power":
+                self._unproven.add(event.node)
             elif isinstance(event, Converged):
                 self._damaged.difference_update(event.nodes)
         self._seen = len(history.events)
@@ -137,6 +145,15 @@ def _is_prefix(slave: StoreImage, master: StoreImage, begin: int) -> bool:
     if end > master.used_end:
         return False
     return first_difference(master, slave, max(begin, slave.begin, master.begin), end) is None
+
+
+def _is_torn(master: StoreImage, slave: StoreImage, begin: int, end: int) -> bool:
+    """Whether the slave's bytes of [begin, end) are the master's, or zeros up to the end of a sector."""
+    while (at := first_difference(master, slave, begin, end)) is not None:
+        begin = min((at // _SECTOR + 1) * _SECTOR, end)
+        if any(slave.read(at, begin - at)):
+            return False
+    return True
 
 
 def first_difference(one: StoreImage, other: StoreImage, begin: int, end: int) -> int | None:

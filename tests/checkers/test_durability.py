@@ -280,6 +280,25 @@ def test_a_slave_may_part_anywhere_from_a_master_that_was_given_another_log() ->
     assert "two histories in one log" in violation.text
 
 
+def test_a_slave_that_lost_power_may_lack_the_rest_of_a_sector_until_it_is_equal() -> None:
+    cluster = three()
+    log = cluster.image().read(0, SEGMENT)
+    end = next(end for end in range(512, SEGMENT, 512) if any(log[end - 6 : end]))
+    at, whole = end - 6, log[end - 6 : end]
+    watch = prefix.Prefix(MASTER)
+    cluster.write("s1", at, bytes(end - at))
+    [violation] = watch.check(cluster.history, cluster.images())
+    assert "s1 differs from m" in violation.text
+    cluster.crash("s1", "power")
+    assert watch.check(cluster.history, cluster.images()) == []
+    cluster.write("s1", at, b"\1" * (end - at))
+    assert watch.check(cluster.history, cluster.images())
+    cluster.write("s1", at, whole)
+    assert watch.check(cluster.history, cluster.images()) == []
+    cluster.write("s1", at, bytes(end - at))
+    assert watch.check(cluster.history, cluster.images())
+
+
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
 def test_a_slave_that_lost_its_stale_tail_itself_may_follow_again(lost_count: int) -> None:
     """It loses some of a tail of three records, and is sent the next ones by its master."""

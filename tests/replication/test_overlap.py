@@ -1,12 +1,12 @@
 """A slave's end is compared with the master's before anything is appended: one log never has two histories."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
@@ -14,7 +14,7 @@ from ha.replication import ha_session
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
-from ha.replication.overlap import HEAD_SIZE, Overlap, has_head, overlap_start
+from ha.replication.overlap import HEAD_SIZE, SECTOR_SIZE, Overlap, has_head, overlap_start
 from ha.replication.statistics import Condition
 from tests.replication.master_side import serve_as_rocketmq
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog, records
@@ -39,6 +39,7 @@ def test_equal_bytes_pass_in_chunks_of_any_size(held: bytes, more: bytes, data: 
 @given(st.binary(min_size=1, max_size=50), st.data())
 def test_the_first_byte_that_differs_is_found(held: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(held) - 1))
+    assume(any(held[at:][: SECTOR_SIZE - (1000 + at) % SECTOR_SIZE]))
     other = bytearray(held)
     other[at] ^= 1 << data.draw(st.integers(0, 7))
     overlap = Overlap(1000, held)
@@ -48,6 +49,25 @@ def test_the_first_byte_that_differs_is_found(held: bytes, data: st.DataObject) 
     assert not equal
     assert overlap.feed(memoryview(other)[cut:]) is None
     assert overlap.position == 1000 + at
+
+
+@given(st.binary(min_size=1, max_size=2000), st.binary(max_size=20), st.data())
+def test_missing_rests_of_sectors_are_no_other_history(log: bytes, more: bytes, data: st.DataObject) -> None:
+    held, missing = bytearray(log), []
+    for at in data.draw(st.sets(st.integers(0, len(log) - 1), max_size=3)):
+        end = min(len(log), at + SECTOR_SIZE - (1000 + at) % SECTOR_SIZE)
+        missing += [each for each in range(at, end) if log[each]]
+        held[at:end] = bytes(end - at)
+    overlap, sent, rest = Overlap(1000, bytes(held)), memoryview(log + more), b""
+    while sent:
+        size = data.draw(st.integers(1, len(sent)))
+        behind = overlap.feed(sent[:size])
+        assert behind is not None
+        rest += behind
+        sent = sent[size:]
+    assert overlap.is_compared
+    assert rest == more
+    assert overlap.torn_at == (1000 + min(missing) if missing else None)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +100,13 @@ def test_heads_are_found_by_the_offset_that_they_state(seed: int, start: int, en
 
 @asynccontextmanager
 async def following(
-    kind: str, master: MemoryLog, slave: MemoryLog, *, tells_min_offset: bool = False, housekeeping_s: float = 20.0
+    kind: str,
+    master: MemoryLog,
+    slave: MemoryLog,
+    *,
+    tells_min_offset: bool = False,
+    housekeeping_s: float = 20.0,
+    truncate: Callable[[int], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[HAClient, HAService]]:
     options = HAOptions(overlap_bytes_max=1000, housekeeping_interval_s=housekeeping_s)
     service = HAService(master, options)
@@ -100,7 +126,7 @@ async def following(
                 nursery.start_soon(serve_as_rocketmq, theirs, master)
             return ours
 
-        client = HAClient(slave, options, connect, master_min_offset=ask_min_offset)
+        client = HAClient(slave, options, connect, truncate=truncate, master_min_offset=ask_min_offset)
         nursery.start_soon(client.run)
         client.set_master("master:10912")
         await trio.sleep(1)
@@ -123,6 +149,43 @@ async def test_a_slave_continues_where_it_was(kind: str) -> None:
         master.put(b"more")
         await trio.sleep(1)
         assert slave.content == content + b"more"
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_torn_record_at_the_end_is_copied_again(kind: str) -> None:
+    content = random.Random(9).randbytes(2000)
+    torn = bytearray(content[:1900])
+    torn[1530:1536] = bytes(6)  # the rest of a sector
+    master, slave = MemoryLog(content), MemoryLog(bytes(torn))
+
+    async def truncate(offset: int) -> None:
+        assert offset == 1530
+        await trio.lowlevel.checkpoint()
+        del slave.content[1500:]
+        slave.max_offset.reset(1500)
+        slave.flushed_offset.reset(1500)
+
+    async with following(kind, master, slave, truncate=truncate) as (client, _):
+        await trio.sleep(10)
+        assert slave.content == content
+        assert client.statistics().condition is Condition.CONNECTED
+        assert client.statistics().ended_counts == {Condition.DAMAGED: 1}
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_torn_record_that_is_not_the_only_difference_stays(kind: str) -> None:
+    content = random.Random(9).randbytes(2000)
+    torn = bytearray(content[:1900])
+    torn[1530:1536] = bytes(6)
+    torn[1800] ^= 1
+    master, slave = MemoryLog(content), MemoryLog(bytes(torn))
+
+    async def truncate(offset: int) -> None:
+        raise AssertionError(offset)
+
+    async with following(kind, master, slave, truncate=truncate) as (client, _):
+        assert slave.content == torn
+        assert client.statistics().condition is Condition.DIVERGED
 
 
 @pytest.mark.parametrize("kind", MASTERS)

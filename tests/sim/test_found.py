@@ -231,6 +231,15 @@ def test_a_key_that_a_restored_service_still_has_ends_with_its_lease(outcome: Ou
     assert outcome.faults["service_restored"] == 1
 
 
+def test_a_torn_record_at_the_end_of_a_slave_is_copied_again(outcome: Outcome) -> None:
+    """The slave had flushed the first 27 bytes of a record. Then the record's sectors reached the disk, except for the
+    rest of that first one, before it lost the power. Only bodies have a checksum, so it kept the record.
+
+    It reported `diverged`, and an operator had to empty it.
+    """
+    assert any("ha.torn_record_removed from=" in line for line in outcome.trace)
+
+
 def test_a_master_before_a_restore_is_master_no_more_once_another_is_elected(outcome: Outcome) -> None:
     """The older state has the members' leases, but not yet the key of the master, which gives its term up and is
     elected again.
