@@ -68,8 +68,8 @@ class _Delivery(PutRequest, kw_only=True, gc=False):
 class StoreClock:
     """The difference in seconds between store times and trio's clock, at the arrival of each message of one queue.
 
-    It is constant between steps of the wall clock. After a step back, store times stand still until the wall clock has
-    caught up, and the difference changes with every arrival.
+    It is constant between steps of the wall clock. After a step back, store times do not advance until the wall clock
+    has caught up, and the difference changes with every arrival.
     """
 
     def __init__(self, ahead_s: float) -> None:

@@ -71,7 +71,7 @@ class MessageQueries:
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
-        # Only what may be dispatched: in a failover group, the rest may still be truncated.
+        # In a failover group, records beyond the dispatch limit may still be truncated.
         if found is not None and request.offset + len(found[0]) <= self._store.log.dispatchable_end:
             raw, record = found
             if not request.topic or record.topic == request.topic:

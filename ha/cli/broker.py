@@ -126,7 +126,7 @@ async def drain_broker(
 ) -> Drained:
     """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` have passed.
 
-    After `wait_s` it returns with `is_drained` false. Calls `report` when what is left has changed, unless nothing is.
+    After `wait_s` it returns with `is_drained` false. Calls `report` with each new `Left`, unless it is empty.
     UsageError, and the errors of Admin.
     """
     brokers = await _brokers(admin, name)

@@ -189,7 +189,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     delete_files_max: PositiveInt = _key("deleteFileBatchMax", 10)
     """maximum number of files deleted in one round"""
     retain_bytes_max: Long = _key("haRetainMaxBytes", 8 << 30)
-    """own; an expired file that a slave still needs is kept while the log from it to the end has at most so many bytes;
+    """own; bytes; an expired file that a slave still needs is kept while the log from that file on is not larger;
     RocketMQ keeps none"""
 
     # replication

@@ -79,7 +79,7 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Changes of the initial window, each of which visits every stream; a connection with more ends."""
     pending_bytes_max: int = 64 << 20
     """Maximum size of responses that wait for the peer's window, but at least twice `message_size_max`; a connection
-    with more ends. What the window has allowed is limited by `GrpcOptions.outbox_high_bytes`."""
+    with more ends. Bytes that the window has allowed are limited by `GrpcOptions.outbox_high_bytes`."""
     window_size: int = 1 << 20
     """Flow-control window of each stream; the connection's window is four times as large."""
 

@@ -72,8 +72,8 @@ class HAClient:
     ) -> None:
         """`connect` opens a stream to `host:port`; OSError if it can't. `own_port`: this node's own HA port.
 
-        `truncate` truncates the log at the start of the record that contains a physical offset; DiskFull if nothing has
-        changed. Without it, a torn record at the end of the log is left to an operator.
+        `truncate` truncates the log at the start of the record that contains a physical offset; DiskFull or OSError if
+        nothing has changed. Without it, a torn record at the end of the log is left to an operator.
 
         `master_min_offset` returns the first physical offset that the master holds, None if it is not known now; it
         raises nothing, and is cancelled after connect_timeout_s.
@@ -272,13 +272,14 @@ class HAClient:
         return end.retry is not None
 
     async def _remove_torn(self, end: SessionEnd) -> SessionEnd:
-        """Truncate the log before a torn record, if the session found one; return how the session ended with this."""
+        """Truncate the log before a torn record, if the session found one. Return `end`, or how it ends otherwise: with
+        an attempt at once, or because the disk is full."""
         own_end = self._log.max_offset.value
         if end.torn_at is None or self._truncate is None:
             return end
         try:
             await self._truncate(end.torn_at)
-        except DiskFull as error:
+        except (DiskFull, OSError) as error:
             return SessionEnd(Condition.APPEND_FAILED, str(error))
         logger.warning("ha.torn_record_removed from=%d to=%d", own_end, self._log.max_offset.value)
         return msgspec.structs.replace(end, retry=Retry.WITHOUT_TORN_RECORD)

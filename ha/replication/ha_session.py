@@ -83,7 +83,7 @@ class HASession:
         """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
         in that condition.
 
-        With a `poller`, what the log's growth by pumped frames causes, such as dispatch, is part of one of its turns.
+        With a `poller`, everything that a pumped frame causes, such as dispatch, happens in one of its turns.
         """
         self._poller = poller
         self._stream = stream

@@ -108,7 +108,7 @@ class Condition(Enum):
     NOT_AUTHENTICATED = "not_authenticated"
     """The two sides don't know the same haSharedSecret, or one of them has none."""
     DAMAGED = "damaged"
-    """The end of our own log is damaged, so it can't be compared with the master's."""
+    """The end of our own log is damaged, so it can't be compared with the master's, or contains a torn record."""
     APPEND_FAILED = "append_failed"
     """The store could not take the bytes: the disk is full, or a segment was not ready."""
     STOPPED = "stopped"

@@ -117,11 +117,6 @@ class SegmentAllocator:
         self._making = trio.Lock()
         """Held while a file is created or deleted"""
 
-    @property
-    def failure(self) -> DiskFull | OSError | None:
-        """Why the last attempt failed; None if it succeeded, or since `want` has requested another one."""
-        return self._failure
-
     def want(self, start: int) -> None:
         """Makes `run` create the segment at `start`, unless it is ready, being created, or an attempt failed less than
         `retry_s` ago."""

@@ -244,7 +244,8 @@ class MessageStore:
                 await self._set_next_offsets()
 
     async def truncate_record(self, offset: int) -> None:
-        """Truncates the log, as `truncate`, at the start of the record that contains a physical offset."""
+        """Truncates the log at the start of the record that contains a physical offset, whether or not it is confirmed.
+        The same errors as `truncate`, and OSError if the log can't be read."""
         begin = await self.run_blocking(boundary_before, self.log.segments, self.options, self.queues, offset)
         if self.log.dispatch_limit.value != UNLIMITED:
             self.log.limit_dispatch(min(self.log.dispatch_limit.value, begin))

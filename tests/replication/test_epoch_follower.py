@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -522,7 +522,12 @@ async def test_a_master_replaced_during_the_connect_is_not_followed(nursery: tri
 
 
 @asynccontextmanager
-async def pair(service: HAService, slave: Member, options: HAOptions | None = None) -> AsyncIterator[HAClient]:
+async def pair(
+    service: HAService,
+    slave: Member,
+    options: HAOptions | None = None,
+    truncate: Callable[[int], Awaitable[None]] | None = None,
+) -> AsyncIterator[HAClient]:
     """A slave that follows a service."""
     async with trio.open_nursery() as nursery:
 
@@ -532,7 +537,7 @@ async def pair(service: HAService, slave: Member, options: HAOptions | None = No
             return ours
 
         options = options or HAOptions(start_from="first", transfer_batch_size_bytes=1000)
-        client = HAClient(slave.log, options, connect, member=slave, broker_id=SLAVE)
+        client = HAClient(slave.log, options, connect, truncate=truncate, member=slave, broker_id=SLAVE)
         nursery.start_soon(client.run)
         client.set_master("10.0.0.1:10912")
         await wait_all_tasks_blocked()
@@ -569,6 +574,45 @@ async def test_a_returning_master_truncates_its_tail() -> None:
         assert old.history == [(1, 0), (2, 3000)]
         assert condition_of(client) is Condition.CONNECTED
         assert [entry for entry in old.epochs.entries if entry == EpochEntry(2, 3000)]
+
+
+async def test_a_member_copies_a_torn_record_again() -> None:
+    master = await Member(BYTES).begin((1, 0))
+    torn = bytearray(BYTES[:3000])
+    at = next(at for at in range(2048, 3000, 512) if torn[at - 1])
+    torn[at - 1] = 0
+    slave = await Member(bytes(torn)).begin((1, 0))
+
+    async def truncate(offset: int) -> None:
+        assert offset == at - 1
+        await slave.truncate(offset - 10)
+
+    async with pair(leading(master), slave, truncate=truncate) as client:
+        assert slave.cuts == [at - 11]
+        assert slave.log.content == master.log.content
+        assert slave.history == [(1, 0)]
+        assert condition_of(client) is Condition.CONNECTED
+
+
+async def test_a_torn_record_stays_while_the_disk_is_full() -> None:
+    master = await Member(BYTES).begin((1, 0))
+    torn = bytearray(BYTES[:3000])
+    at = next(at for at in range(2048, 3000, 512) if torn[at - 1])
+    torn[at - 1] = 0
+    slave = await Member(bytes(torn)).begin((1, 0))
+    is_full = True
+
+    async def truncate(offset: int) -> None:
+        if is_full:
+            raise DiskFull(Path("/logcut"), 0)
+        await slave.truncate(offset)
+
+    async with pair(leading(master), slave, truncate=truncate) as client:
+        assert condition_of(client) is Condition.APPEND_FAILED
+        assert slave.log.content == torn
+        is_full = False
+        await trio.sleep(6)
+        assert slave.log.content == master.log.content
 
 
 async def test_a_node_that_does_not_lead_refuses_members() -> None:

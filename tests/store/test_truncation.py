@@ -103,6 +103,22 @@ async def test_truncation_removes_everything_behind_it(
             assert store.scrub.statistics().index_rebuilt_count == 0
 
 
+@pytest.mark.parametrize("limit", ["none", "before", "after"])
+async def test_a_record_is_removed_with_everything_behind_it(limit: str) -> None:
+    """Given by any of its bytes, and although it is confirmed."""
+    async with open_small(MemoryDisk(), is_slave=True) as store:
+        results = await filled(store)
+        begin = results[17].physical_offset
+        limits = {"none": UNLIMITED, "before": results[5].physical_offset, "after": results[20].physical_offset}
+        if limit != "none":
+            store.log.limit_dispatch(limits[limit])
+        await store.truncate_record(begin + 27)
+        assert store.log.max_offset.value == begin
+        assert len(await records(store)) == 17
+        expected = {"none": UNLIMITED, "before": limits["before"], "after": begin}
+        assert store.log.dispatch_limit.value == expected[limit]
+
+
 async def test_truncation_at_the_end_changes_nothing() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
