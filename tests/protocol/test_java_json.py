@@ -1,6 +1,8 @@
 """The JVM side's JSON: what it writes is read, what it reads is written, anything else is refused."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -163,3 +165,38 @@ def test_values_round_trip_in_each_form(value: Any) -> None:
     assert loads(dumps_pretty(value)) == expected
     assert loads(dumps(value, bare_integer_keys=False)) == expected
     assert json.loads(dumps(value, bare_integer_keys=False)) == expected
+
+
+FIRST_USES = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import msgspec
+
+from ha.protocol.java_json import read_as
+
+THREADS = 4
+sys.setswitchinterval(1e-6)
+barrier = Barrier(THREADS)
+
+
+def first_use(kind):
+    barrier.wait()
+    for _ in range(20):
+        read_as(kind, b'{"f7":{"a7":1}}')
+
+
+with ThreadPoolExecutor(THREADS) as pool:
+    for number in range(100):
+        fields = [(f"a{each}", int | None, None) for each in range(8)]
+        inner = [msgspec.defstruct(f"Inner{number}_{each}", fields) for each in range(8)]
+        fields = [(f"f{each}", kind | None, None) for each, kind in enumerate(inner)]
+        list(pool.map(first_use, [msgspec.defstruct(f"Outer{number}", fields)] * THREADS))
+"""
+
+
+def test_threads_can_use_a_type_for_the_first_time_together() -> None:
+    """msgspec 0.22 ended the process with SIGSEGV: another thread saw the type's fields before they were complete."""
+    done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
