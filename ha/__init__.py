@@ -7,8 +7,8 @@
 
 Under Trio the node runs in the program's event loop, under asyncio in a thread.
 
-`LogMessage` is a message for the log of this process; `ha.client.Message` is one for a producer. These names are
-imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describes the packages.
+`LogMessage` is a message for the log of this process; `ha.client.Message` is one for a producer. The names of this
+package are imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describes the packages.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 This project logs `component.event key=value …` with the values as arguments, so the format string tells which argument
 belongs to which field. An object has `time` (UTC), `level`, `logger`, `event`, the fields (numbers, booleans and None
 as such, other values as text), `message` (the message of the text format) and, if there is one, `exception`. A field
-with one of these names gets a `_` appended: `level_`. A record whose first word is not a name (`_NAME`), as of another
-project, has neither `event` nor fields.
+with one of these names gets a `_` appended: `level_`. A record whose first word is not a name (`_NAME`), such as one of
+another library, has neither `event` nor fields.
 """
 
 from __future__ import annotations

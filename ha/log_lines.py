@@ -1,7 +1,7 @@
 """Writes log lines in a thread, so that logging never waits for a file system or for the reader of a pipe.
 
-A write to a file on a disk that is busy deleting a segment took 12 to 68 ms, and would hold the event loop; a pipe that
-is not read would stop it for good.
+A write to a file on a disk that is busy deleting a segment took 12 to 68 ms, during which it would block the event
+loop; a pipe that is not read would block the event loop for ever.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogLines:
         """Does nothing: logging calls it after each line."""
 
     def drain(self, timeout_s: float) -> None:
-        """Waits until the lines queued before are written, for at most `timeout_s`."""
+        """Waits until the lines queued so far are written, but at most `timeout_s`."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(timeout_s)

@@ -2,7 +2,7 @@
 
 A wait for one socket in Trio takes some twenty microseconds of Python: a registration, a task made runnable, its step.
 With one request in flight on each of many connections that is a third of what a request costs. Here a waiting task
-leaves a function that serves its socket without waiting. The poller calls the function when the socket is readable, and
+gives the poller a function that serves its socket without waiting. The poller calls it when the socket is readable, and
 wakes the task only if the function returns False. The task still owns its connection: when it is cancelled, the poller
 forgets the function.
 
@@ -42,7 +42,7 @@ class _Wait:
 
 
 class Poller:
-    """Runs within `open_poller`. Serves the sockets that tasks wait for now."""
+    """Serves the sockets that tasks are waiting for (see `wait`). Created and run by `open_poller`."""
 
     def __init__(self, time_slice_s: float = TIME_SLICE_S) -> None:
         self._time_slice_s = time_slice_s
@@ -57,11 +57,11 @@ class Poller:
         self._scope = trio.CancelScope(shield=True)
 
     async def wait(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
-        """Calls `on_readable` whenever the descriptor is readable or its peer gone, until it returns False.
+        """Calls `on_readable` whenever the descriptor is readable or its peer gone, until `on_readable` returns False.
 
-        It is called in the poller's task; what it raises is raised here. The descriptor must stay open until this
-        returns; trio.ClosedResourceError if it is -1, that of a closed socket. Only one task may wait for a descriptor
-        at a time.
+        `on_readable` is called in the poller's task; an exception that it raises is raised here. The descriptor must
+        stay open until this returns. Raises trio.ClosedResourceError if it is -1, as it is for a closed socket. Only
+        one task may wait for a descriptor at a time.
         """
         if descriptor < 0:
             raise trio.ClosedResourceError("the socket is closed")
@@ -81,7 +81,8 @@ class Poller:
     def at_turn_end(self, callback: Callable[[], None], *, is_early: bool = False) -> None:
         """Calls `callback` when the turn has served its sockets, or at once outside a turn.
 
-        Callbacks with `is_early` are called before the others. None must raise; they may add more for the same turn.
+        Callbacks with `is_early` are called before the others. A callback must not raise, and may add others for the
+        same turn.
         """
         if not self.is_in_turn:
             callback()
@@ -91,7 +92,8 @@ class Poller:
             self._late.append(callback)
 
     def after_turn(self, callback: Callable[[], None]) -> bool:
-        """Calls `callback` as the last part of the turn, after its output is sent. Outside a turn, only returns False.
+        """Calls `callback` at the very end of the turn, after its output is sent, and returns True. Outside a turn,
+        returns False without calling it.
 
         The callback must not raise, and may add others for the same turn.
         """

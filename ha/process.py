@@ -81,10 +81,11 @@ class Entry(Generic[C]):
         unconfigured: Mapping[str, str] = {},
         later: str = "",
     ) -> None:
-        """`defaults` are the entry point's own defaults, which every other source overrides; `unconfigured` are those
-        of a process without a configuration file and without variables HA_….
+        """`defaults` are the entry point's own defaults, which every other source overrides. `unconfigured` are further
+        defaults, used only without a configuration file and HA_… variables.
 
-        `later` names a module that a worker imports after READY, because it is needed soon but not to serve.
+        `later` names a module that is imported in a worker thread after READY ("": none), because it is needed soon
+        but not to serve.
         """
         self.name = name
         self.struct: type[C] = struct
@@ -157,7 +158,7 @@ class Entry(Generic[C]):
         return code
 
     async def _serve(self, config: C, stop: _StopSignals, lines: LogLines) -> None:
-        """Serves until a signal, which also cancels the start, and then closes within shutdownTimeout."""
+        """Serves until the first signal, then closes within shutdownTimeout. A signal during the start cancels it."""
         starting = trio.CancelScope()
         is_started = False
 
@@ -290,7 +291,7 @@ def log_to_stderr(log_format: str) -> LogLines:
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Passes one record per _PAUSE_S, without its traceback.
+    """Passes one record of failed accepts per _PAUSE_S seconds, without its traceback.
 
     Without free descriptors, Trio retries accept ten times a second and logs a traceback each time.
     """

@@ -1,4 +1,4 @@
-"""Fixtures of pytest for programs that use halog. pytest finds them by the entry point `pytest11`.
+"""pytest fixtures for programs that use halog. pytest finds them by the entry point `pytest11`.
 
 Imports no other module of halog until a fixture is used, so that it does not affect test runs without them.
 """

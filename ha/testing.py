@@ -3,9 +3,9 @@
     with ha.testing.running_master(Path("test-master")) as master:
         …  # connect to master.name_server_address
 
-ha/pytest_plugin.py makes a fixture of it. The process ends with the block, and with the process that started it even if
-that is killed: it stops when its standard input is closed. A separate process is not affected by what a test patches,
-such as the clock, and leaves the test's event loop alone. `python -m ha.testing` is for this module only.
+ha/pytest_plugin.py makes a fixture of it. The master's process ends with the block, and also when the process that
+started it ends or is killed: it stops when its standard input is closed. A separate process is not affected by what a
+test patches, such as the clock, and leaves the test's event loop alone. Only this module runs `python -m ha.testing`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ ReadInto = Callable[[int, memoryview], int]
 
 
 def read_into(descriptor: int, buffer: memoryview) -> int:
-    """The usual `ReadInto`."""
+    """Reads from `descriptor` into the start of `buffer` with readv(2), and returns the number of bytes."""
     return os.readv(descriptor, (buffer,))
 
 
@@ -84,18 +84,18 @@ class Transport(Protocol):
     def send_nowait(self, data: bytes | memoryview) -> int:
         """Passes bytes to the system without waiting; returns how many it accepted.
 
-        The rest has to be what `send_all` is called with next.
+        If that is not all, pass the rest to `send_all` before any other data.
         """
         ...
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """Sends everything. Not always a checkpoint. If it is cancelled, an unknown part was sent: close then."""
+        """Sends everything. Not always a checkpoint. If cancelled, an unknown part was sent: close the stream."""
         ...
 
 
 def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller | None = None) -> Transport:
-    """Returns the cheapest transport that the stream allows. On plain TCP, the poller's task calls `serve` of
-    `receive`."""
+    """Returns the cheapest transport that the stream allows. With `poller`, the `serve` function that is passed to
+    `receive` is called in the poller's task if the stream is plain TCP."""
     if isinstance(stream, trio.SocketStream) and os.name == "posix":
         return SocketTransport(stream, chunk_size_max, poller)
     below = getattr(stream, "transport_stream", None)
@@ -183,7 +183,7 @@ class SocketTransport:
                 return chunk
 
     async def _receive_in_turns(self, serve: ServeChunk, poller: Poller) -> bytes:
-        """Returns the next chunk that `serve` does not serve in the poller's task."""
+        """Serves chunks in the poller's task; returns the first one that `serve` does not serve, b"" at the end."""
         found = b""
 
         def read_and_serve() -> bool:
@@ -229,7 +229,7 @@ class SocketTransport:
         await trio.lowlevel.wait_readable(self._socket)
 
     async def _wait(self) -> None:
-        """Lets other tasks run: until bytes have arrived while `_waits_left`, otherwise for one checkpoint."""
+        """Lets other tasks run: until the socket is readable if `_waits_left` is above 0, else for one checkpoint."""
         self._slice_bytes = 0
         if self._waits_left and self._socket.fileno() >= 0:
             self._waits_left -= 1
@@ -296,26 +296,27 @@ class EagerWriter:
         self._rest = memoryview(b"")
 
     def try_send(self, data: bytes) -> int:
-        """Sends without waiting; returns how many bytes the system has accepted. Only while `is_idle`."""
+        """Sends what the system accepts without waiting, and leaves the rest of `data` to the writing task. Returns how
+        many bytes were sent. Only while `is_idle`."""
         size = self.transport.send_nowait(data)
         self.leave_rest(data, size)
         return size
 
     def leave_rest(self, data: bytes, sent: int) -> None:
-        """Leaves to the task what is not sent of `data`. Only while `is_idle`."""
+        """Leaves to the writing task what follows the first `sent` bytes of `data`. Only while `is_idle`."""
         if sent < len(data):
             self._rest = memoryview(data)[sent:]
             self.wake()
 
     def wake(self) -> None:
-        """Ends `wait_for_work`."""
+        """Ends the writing task's `wait_for_work`; does nothing if it does not wait."""
         if self.is_idle:
             assert self._task is not None
             self.is_idle = False
             trio.lowlevel.reschedule(self._task)
 
     async def wait_for_work(self) -> memoryview:
-        """Waits until woken; returns what `try_send` has left, which may be nothing."""
+        """Waits until woken; returns the bytes that `try_send` or `leave_rest` has left to send; empty if none."""
         self.is_idle = True
         self._task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
@@ -340,7 +341,7 @@ class EncryptedStream(Protocol):
     """A stream that encrypts the bytes of another one (ha/tls/stream.py)."""
 
     def move_with(self, mover: Transport) -> None:
-        """Moves the bytes of the stream below with `mover` from now on."""
+        """Sends and receives the encrypted bytes with `mover` from now on."""
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         """As `Transport.send_nowait`, all or nothing."""

@@ -1,7 +1,7 @@
 """Evaluates the policies of one user of ACL 2.0. No I/O.
 
-    entries     an entry matches a request if its resource covers the one of the request, one of the actions that
-                suffice is among its actions (All is every action), and it has no source addresses or one of them
+    entries     an entry matches a request if its resource covers the request's, it has one of the actions that suffice
+                (All is every action), and its source addresses, if it has any, include the client's
     types       Default policies count only if no entry of the Custom policies matches
     priority    of the matching entries the most specific one decides: `Type:name`, then `Type:prefix*` (the longest
                 prefix first), then `Type:*`, then `*`; among equal ones, Deny
@@ -57,7 +57,7 @@ class PolicyError(Exception):
 
 
 class Resource(NamedTuple):
-    """The resource of an entry. `name`: of PREFIXED the prefix, of EVERY ""."""
+    """The resource of an entry. `name` is the prefix if `pattern` is PREFIXED, and "" if it is EVERY."""
 
     kind: str
     pattern: int

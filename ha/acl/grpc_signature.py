@@ -27,7 +27,7 @@ _HEX = re.compile(r"([0-9A-Fa-f]{40})?")
 
 
 class GrpcSignature(NamedTuple):
-    """A call's claimed access key, with its proof. All are empty without the authorization header."""
+    """The access key that a call claims, and its signature. All fields are empty without the authorization header."""
 
     access_key: str = ""
     content: bytes = b""

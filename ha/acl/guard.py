@@ -125,8 +125,8 @@ class AclGuard:
     """Checks requests against `policy` and `users`, which may be replaced at any time; the next request is checked
     against the new ones.
 
-    One guard serves all ports of a process. A request code without a rule only needs a signature, as it is not
-    answered.
+    One guard serves all ports of a process. A request code without a rule needs only a signature, because no handler
+    carries it out.
     """
 
     def __init__(

@@ -65,8 +65,8 @@ class AclPolicyFiles:
         return await self._load(found)
 
     async def reload(self) -> AclPolicy | None:
-        """Returns the policy if the files have changed since the last call, else None. ConfigError as `load`, once for
-        each state of the files."""
+        """Returns the policy if the files have changed since the last call, else None. ConfigError as `load`, but only
+        once until the files change again."""
         digest, found = await self._run_blocking(self._read)
         if digest == self._seen:
             return None

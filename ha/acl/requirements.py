@@ -4,9 +4,11 @@ A rule requires an admin, rights on topics and groups, or only a valid signature
 code without a rule does not start. The tables of docs/security.md are generated from the rules; tests compare both with
 the codes that are answered.
 
-As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departures, all of them narrower:
-- A send is checked for the topic that it goes to under whichever names its fields have, batches (320) and lite pulls
-  (361) too. 4.9.7 lets every batch through, and looks only where the code says that the topic should be.
+The rules are those of RocketMQ 4.9.7 (PlainAccessValidator, Permission.ADMIN_CODE), with these departures, all of them
+narrower:
+- A send is checked for the topic that it goes to, whatever the names of its fields. Batches (320) and lite pulls (361)
+  are checked, too. 4.9.7 lets every batch through, and looks for the topic only in the field that the request code
+  prescribes.
 - A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, under a name that 10
   SEND_MESSAGE does not have, and for 310 it is CLIENT_INNER_PRODUCER.
 - A reply (324, 325) needs PUB on a reply topic. Otherwise PUB on any topic would suffice to push a message to every

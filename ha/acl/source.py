@@ -58,35 +58,36 @@ class Account(Protocol):
 
     @property
     def access_key(self) -> str:
-        """The name in requests."""
+        """The access key, by which requests name the account."""
         ...
 
     @property
     def key(self) -> SigningKey:
-        """Verifies its signatures."""
+        """The key that verifies the account's signatures."""
         ...
 
     @property
     def is_admin(self) -> bool:
-        """Whether it may do everything that needs an admin."""
+        """Whether the account may do everything that needs an admin."""
         ...
 
     @property
     def dialect(self) -> Dialect:
-        """How its requests are refused."""
+        """How the account's requests are refused."""
         ...
 
     @property
     def fault(self) -> str:
-        """Why it can't be used at present, or ""."""
+        """Why the account can't be used at present; "" if it can."""
         ...
 
     def trusts(self, host: str) -> bool:
-        """Whether its requests from `host` need no signature and no rights."""
+        """Whether the account's requests from `host` need no signature and no rights."""
         ...
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
-        """Returns why a request under `rule` is denied, or "". RemoteProtocolError if it is malformed."""
+        """Returns why `command`, to which `rule` applies, is denied; "" if it is allowed. RemoteProtocolError if it is
+        malformed."""
         ...
 
     def denial_of(self, resource: str | None, actions: int, host: str) -> str:

@@ -75,7 +75,7 @@ class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopWatch(trio.abc.Instrument):
-    """Watches the event loop of `serve` when `begin` requests it."""
+    """Watches the event loop in which `serve` runs, for as long as `begin` requests."""
 
     def __init__(
         self, *, clock: Callable[[], float] = time.perf_counter, wall_clock: Callable[[], float] = time.time

@@ -83,7 +83,7 @@ class Sessions:
             self._logged_out.add(value)
 
     def form_token(self, session: str, now_s: float | None = None) -> str:
-        """Returns a token for a form of a session, valid for FORM_S. login.py defines the login form's `session`."""
+        """Returns a token, valid for FORM_S, for a form of `session`: a cookie, or a nonce for the login form."""
         return self._issue(f"form of {session}", FORM_S, now_s)
 
     def is_form_valid(self, session: str, token: str, now_s: float | None = None) -> bool:

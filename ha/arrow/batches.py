@@ -14,7 +14,7 @@ from ha.arrow.read_options import ReadCounts, ReadOptions
 def batches_of(
     runs: Iterable[RecordRun], broker_name: str, options: ReadOptions, counts: ReadCounts
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches with the messages of these records, and add to `counts`. Errors as in `LogReader.read_queue`."""
+    """Yield the messages of `runs` as record batches, and add to `counts`. Errors as in `LogReader.read_queue`."""
     return _coalesced(_decoded(runs, broker_name, counts), options)
 
 

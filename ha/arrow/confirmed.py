@@ -53,8 +53,8 @@ class Confirmed:
         return self._ends[key]
 
     def _examine(self, key: QueueId) -> int | None:
-        """Find a queue's end. None if it is confirmed, and now in `_ends`; otherwise the end of the queue's entries,
-        which is to be compared with the log's end."""
+        """Find a queue's end. Return None if it is confirmed, and store it in `_ends`; otherwise return the end of the
+        queue's entries, which is to be compared with the log's end."""
         queue = self._queues[key]
         end = queue.find_end()
         record = self._last_record(key, end)

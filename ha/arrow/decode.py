@@ -47,7 +47,7 @@ def decode_batches(
     """Yield the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
 
     `base_offset`: physical offset of the buffer's first byte, or None if the records' own offsets are not checked (pull
-    responses). `places`: the consume-queue entry of each; a record that disagrees is damaged. With
+    responses). `places`: the consume-queue entry of each record; a record that disagrees with it is damaged. With
     `options.decompress`, an inner batch yields a row for each of its messages. Adds to `counts`.
 
     Yields a single batch, or with `options.decompress` as many as keep the decompressed bodies of each within
@@ -399,7 +399,10 @@ class _Decoder:
     # ---- inner batches, row by row
 
     def _unwrap(self, heads: Heads, places: Places | None) -> pa.RecordBatch:
-        """Decode a buffer with inner batches, each message of which is a row; rare, so all rows use the reference."""
+        """Decode a buffer with inner batches, each message of which is a row.
+
+        Rare, so the reference codec decodes all rows.
+        """
         where = self.options.where
         rows: list[dict[str, object]] = []
         size = 0

@@ -41,8 +41,7 @@ def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
 
 
 def created_at(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
-    """Return a physical offset: the records of a queue before it belong to an earlier topic of that name, which was
-    deleted.
+    """Return the physical offset before which all records of a queue belong to an earlier, deleted topic of that name.
 
     It is the offset of the queue's first message, or if there is no such queue, of the first message in the topic's
     other queues. 0 if there is no message, or if its record does not agree with its entry.

@@ -66,7 +66,7 @@ class Heads:
     """
 
     def __init__(self, raw: Bytes, positions: Int64s, base_offset: int | None, *, check_parts: bool = True) -> None:
-        """`base_offset`: the physical offset of `raw`'s first byte, None if the records need not lie where they say.
+        """`base_offset`: the physical offset of `raw`'s first byte, None if the records' own offsets are not checked.
 
         `check_parts`: also read each record's end, where topic and properties are.
         """
@@ -144,7 +144,7 @@ class Heads:
         self.sound &= self.properties_at + self.properties_size == self.record_end
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """One fixed field, big-endian as on disk; a host only where it is IPv4."""
+        """Return one fixed field of each record, big-endian as on disk. A host is valid only where it is IPv4."""
         return self._fields[name]
 
     def keep(self, chosen: npt.NDArray[np.bool_] | Int64s) -> Heads:

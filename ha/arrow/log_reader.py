@@ -169,7 +169,7 @@ class LogReader:
         return [key for key in self.queues(topics) if self._queues[key].dtype is BATCH_ENTRY_DTYPE]
 
     def check_has_queues(self) -> None:
-        """StoreUnreadable if the log has records but no queue: a read by ranges would return nothing."""
+        """Raise StoreUnreadable if the log has records but no queue: a read by ranges would return nothing."""
         if self.min_offset < self.end_offset() and not self.queues():
             reason = "its log has records, but 'consumequeue' has no queue; `ha spark reindex` builds the queues"
             raise StoreUnreadable(self.path, reason)
@@ -187,13 +187,13 @@ class LogReader:
         return QueueRange(begin, end)
 
     def created_at(self, topic: str, queue_id: int) -> int:
-        """Return a physical offset: the records of a queue before it are of an earlier topic of that name, which was
-        deleted. 0 if there may be none."""
+        """Return the physical offset before which all records of a queue belong to an earlier, deleted topic of that
+        name; 0 if it is unknown."""
         return created_at(self._queues, self._confirm(), QueueId(topic, queue_id))
 
     def _first_message(self, queue: QueueFiles, end: int) -> int:
-        """Return the position of the first entry of a message still in the log, or of the first unwritten one, as a
-        recovering node writes the last entries again; `end` if there is neither."""
+        """Return the position of the first entry of a message still in the log; `end` if there is none. An unwritten
+        entry counts as one, because a recovering node writes the last entries again."""
         begin, count = queue.first, 1  # nearly always it is the first one; blank ones may be many
         while begin < end:
             start, entries = queue.read(begin, min(end, begin + count))
@@ -209,13 +209,13 @@ class LogReader:
         return end
 
     def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-        """Return the existing entries of the queue offsets [begin, end) (ENTRY_DTYPE). Of a batch queue, `begin` and
-        `end` are positions of entries (BATCH_ENTRY_DTYPE)."""
+        """Return the existing entries of the queue offsets [begin, end) (ENTRY_DTYPE). For a batch queue, `begin`
+        and `end` are positions of entries (BATCH_ENTRY_DTYPE)."""
         queue = self._queues.get(QueueId(topic, queue_id))
         return np.empty(0, ENTRY_DTYPE) if queue is None else queue.read(begin, end)[1]
 
     def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
-        """Return the size of the records of queue offsets [begin, end); of a batch queue that of whole batches."""
+        """Return the bytes of the records of queue offsets [begin, end); for a batch queue, those of whole batches."""
         queue = self._queues.get(QueueId(topic, queue_id))
         if queue is not None and queue.dtype is BATCH_ENTRY_DTYPE:
             entries, _ = self._batches_within(QueueId(topic, queue_id), queue, begin, end)
@@ -251,7 +251,8 @@ class LogReader:
         return queue.physical_offset(queue_offset) if found is None else found
 
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return the first physical offset of a queued record stored at or after `timestamp_ms`; else the end."""
+        """Return the first physical offset of a queued record stored at or after `timestamp_ms`; the log's end if
+        there is none."""
         confirmed = self._confirm()
         found = confirmed.end_offset
         for key, queue in self._queues.items():
@@ -261,8 +262,8 @@ class LogReader:
         return found
 
     def key_hits(self, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-        """Look up `keys` of `topics` in the index, as `find_keys`; None if there is no usable index. Compare the
-        records' own keys."""
+        """Look up `keys` of `topics` in the index; None if there is no usable index. Hits are by hash: compare the
+        records' own keys (`find_keys`)."""
         return find_keys(self.path / "index", topics, keys)
 
     def split(self, begin: int, end: int, bytes_each: int) -> list[tuple[int, int]]:
@@ -436,7 +437,7 @@ class LogReader:
         return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Read like `read_range`, but by walking the sizes, with records that are in no queue (transaction ends)."""
+        """Like `read_range`, but finds the records by their sizes, so also those in no queue (transaction ends)."""
         return self._batches(self.walk_runs(begin, end, options), options)
 
     def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:

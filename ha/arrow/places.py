@@ -39,7 +39,7 @@ class Places:
         is_strict: Mask | bool = True,
         is_batch: bool = False,
     ) -> None:
-        """`topics`: the topic of all rows, or those that `topic_numbers` points to.
+        """`topics`: the topic of all rows, or a list of topics, whose index for each row is in `topic_numbers`.
 
         `is_strict`: the record must have the same queue and queue offset (not so for light queues, %LMQ%).
 
@@ -65,7 +65,7 @@ class Places:
         return np.array(found, bool)[self.topic_numbers]
 
     def check(self, heads: Heads) -> None:
-        """Mark the records as unsound that are not those of their entries."""
+        """Mark records as unsound that differ from their entries in size or, where strict, queue id or queue offset."""
         agrees = heads.total_size == self.sizes
         same = (heads.field("queue_id") == self.queue_ids) & (heads.field("queue_offset") == self.queue_offsets)
         heads.sound &= agrees & (same | ~np.asarray(self.is_strict))

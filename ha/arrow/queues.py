@@ -237,7 +237,7 @@ class Queues(Mapping[QueueId, QueueFiles]):
         return self._names
 
     def of_topic(self, topic: str) -> Mapping[int, QueueFiles]:
-        """Return the queues of a topic by their number."""
+        """Return the queues of a topic by queue id."""
         if topic not in self._listed:
             self._listed.add(topic)
             self._topics[topic] = self._list(topic) if topic in self.topic_names() else {}

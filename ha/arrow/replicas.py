@@ -1,4 +1,5 @@
-"""Which store directories belong to one broker: its name, as the store has it, and whether two logs are one."""
+"""Finds which store directories belong to one broker: the broker name that a store records, and whether two stores
+have copies of the same log."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _COMPARED_BYTES = 256
 
 
 def stored_broker_name(path: Path) -> str | None:
-    """Return the name of the broker that last used a store; None if it was not halog's, or the file is unreadable."""
+    """Return the name of the broker that last used a store; None if that was not halog, or its file is
+    unreadable."""
     try:
         return msgspec.json.decode((path / "config" / BROKER_FILE).read_bytes(), type=BrokerFile).broker_name or None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -23,7 +25,8 @@ def stored_broker_name(path: Path) -> str | None:
 
 
 def is_same_log(one: Path, other: Path) -> bool | None:
-    """Return whether two commitlogs have the same bytes where the later one begins; None if they share no record."""
+    """Return whether two stores have copies of the same log: the same bytes at the first physical offset that both logs
+    hold. None if they share no record."""
     if not all((path / "commitlog").is_dir() or is_set_aside(path / "commitlog") for path in (one, other)):
         return None
     with closing(Segments(one / "commitlog")) as first, closing(Segments(other / "commitlog")) as second:

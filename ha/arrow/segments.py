@@ -103,7 +103,7 @@ class Segments:
         return self._segments[0].start if self._segments else 0
 
     def find(self, physical_offset: int) -> Segment | None:
-        """Return the segment that holds this offset, if any."""
+        """Return the segment that holds this offset; None if there is none."""
         index = bisect.bisect_right(self._starts, physical_offset) - 1
         if index < 0:
             return None
@@ -137,7 +137,7 @@ class Segments:
         return None if segment is None or buffer is None else (segment, buffer)
 
     def has_record(self, physical_offset: int) -> bool:
-        """Return whether a record begins at an offset, or after the filler there, by its magic alone."""
+        """Return whether a record begins at an offset, or after the filler there, judging by its magic code only."""
         while (mapped := self.mapped_at(physical_offset)) is not None:
             segment, buffer = mapped
             at = physical_offset - segment.start

@@ -30,7 +30,8 @@ def interleaved(buffer: pa.Buffer, bounds: Int64s, kind: pa.DataType) -> pa.Arra
 
 @with_compiled_twin
 def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataType | None = None) -> pa.Array:
-    """Return `buffer[begin : begin + size]` for each, as binary (or `kind`, unchecked). Any order, any distance."""
+    """Return the slices `buffer[begin : begin + size]` as a binary array (or one of type `kind`, unchecked). They may
+    come in any order and lie any distance apart."""
     kind = pa.binary() if kind is None else kind
     count = len(begins)
     if count == 0:
@@ -60,7 +61,7 @@ def values_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s]:
 
 
 def patched(array: pa.Array, rows: Int64s, values: list[Any]) -> pa.Array:
-    """Return `array` with `values` (Python objects) in place of `rows`."""
+    """Return `array` with the values at `rows` replaced by `values` (Python objects)."""
     index = np.arange(len(array), dtype=np.int64)
     index[rows] = len(array) + np.arange(len(rows), dtype=np.int64)
     return pa.concat_arrays([array, pa.array(values, array.type)]).take(pa.array(index))

@@ -15,8 +15,8 @@ def compare(
 ) -> None:
     """Add findings for the records and fillers in which two views of a range differ.
 
-    `right` counts as right, so findings name the copies `other_names`. They name `right_names` if `right` is damaged
-    where `other` has a record, or if its record is bad (CRC or physical offset) and the one of `other` is not.
+    `right` is taken as correct, so findings are about the copies `other_names`. They are about `right_names` if `right`
+    is damaged where `other` has a record, or if its record is bad (CRC or physical offset) and that of `other` is not.
     """
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)

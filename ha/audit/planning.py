@@ -65,7 +65,7 @@ def unjoined_tasks(
     tasks: Sequence[RangeTask], ranges: Sequence[PlannedRange], facts: Sequence[RangeFacts], folds: Sequence[CopyFold]
 ) -> Iterator[tuple[int, RangeTask]]:
     """Yield the index of each range that does not begin where the preceding one ended, and the task that examines it
-    again. `folds` have the end of the range before the first one; `facts` are the results of `tasks`."""
+    again. `facts` are the results of `tasks`; `folds` hold the state of each copy before the first of `tasks`."""
     ends = [fold.last_end for fold in folds]
     for number, (task, planned, found) in enumerate(zip(tasks, ranges, facts, strict=True)):
         starts: list[int | None] = []

@@ -32,7 +32,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueFacts(msgspec.Struct, array_like=True):
-    """The records of one queue in one physical range: their `count`, and `spans` that rise without touching."""
+    """The records of one queue in one physical range: their `count`, and rising `spans` with gaps between them."""
 
     count: int
     spans: list[Span]
@@ -74,9 +74,10 @@ def queue_facts(
 
 
 def _in_order(values: list[int]) -> list[int]:
-    """Return the indexes of a longest strictly rising subsequence: of two, the one with the smaller spread.
+    """Return the indexes of a longest strictly rising subsequence.
 
-    The search from the front skips values that are too high, the one from the back values that are too low.
+    Searches from the front, which skips values that are too high, and from the back, which skips values that are too
+    low. Of the two results, returns the one whose first and last values are closer together.
     """
     forward = _longest_rising(values)
     last = len(values) - 1

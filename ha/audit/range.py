@@ -264,7 +264,7 @@ def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
 def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, is_deleted: Mask, findings: Findings) -> None:
     """Check that the consume queue of this copy has an entry for each queued record, with the same values.
 
-    Not for batches. Records of deleted topics become a notice.
+    Batches are not checked. Records of deleted topics become a notice.
     """
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)

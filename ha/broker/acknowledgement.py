@@ -10,9 +10,9 @@ a request, its status is that of the replicas.
 A SYNC_MASTER follows the replica rule of RocketMQ 4.9, unless the 5.x keys are set (`BrokerOptions.replica_policy`) or
 the broker is in a failover group, where the sync-state set decides (`SyncStateRule`).
 
-The standing is checked again just before each answer. If this broker is no longer the master of the term in which it
-stored a put, the answer is FLUSH_SLAVE_TIMEOUT: the next master may have the message, or this log may be truncated
-before it.
+The broker's role and term (`Standing`) are checked again just before each answer. If this broker is no longer the
+master of the term in which it stored a put, the answer is FLUSH_SLAVE_TIMEOUT: the next master may have the message, or
+this broker may truncate its log so that it loses the message.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ STEPPED_DOWN = "stored here, but this broker is no longer the master of that ter
 
 
 class SyncStateRule(Protocol):
-    """The sync-state set in one term of a master: what puts use of `SyncStateSet` (replication/sync_state.py)."""
+    """The sync-state set in one term of a master: the part of `SyncStateSet` (replication/sync_state.py) for puts."""
 
     confirm_offset: int
     """Physical offset up to which the next master is known to have the log."""
 
     @property
     def in_sync_replicas_nums(self) -> int:
-        """Size of the smallest set that may be in force, including this broker."""
+        """Number of members, including this broker, of the smallest sync-state set that may be in force."""
         ...
 
     def acknowledged(self, end: int) -> int:

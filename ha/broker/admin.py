@@ -34,7 +34,7 @@ class Admin:
         pops_in_flight: Callable[[str, str, int], int],
         delay_figures: Callable[[], Mapping[str, str]],
     ) -> None:
-        """Callables return figures for answers.
+        """The callables supply figures for the answers.
 
         sends_in_flight: number of sends without an answer, as `SendProcessor.in_flight_count`.
         pops_in_flight: messages in flight of a group, topic and queue id, as `PopService.in_flight_count`.

@@ -256,7 +256,7 @@ class AdminClients:
 
 
 async def _ask(client: RemotingConnection, question: RemotingCommand, timeout_s: float) -> RemotingCommand:
-    """As `client.invoke`, with its errors, but never closes the connection of a client that does not answer."""
+    """Calls `client.invoke`, with its errors, but keeps the connection open if the client does not answer in time."""
     with trio.fail_after(timeout_s):
         return await client.invoke(question, 2 * timeout_s)
 

@@ -1,9 +1,9 @@
 """Requests that create, change, delete and show users and their policies: 3001 to 3010.
 
-Refused unless authenticationEnabled=true. As in RocketMQ, only super users create, change and delete super users; whom
-`AclGuard.is_admin` accepts, for example at a trusted address, has their rights. Stricter than RocketMQ: only super
-users see passwords (in RocketMQ, Get on the cluster suffices to read those of super users), and 3008 with a resource
-that can't be parsed is refused (RocketMQ deletes all policies).
+Refused unless authenticationEnabled=true. As in RocketMQ, only super users create, change and delete super users. Any
+requester that `AclGuard.is_admin` accepts, for example one at a trusted address, counts as a super user. Stricter than
+RocketMQ: only super users see passwords (in RocketMQ, the permission Get on the cluster is enough to read those of
+super users), and 3008 with a resource that can't be parsed is refused (RocketMQ deletes all policies).
 
 Sources: AdminBrokerProcessor, AuthenticationMetadataManagerImpl, AuthorizationMetadataManagerImpl; tests/fixtures/acl2
 has a real broker's answers.
@@ -137,7 +137,7 @@ class AdminUsers:
         return _done(command)
 
     async def user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3004: one user; an empty body if it does not exist. The password only for super users."""
+        """3004: one user; an empty body if it does not exist. Only super users get the password."""
         self._check_enabled()
         name = parse_header(UserRequest, command.ext_fields).username
         refuse_if("" if name.strip() else "The username is blank", ResponseCode.INVALID_PARAMETER)
@@ -253,7 +253,7 @@ def _refuse_denied(fault: str) -> None:
 
 
 def _user_of(command: RemotingCommand) -> tuple[str, UserInfo]:
-    """Returns the name in the header, which takes precedence over one in the body, and the body."""
+    """Returns the username in the header, which takes precedence over the one in the body, and the decoded body."""
     name = parse_header(UserRequest, command.ext_fields).username
     refuse_if("" if name else "The username is blank", ResponseCode.INVALID_PARAMETER)
     _refuse_denied("" if name.strip() else "username can not be blank")
@@ -300,7 +300,7 @@ def _shown(user: UserConfig, *, shows_password: bool) -> UserInfo:
 
 
 def _merged(policies: list[PolicyInfo], changes: list[PolicyInfo]) -> list[PolicyInfo]:
-    """`policies` with the entries of `changes`, each in the place of the one for its resource, or at the end."""
+    """`policies` with the entries of `changes`: each replaces the one of its type and resource, or is appended."""
     by_type: dict[str, dict[str | None, PolicyEntryInfo]] = {}
     for policy in (*policies, *changes):
         entries = by_type.setdefault(policy_type(policy), {})

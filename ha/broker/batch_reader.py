@@ -52,7 +52,7 @@ class LossDetector:
     def is_lost(self, place: Hashable) -> bool:
         """Records a failed read at `place`; returns whether reads there have failed for UNREADABLE_S_MAX.
 
-        That time starts over at another place, and while damage that may still be repaired is open anywhere in the log.
+        The time restarts when reads fail at another place, and whenever the log has damage that may still be repaired.
         """
         now = trio.current_time()
         if place != self._place or not all(damage.is_hopeless for damage in self._damage.open):

@@ -129,8 +129,9 @@ class ClientRegistry:
     ) -> bool:
         """Processes a heartbeat.
 
-        consumers: those of its consumer groups that exist, each with whether to notify members of a change.
-        access_key: the account that signed it, if access control is on.
+        consumers: the consumer groups in the heartbeat that exist here, each with a flag whether to notify its members
+        of a change.
+        access_key: the account that signed the heartbeat, if access control is on.
 
         Returns IS_SUB_CHANGE, by which a client that sends fingerprints decides to send its full subscriptions: True if
         the heartbeat has no fingerprint, or a consumer group of it was not registered with the same one.

@@ -256,9 +256,9 @@ class ConsumeStatistics:
         return _body(command, {"consumeTimeSpanSet": spans})
 
     async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """308: the lowest committed offset of any group in each queue; MAX_VALUE if that of `compareGroup` is lower.
+        """308: the lowest committed offset of any group in each queue; MAX_VALUE if `compareGroup` has a lower one.
 
-        Leaves out the groups in `filterGroups`, and offsets before the start of the queue. RocketMQ also deletes the
+        Ignores the groups in `filterGroups`, and offsets before the start of the queue. RocketMQ also deletes the
         offsets of these groups; here a query changes nothing.
         """
         request = parse_header(CorrectionRequest, command.ext_fields)

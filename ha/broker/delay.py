@@ -99,7 +99,7 @@ class StoreClock:
                 self._step_s = CLOCK_STEP_S_MIN
 
     def ahead_s(self, offset: int) -> float:
-        """The difference when the message at queue offset `offset` arrived."""
+        """Seconds by which store times were ahead of trio's clock when the message at queue offset `offset` arrived."""
         return self._ahead_s[max(0, bisect_right(self._first_offsets, offset) - 1)]
 
 
@@ -173,8 +173,8 @@ class DelayService:
     def replicated_offsets(self) -> DelayOffsets | None:
         """Returns the newest state of the table whose delivered messages are replicated; None if there is none.
 
-        That is up to `Acknowledgements.replicated_offset`: flushed here, and acknowledged by every slave that is
-        counted.
+        A message is replicated if it ends at or before `Acknowledgements.replicated_offset`: it is flushed here, and
+        acknowledged by every slave that is counted.
         """
         self._mark()
         return self._offsets.settled(self._put.acknowledgements.replicated_offset)
@@ -367,7 +367,7 @@ class DelayService:
 
 
 def _due(level: _Level, offset: int, entries: Sequence[QueueEntry]) -> tuple[int, float]:
-    """Number of `entries`, which start at `offset`, that are due, and the due time of the next one."""
+    """Returns how many of `entries`, which start at `offset`, are due, and when the next one is due (trio clock)."""
     now = trio.current_time()
     for number, (_, size, due_ms) in enumerate(entries):
         if size <= 0 or size == BLANK_SIZE:

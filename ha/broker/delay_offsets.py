@@ -127,7 +127,10 @@ class DelayOffsetTable:
         await self._file.save_when_possible(lambda: settled)
 
     async def replace(self, offsets: DelayOffsets) -> bool:
-        """Copies a master's table and writes the file, if the table differs; returns whether it does. DiskFailed."""
+        """Copies a master's table, if it differs, and writes the file; returns whether it differed.
+
+        Raises DiskFailed.
+        """
         if offsets.offset_table == self._table:
             return False
         self._adopt(offsets, 0)

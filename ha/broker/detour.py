@@ -69,7 +69,7 @@ def is_half(properties: dict[str, str]) -> bool:
 def store_delayed(message: Message, properties: dict[str, str], level: int, level_count: int) -> None:
     """Redirects `message` to the queue of its delay `level`, from 1; levels beyond the last become the last.
 
-    Changes `message` and `properties`, which are its own, decoded. Removes timer properties, as a level takes
+    Changes both `message` and `properties`, its decoded properties. Removes timer properties, as a level takes
     precedence over a timer (HookUtils.checkIfTimerMessage). Raises LocalProtocolError if the new properties can't be
     encoded.
     """
@@ -89,10 +89,10 @@ def is_timer(properties: dict[str, str]) -> bool:
 def store_timer(message: Message, properties: dict[str, str], now_ms: int, delay_ms_max: int) -> bool:
     """Redirects a timer message to the timer topic, or leaves it unchanged if its delivery time has passed.
 
-    Returns False if it must be refused: its delay is not a number or is longer than `delay_ms_max`, or its time has
-    passed although it recalls another message. Changes `message` and `properties`, which are its own, decoded. The due
-    time is exact to the millisecond; RocketMQ rounds it down to seconds, and delivers up to a second early. Raises
-    LocalProtocolError if the new properties can't be encoded.
+    Returns False if the message must be refused: its delay is not a number or is longer than `delay_ms_max`, or it
+    recalls another message and its delivery time has passed. Changes both `message` and `properties`, its decoded
+    properties. The due time is exact to the millisecond; RocketMQ rounds it down to seconds, and delivers up to a
+    second early. Raises LocalProtocolError if the new properties can't be encoded.
     """
     if TIMER_DELAY_SEC in properties:
         text, scale, since_ms = properties[TIMER_DELAY_SEC], 1000, now_ms
@@ -113,7 +113,11 @@ def store_timer(message: Message, properties: dict[str, str], now_ms: int, delay
 
 
 def store_half(message: Message, properties: dict[str, str]) -> None:
-    """Redirects `message` to the half topic until its producer ends the transaction. Otherwise as `store_delayed`."""
+    """Redirects `message` to the half topic until its producer ends the transaction.
+
+    Changes both `message` and `properties`, its decoded properties. Raises LocalProtocolError if the new properties
+    can't be encoded.
+    """
     message.sys_flag &= ~SysFlag.TRANSACTION_MASK
     if UNIQ_KEY in properties:
         properties[TRANSACTION_ID] = properties[UNIQ_KEY]
@@ -129,9 +133,9 @@ def _store_elsewhere(message: Message, properties: dict[str, str], topic: str, q
 
 
 def real_message(record: MessageRecord) -> Message:
-    """Returns the message of `record`, in a system topic, for its own topic and queue.
+    """Returns the message in `record`, which is in a system topic, addressed to its own topic and queue.
 
-    ValueError if its properties don't name them, or REAL_QID is not an int32.
+    Raises ValueError if its properties don't name them, or REAL_QID is not an int32.
     """
     properties = decode_properties(record.properties)
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID)
@@ -145,13 +149,13 @@ def real_message(record: MessageRecord) -> Message:
 
 
 def with_notes(properties: bytes, notes: Mapping[str, str]) -> bytes:
-    """Returns a property string with `notes`, which only inform, or without them if it would exceed NOTED_SIZE_MAX."""
+    """Returns `properties` with the informational `notes` appended, or unchanged if that exceeds NOTED_SIZE_MAX."""
     noted = properties + encode_properties(notes)
     return noted if len(noted) <= NOTED_SIZE_MAX else properties
 
 
 def message_of(record: MessageRecord, topic: str, queue_id: int, properties: bytes) -> Message:
-    """Returns the message of `record` for another topic, queue and property string."""
+    """Returns the message in `record`, but with the given topic, queue and property string."""
     return Message(
         topic,
         queue_id,

@@ -55,8 +55,8 @@ class Filters:
     def select(self, expression: str | None, expression_type: str | None, *, is_registered: bool) -> Selection:
         """Returns the selection of an expression.
 
-        `is_registered`: it is from a heartbeat, not from the pull itself, which changes the code of an error. Raises
-        RefusedError for an invalid expression, or a type that this broker does not support.
+        `is_registered`: the expression is from a heartbeat, not from the pull itself; an error then has another code.
+        Raises RefusedError for an invalid expression, or a type that this broker does not support.
         """
         try:
             if is_tag_type(expression_type):

@@ -145,8 +145,10 @@ class GroupLog:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the replica lacks a record that the tables had when this broker was master, and that may be
-        acknowledged: the next master has not confirmed it yet."""
+        """Whether the replica lacks a record that the tables had when this broker was master.
+
+        The record may be acknowledged; it is missing because the next master has not confirmed it yet.
+        """
         applied, promised = self._replica.position, self._promised
         is_ahead = applied.physical_offset < promised.physical_offset < self._log.max_offset.value
         return is_ahead and applied.epoch <= promised.epoch
@@ -210,7 +212,7 @@ class GroupLog:
         logger.info("group_log.epoch_began epoch=%d position=%r ahead=%d", epoch, self._replica.position, len(ahead))
 
     async def write_epoch(self, epoch: int) -> None:
-        """Starts writing, once puts are admitted: first a snapshot, then changes. Nothing if the journal is closed."""
+        """Starts writing, once puts are admitted: first a snapshot, then changes. No-op if the journal is closed."""
         if self.journal.is_open and self.journal.epoch == epoch:
             self._begun.set()
             self._want_snapshot()
@@ -223,7 +225,7 @@ class GroupLog:
     def end_epoch(self) -> None:
         """Stops writing; requests that wait for an acknowledgement fail with NO_MASTER.
 
-        If the replica is whole, the tables return to it: they lose changes that are not confirmed.
+        If the replica is whole, its content replaces the tables, which lose the changes that are not confirmed.
         """
         if self.journal.is_open:
             self.journal.close()
@@ -234,7 +236,7 @@ class GroupLog:
                 self._tables.adopt(self._replica.state)
 
     async def step_down(self) -> None:
-        """Returns the tables to the replica, if it is whole, after services of the former role have ended."""
+        """Replaces the tables with the replica, if it is whole, after services of the former role have ended."""
         if self._replica.is_whole:
             self._tables.adopt(self._replica.state)
         await trio.lowlevel.checkpoint()
@@ -401,7 +403,10 @@ class GroupLog:
             self._snapshot_segment = last.start
 
     async def _write_changes(self, *, waits: bool) -> bool:
-        """Writes the changes in the journal; returns False if some can't be stored. `waits`: for acknowledgement."""
+        """Writes the changes in the journal; returns False if some can't be stored.
+
+        `waits`: whether to wait until they are acknowledged.
+        """
         journal = self.journal
         epoch = journal.epoch
         puts = [self._put_of(record, waits=waits) for record in journal.take(self._record_bytes_max)]

@@ -143,7 +143,7 @@ def _cut_offsets(store: MessageStore, state: TablesState) -> None:
 
 
 def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yields (queue id, end) for each queue of a topic that ends before the offset in `by_queue`. Queue offsets."""
+    """Yields (queue id, end as queue offset) for each queue of a topic that ends before its offset in `by_queue`."""
     for queue_id, offset in list(by_queue.items()):
         end = store.log.next_queue_offset(topic, queue_id)
         if offset > end:

@@ -48,8 +48,8 @@ def judge(
 ) -> Verdict:
     """Returns what to do with an open half message that was born `age_ms` ago, by its producer's clock.
 
-    check_times_max: after this many checks it is given up. reserved_ms: at a greater age, too, as retention may delete
-    it. A negative age, of a producer whose clock is ahead, counts as old enough for a check.
+    Gives up a message after `check_times_max` checks, or if it is older than `reserved_ms`, as retention may delete it.
+    `timeout_ms`: minimum age for a check. A negative age, of a producer whose clock is ahead, is enough for a check.
     """
     if _number(properties, TRANSACTION_CHECK_TIMES) >= check_times_max or age_ms > reserved_ms:
         return Verdict.GIVE_UP
@@ -67,9 +67,11 @@ def _number(properties: dict[str, str], name: str, default: int = 0) -> int:
 
 
 def next_copy(record: MessageRecord, properties: dict[str, str], *, is_asked: bool) -> Message:
-    """Returns the copy of a half message that is stored again. LocalProtocolError if it can't be encoded.
+    """Returns the copy with which a half message is stored again.
 
-    It counts the check if `is_asked`; otherwise it states the queue offset of the first copy.
+    `is_asked`: a producer is asked, so the copy's number of checks is one higher. Otherwise the copy states the queue
+    offset of `record`, unless `record` already states that of an earlier copy. Raises LocalProtocolError if the copy
+    can't be encoded.
     """
     properties = {name: value for name, value in properties.items() if name != CRC32}
     if is_asked:
@@ -99,9 +101,9 @@ def _moved(record: MessageRecord, topic: str, properties: bytes) -> Message:
 def question(
     record: MessageRecord, copy: Message, *, queue_offset: int, physical_offset: int, broker_name: str, host: bytes
 ) -> RemotingCommand:
-    """Returns the check (39) of half message `record`, whose `copy` is stored at these offsets.
+    """Returns the check request (39) for half message `record`, whose `copy` is stored at the given offsets.
 
-    `host`: this broker's address, as `encode_host` returns it. ValueError as `real_message`.
+    `host`: this broker's address, as `encode_host` returns it. Raises ValueError as `real_message` does.
     """
     belongs = real_message(record)
     # As in RocketMQ, the check has WAIT=false, which the stored copy lacks; left out if the properties get too long.

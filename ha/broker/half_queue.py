@@ -118,7 +118,7 @@ class HalfWindow:
 
 
 class OpReads:
-    """Progress in the op queue, and where a later process has to start reading it."""
+    """Progress in the op queue, and where this broker, or the next master, starts reading it again."""
 
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset
@@ -126,7 +126,10 @@ class OpReads:
         """(first op of a range that was read, highest offset of a half message that the range ends)"""
 
     def note(self, next_offset: int, last_half: int) -> None:
-        """Records that the ops before `next_offset` were read; `last_half`: the highest one that they end, or -1."""
+        """Records that the ops before `next_offset` were read.
+
+        `last_half`: highest queue offset of the half messages that they end, or -1 if they end none.
+        """
         self._reads.append((self.next_offset, last_half))
         self.next_offset = next_offset
         if len(self._reads) > READ_COUNT_MAX:  # merge pairs of ranges

@@ -46,8 +46,8 @@ Waiter: TypeAlias = Callable[[Logged], None]
 
 
 class Journal:
-    """Collects changes to be written to the log while it is open: while the broker is the master. While it is closed,
-    the tables follow the log, and changes are ignored."""
+    """Collects changes to be written to the log. It is open while the broker is the master; while it is closed, the
+    tables follow the log, and changes are ignored."""
 
     def __init__(self, still_acknowledges: Callable[[int], bool]) -> None:
         """`still_acknowledges`: see `Standing.still_acknowledges`."""

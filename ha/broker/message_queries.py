@@ -80,13 +80,13 @@ class MessageQueries:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
 
     async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
-        """The record at `offset` if it matches and can be read, otherwise None."""
+        """The record at `offset` if it has the requested topic and key, and can be read; otherwise None."""
         found, _ = await find_record(self._store, offset)
         return found[0] if found is not None and has_key(found[1], request.topic, request.key) else None
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """Whether a record is of a topic and has a key, or unique key."""
+    """Whether a record belongs to `topic`, and `key` is its unique key or one of its keys."""
     if record.topic != topic:
         return False
     properties = record.property_map()
@@ -94,7 +94,9 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
 
 
 async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[bytes, MessageRecord] | None, str]:
-    """As `read_record`, but without these errors: (record, ""), (None, damage) if it is damaged, or (None, "")."""
+    """Returns (result of `read_record`, ""), or (None, description) if the record is damaged, or (None, "") if there is
+    no record at `physical_offset`. Raises OSError.
+    """
     try:
         return await read_record(store, physical_offset), ""
     except DamagedBytes as damaged:
@@ -111,7 +113,8 @@ looks like the head of a record of any size."""
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
     """The record at `physical_offset`, as stored and decoded.
 
-    Raises OffsetGone outside the log, RemoteProtocolError if no record begins there, DamagedBytes if it is damaged.
+    Raises OffsetGone outside the log, RemoteProtocolError if no record begins there, DamagedBytes if it is damaged, and
+    OSError.
     """
     log = store.log
     end = log.max_offset.value

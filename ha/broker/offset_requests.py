@@ -50,15 +50,15 @@ class OffsetProcessor:
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """14: the committed offset.
 
-        Without one, the answer is 0 if the queue is empty, or if its first message has offset 0 and is at most
-        `access_in_memory_bytes_max` before the log's end. Otherwise, and always with setZeroIfNotFound=false, it is
-        QUERY_NOT_FOUND (22). For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for the
-        queue's end; the group misses a message that arrives in between.
+        Without one, the answer is 0 if the queue never had a message, or if its first message has offset 0 and is at
+        most `access_in_memory_bytes_max` before the log's end. Otherwise, and always with setZeroIfNotFound=false, it
+        is QUERY_NOT_FOUND (22). For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for
+        the queue's end; the group misses a message that arrives in between.
 
         In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses 29 and 30, and 14 if
-        it has no offset: if it answered that there is none, a consumer would start at the end. A 4.9 client mistakes
-        the refusal for that, and then sends 29 or 30. A former master also refuses 14 for offsets that it has, while
-        they may be older than those that it answered as master (`Tables.are_behind`).
+        it has no offset: after the answer QUERY_NOT_FOUND a consumer would start at the end. A 4.9 client treats the
+        refusal like QUERY_NOT_FOUND, and then sends 29 or 30. A former master also refuses 14 for offsets that it has,
+        while they may be older than those that it answered as master (`Tables.are_behind`).
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -140,8 +140,11 @@ class OffsetProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """29: the offset of the first message stored at or after a time (ms), or the queue's end. With boundaryType
-        upper, of the last one stored at or before it, or the queue's start."""
+        """29: the offset of the first message stored at or after a time (ms); the queue's end if there is none.
+
+        With boundaryType upper, the offset of the last message stored at or before that time; the queue's start if
+        there is none. 0 if the queue does not exist.
+        """
         if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(SearchOffsetRequest, command.ext_fields)

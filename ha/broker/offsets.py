@@ -87,7 +87,7 @@ class ConsumerOffsetTable:
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id -> committed offset."""
+        """The group's committed offsets in a topic, by queue id; empty if there are none."""
         return dict(self._table.get(f"{topic}@{group}", {}))
 
     def topics_of(self, group: str) -> list[str]:
@@ -127,8 +127,10 @@ class ConsumerOffsetTable:
         return True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Moves a group to `offset` in one queue; returns False if there is no room. Its next pull gets it:
-        `take_reset`."""
+        """Moves a group to `offset` in one queue. The group's next pull gets the offset (`take_reset`).
+
+        Returns False for a new group and topic beyond `offset_key_count_max`.
+        """
         key = f"{topic}@{group}", queue_id
         self._resets.pop(key, None)
         if not self.commit(group, topic, queue_id, offset):
@@ -173,7 +175,10 @@ class ConsumerOffsetTable:
         self.on_removed(topic, group)
 
     def clone(self, source: str, target: str, topic: str) -> bool:
-        """Copies the offsets of group `source` in a topic to group `target`; returns False if there is no room."""
+        """Copies the offsets of group `source` in a topic to group `target`.
+
+        Returns False for a new group and topic beyond `offset_key_count_max`.
+        """
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:

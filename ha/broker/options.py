@@ -1,4 +1,4 @@
-"""Options of the broker's front, made by ha/node/options.py from the configuration. Reads no files or environment."""
+"""Options of a broker's front end, made by ha/node/options.py from the configuration. Reads no files or environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BrokerRole(Enum):
 
 
 def memory_fraction_bytes(fraction: float = 0.4) -> int:
-    """A fraction of this machine's memory, in bytes: RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
+    """A fraction of this machine's memory, in bytes; by default RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * fraction)
 
 
@@ -29,7 +29,7 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """RocketMQ 5.x's inSyncReplicas keys. Without them (None in BrokerOptions), a SYNC_MASTER waits for any one slave,
     as in 4.9.
 
-    in_sync_replicas: nodes, this one included, that must have the bytes before PUT_OK (inSyncReplicas).
+    in_sync_replicas: nodes, this one included, that must have a message before it is answered PUT_OK (inSyncReplicas).
     min_in_sync_replicas: nodes, this one included, that must be in sync before anything is appended
     (minInSyncReplicas).
     all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
@@ -41,7 +41,7 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One broker's front. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
+    """Options of one broker's front end. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
 
     role: as configured; with failover, it decides what puts wait for while the broker is master. The current role is
     `Standing`.

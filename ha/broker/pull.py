@@ -30,7 +30,7 @@ PULL_CODES = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 
 
 class PullProcessor:
-    """Answers pulls. `serve` runs the long polls; `on_arrivals` subscribes to the store."""
+    """Answers pulls. `serve` runs the long polls; the store calls `on_arrivals`."""
 
     def __init__(self, core: BrokerCore) -> None:
         store, tables, options = core.store, core.tables, core.options

@@ -130,7 +130,7 @@ class PutService:
     ) -> None:
         """Puts `requests` and waits for all answers. If cancelled, they may still be stored.
 
-        `on_done` is called with requests as they are answered, in the step that answers them.
+        `on_done` is called synchronously whenever some of the requests are answered, with these requests.
         """
         if not requests:
             return
@@ -251,8 +251,8 @@ class PutService:
         self.acknowledgements.refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, cause, remark)
 
     def _append(self, requests: Sequence[PutRequest]) -> int:
-        """Appends requests in order until one has to wait for the log; returns how many before it, and sets their
-        outcome."""
+        """Appends requests in order until one has to wait for the log, and sets their outcome. Returns how many were
+        appended or failed."""
         log, began = self._log, None if self._blocked_since == math.inf else self._blocked_since
         count = 0
         for is_batch, run in groupby(requests, attrgetter("is_batch")):

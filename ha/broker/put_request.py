@@ -22,8 +22,8 @@ class PutRequest(msgspec.Struct, kw_only=True):
     frees_space: accepted on a nearly full disk, because retention can delete a segment once it is stored.
     status, remark: the answer; the remark states the cause of any status but PUT_OK.
     results: the log's AppendResult of each message, also if the append failed; empty if the put was refused before it.
-    next_offset: end of its last record in bytes, up to which the log must be flushed and acknowledged; -1 if not
-    stored.
+    next_offset: physical offset of the end of its last record, up to which the log must be flushed and acknowledged; -1
+    if not stored.
     """
 
     messages: Sequence[Message]
@@ -43,7 +43,7 @@ class PutRequest(msgspec.Struct, kw_only=True):
 
 
 class PutResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a library user's put of one message. Offsets are −1 if nothing was stored."""
+    """Outcome of a library user's put of one message. Offsets are -1 if nothing was stored."""
 
     status: PutStatus
     remark: str

@@ -37,7 +37,8 @@ _Key = tuple[str, QueueBody]
 
 
 class QueueLocks:
-    """At most `queue_lock_count_max` locks. Beyond that no further queue is locked, and clients retry later."""
+    """Holds the locks and answers requests 41 and 42. At `queue_lock_count_max` locks, no further queue is locked, and
+    clients retry later."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._standing = core.standing

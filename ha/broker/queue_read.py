@@ -108,9 +108,9 @@ class QueueReader:
         corrects_offsets: Callable[[], bool] = lambda: True,
         repair_entry: RepairEntry | None = None,
     ) -> None:
-        """`corrects_offsets` returns whether a read outside the queue gets the nearest valid offset as its next offset.
-        If not, it keeps its own: on a slave or a new master, whose queue may lag behind what consumers have read
-        elsewhere.
+        """`corrects_offsets` returns whether `next_offset` of a read outside the queue is the nearest valid offset. If
+        not, it is the requested offset: on a slave or a new master, whose queue may lag behind what consumers have read
+        from another broker.
 
         `repair_entry` corrects a wrong entry, after which the read is repeated.
         """
@@ -310,9 +310,9 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
 
 
 def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span], cached_max: int = 0) -> int | None:
-    """Adds to `spans` the wanted bytes from physical offset `begin` on that are in memory, including about `cached_max`
-    bytes that only the page cache has. Returns the physical offset of the first wanted byte that is missing; None if
-    none is."""
+    """Adds to `spans` the bytes of `wanted` from physical offset `begin` on, up to the first that is not in memory; at
+    most about `cached_max` of them may be read from the page cache. Returns the physical offset of the first byte that
+    is missing, or None if all were added."""
     at: int | None = begin
     end = wanted.physical_offsets[-1] + wanted.sizes[-1]
     while at is not None:

@@ -65,11 +65,10 @@ async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, q
 async def offset_at(
     store: MessageStore, queue: ConsumeQueue | None, timestamp_ms: int, *, is_upper: bool = False
 ) -> int:
-    """Queue offset of the first message stored at or after a time, or the queue's end; 0 for a queue that does not
-    exist.
+    """Queue offset of the first message stored at or after `timestamp_ms`; the queue's end if there is none.
 
-    `is_upper`: of the last one stored at or before it, or the queue's start. Raises RefusedError if too many files are
-    open.
+    With `is_upper`, that of the last message stored at or before `timestamp_ms`; the queue's start if there is none. 0
+    for a queue that does not exist. Raises RefusedError if too many files are open.
     """
     if queue is None or queue.min_offset >= queue.max_offset:
         return max(0, queue.min_offset) if queue is not None else 0

@@ -207,8 +207,8 @@ class SlaveSync:
         return ""
 
     async def _hand_on(self, address: str) -> None:
-        """Sends the master the offsets committed here, and removes the mark of each one that it accepts or refuses, for
-        example for an unknown topic. An offset whose answer is in `_NOT_YET` is sent again with the next sync."""
+        """Sends the master the offsets committed here. One that the master accepts, or refuses (for example because it
+        does not know the topic), is not sent again; one whose answer is in `_NOT_YET` is, with the next sync."""
         for commit in self._offsets.local_commits():
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)

@@ -110,7 +110,7 @@ class Standing:
         self._notify()
 
     def extend(self, acknowledges_until: float) -> None:
-        """Extends a master's lease. Does nothing on a slave, which has none."""
+        """Extends a master's lease to `acknowledges_until` (Trio's clock). Does nothing on a slave, which has none."""
         if not self.is_slave:
             self.acknowledges_until = acknowledges_until
 

@@ -289,14 +289,14 @@ class Tables:
         self.offsets.begin_epoch(partial(cut_offsets, self._store))
 
     async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:
-        """Writes the file of one table from the replica at the moment of writing."""
+        """Writes the file of table `section` with the content that `replica()` has when the file is written."""
         await self._files[FILES[section]].save_when_possible(lambda: _file_content(section, replica()))
 
 
 def _file_content(
     section: str, replica: Replica
 ) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets | UserTable:
-    """A copy of one table of a replica."""
+    """A copy of table `section` of a replica, as its file stores it."""
     state, position = replica.state, replica.reported_position
     if section == TOPICS:
         version = state.topics_version

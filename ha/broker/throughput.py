@@ -80,7 +80,7 @@ class _Sample(NamedTuple):
 
 
 class DayTotals(NamedTuple):
-    """Messages from the broker's start to 0 h of yesterday, to 0 h of today, and until now."""
+    """Number of messages since the broker's start, as of 0:00 yesterday, 0:00 today, and now."""
 
     yesterday_morning: int
     today_morning: int
@@ -119,11 +119,11 @@ class Throughput:
         }
 
     def puts_by_day(self) -> DayTotals:
-        """Messages stored."""
+        """Returns how many messages were stored."""
         return DayTotals(self._mornings[0][0], self._mornings[1][0], self._put_count())
 
     def gets_by_day(self) -> DayTotals:
-        """Messages returned by pulls and pops."""
+        """Returns how many messages pulls and pops returned."""
         return DayTotals(self._mornings[0][1], self._mornings[1][1], self._reads.message_count)
 
     def _rates(self, *columns: int) -> str:

@@ -79,7 +79,7 @@ class _Run:
 
 
 class TimerIndex:
-    """Keys of the pending messages."""
+    """The pending messages in the order of their due times, each represented by its `Key`."""
 
     def __init__(self) -> None:
         self._recent: list[Key] = []

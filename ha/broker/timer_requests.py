@@ -3,8 +3,8 @@
     60  the progress, as far as every slave has the delivered messages, in whole seconds (TimerCheckPoint)
     61  JSON: the number of pending messages of each topic
 
-For 61, RocketMQ counts each message as it passes. Here up to `READ_COUNT_MAX` pending messages, evenly spread over the
-queue, are read for each answer. If more are pending, the counts are estimates. Answers are remembered for
+For 61, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages, evenly spread
+over the queue, are read for each answer. If more are pending, the counts are estimates. Answers are remembered for
 `REMEMBERED_S`. Sources: AdminBrokerProcessor.getTimerCheckPoint and getTimerMetrics, TimerCheckpoint, TimerMetrics.
 """
 

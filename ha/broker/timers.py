@@ -111,7 +111,7 @@ class _AwaitedRecall(msgspec.Struct, gc=False):
 
 
 class TimerService:
-    """Delivers timer messages. `serve` while the broker is a master; `on_arrivals` subscribes to the store."""
+    """Delivers timer messages. `serve` while the broker is a master; the store calls `on_arrivals`."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -279,7 +279,8 @@ class TimerService:
         return queue_offset >= seen or code >> 1 > time_ms
 
     async def _codes(self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry]) -> list[int | None]:
-        """Returns the timer codes of `entries`, which begin at queue offset `first`; None: it will never be known.
+        """Returns the timer codes of `entries`, which begin at queue offset `first`; None for one that can't be
+        determined because its message is lost, damaged or has no due time.
 
         Ends before the first message that has to be read and can't be read now.
         """
@@ -298,8 +299,8 @@ class TimerService:
     # ---- delivery
 
     async def _deliver(self, due: Sequence[tuple[int, int]], now_ms: int) -> bool:
-        """Delivers due messages in their order and sets the progress. False if some can't be put now: they stay due. So
-        do all of them if the queue can't be read: OSError."""
+        """Delivers due messages in their order and sets the progress. Returns False if some can't be put now; these
+        stay due. Raises OSError if the queue can't be read; then all of them stay due."""
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         assert queue is not None
         count = 0
@@ -363,10 +364,10 @@ class TimerService:
         yield _Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset, code=code)
 
     def _set_progress(self) -> None:
-        """Sets TIME to the due time of the last message taken from the index, but below that of the first pending one;
-        and SEEN.
+        """Sets SEEN, and TIME to the latest due time of the messages taken from the index, but below the due time of
+        the first pending message.
 
-        Never moves TIME back. Also advances FIRST, but not at each call.
+        Does nothing if that would move TIME back. Also advances FIRST, but not at each call.
         """
         next_due_ms = self._next_due_ms()
         time_ms = self._taken_ms if next_due_ms is None else min(self._taken_ms, next_due_ms - 1)
@@ -464,7 +465,7 @@ class TimerService:
         """Returns the number of pending messages by topic, recalls included.
 
         Reads at most about `read_count_max` messages, in groups that are spread evenly over the queue. If more are
-        pending, the counts are estimates. OSError.
+        pending, the counts are estimates. Raises OSError.
         """
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
@@ -528,8 +529,8 @@ class TimerService:
         return found
 
     def _postpone(self, code: int, queue_offset: int) -> None:
-        """Retries a due message later that can't be read now. Drops it after `UNREADABLE_S_MAX` in which no damage was
-        open that may still be repaired."""
+        """Keeps a due message that can't be read now for a later attempt; drops it after `UNREADABLE_S_MAX` in which
+        the log had no repairable damage."""
         now = trio.current_time()
         _, since = self._unreadable.get(queue_offset, (code, now))
         if not all(damage.is_hopeless for damage in self._store.damage.open):

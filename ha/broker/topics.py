@@ -173,7 +173,7 @@ class Topics(ConfigTable[TopicConfig]):
             self._table.setdefault(config.topic_name, config)
 
     def snapshot(self) -> TopicConfigTable:
-        """A copy of the table: the body of 21 and of broker registration, the content of topics.json."""
+        """A copy of the table, as sent in answers to request 21 and in registrations, and as stored in topics.json."""
         return TopicConfigTable(
             topic_config_table=dict(self._table),
             data_version=self._data_version,
@@ -261,7 +261,7 @@ class Topics(ConfigTable[TopicConfig]):
     async def delete_messages(self, topics: Iterable[str], before: int) -> str:
         """Records that the messages of `topics` before a physical offset are deleted, for restarts and for slaves.
 
-        Returns why it is not possible, or "". They are in the queues until `Tables.clear_deleted_topics`.
+        Returns why it is not possible, or "". The messages stay in the queues until `Tables.clear_deleted_topics`.
         """
         deleted = dict.fromkeys(topics, before)
         if not deleted:
@@ -304,7 +304,7 @@ class Topics(ConfigTable[TopicConfig]):
         return ""
 
     async def _settled(self, name: str) -> TopicConfig | None:
-        """The topic, or None, once no change of it is being written."""
+        """Waits until no change of the topic is being written; returns the topic, or None if it does not exist."""
         while name in self._unsaved:
             async with self._saving:
                 pass

@@ -79,7 +79,7 @@ class _Move(PutRequest, kw_only=True, gc=False):
 
 
 class TransactionService:
-    """`serve` runs the checks on a master; `ends` answers 37; `on_arrivals` subscribes to the store."""
+    """Checks half messages in `serve`, on a master. `ends` answers request 37; the store calls `on_arrivals`."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options

@@ -91,10 +91,11 @@ class Users(ConfigTable[UserConfig]):
     async def create_missing(
         self, users: Sequence[UserConfig], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Creates those of `users`, from the configuration, that don't exist, then reports started.
+        """Creates those of `users`, from the configuration, that don't exist, then calls `task_status.started`.
 
-        In a failover group it reports that at once, as creating a user waits for the other members, and retries every
-        `RETRY_S`. Otherwise only USER_COUNT_MAX can prevent it, and users can be deleted once the broker has started.
+        In a failover group it calls that first, as creating a user waits for the other members, and retries every
+        `RETRY_S`. Otherwise creation fails only at USER_COUNT_MAX, and is not retried: users can be deleted once the
+        broker has started.
         """
         if self.journal is not None:
             task_status.started()

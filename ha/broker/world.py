@@ -1,4 +1,4 @@
-"""The environment of a broker's front; a simulation passes its own."""
+"""The environment of a broker's front end; a simulation passes its own."""
 
 from __future__ import annotations
 

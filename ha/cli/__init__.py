@@ -85,9 +85,9 @@ COMMANDS = {
 
 
 def application(words: Container[str] | None = None) -> cyclopts.App:
-    """Returns the application. Commands that are not in `words` (default: all are) have only a summary.
+    """Returns the application. A command in `words` (None: every command) shows its own help, others only a summary.
 
-    cyclopts prefers the summary to a command's own help, so a command in `words` gets none.
+    cyclopts prefers the summary to a command's own help, so a command in `words` gets no summary.
     """
     app = cyclopts.App(
         name="ha",
@@ -157,7 +157,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: BaseException) -> int:
     """Prints the error, with a traceback only for a bug in halog, and returns its exit code.
 
-    Prints nothing for Ctrl-C and a broken pipe. Raises a SystemExit again.
+    Prints nothing for Ctrl-C and a broken pipe. Re-raises SystemExit, unless a broken pipe caused it.
     """
     match error:
         case KeyboardInterrupt():

@@ -181,7 +181,7 @@ def revoke(
 
 
 def _resources(policies: Mapping[str, Sequence[PolicyInfo]], user: str, kind: str) -> list[str]:
-    """Returns the resources that a user has entries of a kind for."""
+    """Returns the resources for which a user has policy entries of type `kind`."""
     of_kind = (policy for policy in policies.get(user, ()) if policy.policy_type == kind)
     return [entry.resource or "" for policy in of_kind for entry in policy.entries or ()]
 

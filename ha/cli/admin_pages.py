@@ -377,9 +377,9 @@ def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float
 
 
 def difference(low: float, high: float, asked: float, answered: float) -> float:
-    """Returns how far the interval [low, high] of another clock is after [asked, answered] of ours.
+    """Returns how many seconds the interval [low, high] of another clock is ahead of [asked, answered] of our clock.
 
-    Negative if it is before it; 0 if they overlap.
+    Negative if it is behind; 0 if the intervals overlap.
     """
     if low > answered:
         return low - answered

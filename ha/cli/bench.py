@@ -74,7 +74,7 @@ class Latencies:
         return {name: round(value * 1000, 3) for name, value in (found | {"max": self._max_s}).items()}
 
     def doublings(self) -> list[tuple[float, int]]:
-        """Returns (upper bound in ms, count) of each power of two between minimum and maximum."""
+        """Returns (upper bound in ms, count) of each range between powers of two (µs), from minimum to maximum."""
         by_bound: Counter[int] = Counter()
         for bucket, count in self._counts.items():
             by_bound[max(1, round(self._top_s(bucket) * 1e6) - 1).bit_length()] += count

@@ -163,7 +163,7 @@ async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
 async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
     """Checks that each topic which takes messages on this broker takes them on another one, too. UsageError.
 
-    Routes show that: a drained broker still has its topics, but takes no messages.
+    Looks at the routes of topics, because a drained broker still has its topics, but takes no messages.
     """
     others = brokers.keys() - {name}
     configs = await admin.topic_configs(name)

@@ -132,7 +132,10 @@ _RATE_S = 10.0
 
 
 def _rate(points: Sequence[tuple[float, int]]) -> float | None:
-    """Returns bytes per second over the last _RATE_S, or since the last point but one; None with one point."""
+    """Returns bytes per second over the last _RATE_S, or between the last two points if they are further apart.
+
+    None if there is only one point.
+    """
     last_at, last = points[-1]
     recent = [point for point in points if last_at - point[0] <= _RATE_S]
     if len(recent) < 2:

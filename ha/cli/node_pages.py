@@ -1,6 +1,7 @@
 """The status pages of a cluster's nodes, for `ha status` and `ha top`.
 
-A node without an admin port that can be reached, such as RocketMQ's, has a page of what its remoting port reports.
+For nodes whose admin port can't be reached, and for RocketMQ's brokers, which have none, a page is made from what their
+remoting port reports.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class NodePages(NamedTuple):
     errors: dict[str, str]
     """Why nodes and name servers that should respond don't"""
     tried: dict[str, str]
-    """The same, also for name servers and admin ports that were tried although they need not respond"""
+    """`errors`, and also why name servers and admin ports that need not respond don't"""
 
 
 def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:
@@ -43,7 +44,7 @@ def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -
 
 
 def answers_of(answers: dict[str, Page | str]) -> NodePages:
-    """Returns the pages and errors of nodes that should all respond."""
+    """Sorts the answers of nodes into pages and errors. Each node that did not respond is an error."""
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     return NodePages({address: page for address, page in answers.items() if isinstance(page, Page)}, errors, errors)
 
@@ -51,7 +52,7 @@ def answers_of(answers: dict[str, Page | str]) -> NodePages:
 def pages_of(facts: Facts, *, is_default: bool) -> NodePages:
     """Returns the pages of registered brokers by cluster, name and ID, then those of other nodes.
 
-    `is_default`: the name server is the default one, which need not run. Then its failure is only in `tried`.
+    `is_default`: the name server is the default one, which need not run; if it fails, that is only in `tried`.
     """
     pages: dict[str, Page] = {}
     errors: dict[str, str] = {}
@@ -71,7 +72,7 @@ def pages_of(facts: Facts, *, is_default: bool) -> NodePages:
 
 
 def _why_no_admin_page(facts: Facts, broker: BrokerFacts) -> str:
-    """Returns why there is no page of its admin port; "" for brokers that report none, such as RocketMQ's."""
+    """Returns why a broker's admin port gave no page; "" if the broker reports no admin port, like RocketMQ's."""
     address = broker.admin_address
     if address is None:
         return ""
@@ -80,7 +81,7 @@ def _why_no_admin_page(facts: Facts, broker: BrokerFacts) -> str:
 
 
 def remoting_page(broker: BrokerFacts, why: str = "") -> Page:
-    """Returns a page of what the broker's remoting port reported. `why`: what is wrong with its admin port, or ""."""
+    """Returns a page made from what the remoting port reported. `why`: what is wrong with the admin port, or ""."""
     end = broker.figure("commitLogMaxOffset") or 0
     behind = broker.figure("dispatchBehindBytes")
     version = (broker.figures or {}).get("brokerVersionDesc", "")

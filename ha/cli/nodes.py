@@ -1,8 +1,8 @@
 """Finds the nodes of a cluster through its name servers, and collects what they report.
 
-A broker's own state comes from its remoting port, which RocketMQ's brokers have, too. halog's brokers also report there
-the address of their admin port, whose status page has more. Read-only. Each request has a timeout; a broker that does
-not respond to the first one is asked nothing else.
+A broker's own state comes from its remoting port, which RocketMQ's brokers have, too. halog's brokers also report the
+address of their admin port there; its status page has more details. Read-only. Each request has a timeout; a broker
+that does not respond to its first request gets no others.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
 
     @property
     def admin_address(self) -> str | None:
-        """Address of halog's admin port, as the broker reports it; None if it does not, as RocketMQ."""
+        """Address of the admin port, as the broker reports it; None if it reports none, like RocketMQ's brokers."""
         _, separator, address = (self.figures or {}).get("adminUrl", "").partition("://")
         try:
             split_address(address)
@@ -224,7 +224,7 @@ def token_for(address: str, token: str, tls: ssl.SSLContext | None) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Returns whether `host` is a loopback address. A name such as 127.example.com is none."""
+    """Returns whether `host` is localhost or a loopback address. A name such as 127.example.com is not."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

@@ -56,7 +56,7 @@ def status(
 def show_status(
     fetch: Callable[[], NodePages], *, events: int = 0, sample: float = 1.0, check: bool = False, json: bool = False
 ) -> int:
-    """Shows the nodes of `fetch`, which is called again for rates, and returns the exit code of `status`."""
+    """Shows the nodes that `fetch` returns, and returns the exit code of `ha status`. Calls `fetch` again for rates."""
     pages, errors, tried = fetch()
     if json:
         shown: dict[str, Any] = {address: msgspec.Raw(page.raw) for address, page in pages.items()}

@@ -130,7 +130,7 @@ class Admin(ClientUser):
     Arguments are those of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed, and
     RemoteProtocolError for a malformed response. A change on several brokers stops at the first that fails; it is safe
     to repeat. `broker_names`: the broker sets whose masters are asked, by default all broker sets that have a master.
-    ConnectionFailed is raised if a named broker set has none, or no broker set has one.
+    ConnectionFailed is raised if a named broker set has no master, or if no broker set has one.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Admin(ClientUser):
 
     async def wipe_write_permission(self, broker_name: str) -> int:
         """Removes write permission for the queues of a broker set from the routes of all name servers (205), so that
-        producers send to others. Returns the number of topics on the broker set.
+        producers send to other broker sets. Returns the number of topics on the broker set.
 
         Lasts until topics of the broker set change, or `add_write_permission`. The broker itself still accepts
         messages: producers learn of the change when they next look up routes, by default every 30 s."""
@@ -214,8 +214,8 @@ class Admin(ClientUser):
     ) -> None:
         """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets.
 
-        `permission`: bits of `Permission`. `attributes`: those of RocketMQ 5 to set, for example
-        {"message.type": "PRIORITY"}; others are left as they are."""
+        `permission`: bits of `Permission`. `attributes`: topic attributes of RocketMQ 5 to set, for example
+        {"message.type": "PRIORITY"}; all others are left as they are."""
         config = TopicConfig(
             topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=permission
         )
@@ -283,37 +283,39 @@ class Admin(ClientUser):
         return found
 
     async def create_user(self, user: UserInfo, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates a user on all masters that don't have it. Raises BrokerError if all have it; without `broker_names`,
-        ConnectionFailed after the others were changed if a broker set has no master."""
+        """Creates a user on all masters that don't have it. Raises BrokerError if all of them have it already.
+
+        Without `broker_names`, broker sets without a master are skipped, and ConnectionFailed is raised at the end."""
         header, body = UserRequest(username=user.username or ""), java_json.dumps(user)
         code = RequestCode.AUTH_CREATE_USER
         await self._change_masters(code, header, body, done="user is existed", broker_names=broker_names)
 
     async def delete_user(self, name: str) -> None:
-        """Deletes a user and its policies on all masters. Raises ConnectionFailed after the others were changed if a
-        broker set has no master."""
+        """Deletes a user and its policies on all masters. Broker sets without a master are skipped; ConnectionFailed is
+        then raised at the end."""
         await self._change_masters(RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
     async def update_policies(
         self, name: str, policies: list[PolicyInfo], *, broker_names: Sequence[str] | None = None
     ) -> None:
-        """Adds entries to a user's policies, and replaces those of the same type and resource, on all masters. Without
-        `broker_names`, raises ConnectionFailed after the others were changed if a broker set has no master."""
+        """Adds entries to a user's policies, and replaces those of the same type and resource, on all masters.
+
+        Without `broker_names`, broker sets without a master are skipped, and ConnectionFailed is raised at the end."""
         body = java_json.dumps(AclInfo(subject=subject_of(name), policies=policies))
         header = SubjectRequest(subject=subject_of(name))
         await self._change_masters(RequestCode.AUTH_UPDATE_ACL, header, body, broker_names=broker_names)
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
-        """Deletes the policy entry of a user for `resource` on all masters. Raises BrokerError if the user or its
-        policies exist on none, and ConnectionFailed after the others were changed if a broker set has no master."""
+        """Deletes the policy entry of a user for `resource` on all masters. Raises BrokerError if no master has
+        policies of the user. Broker sets without a master are skipped; ConnectionFailed is then raised at the end."""
         header = DeleteAclRequest(subject=subject_of(name), resource=resource, policy_type=policy_type)
         await self._change_masters(RequestCode.AUTH_DELETE_ACL, header, done="is not exist")
 
     # Groups
 
     async def groups(self, *, broker_names: Sequence[str] | None = None) -> dict[str, GroupConfig]:
-        """The configurations of all consumer groups, sorted by group name. If brokers differ, one of them is
-        returned."""
+        """The configurations of all consumer groups, sorted by group name. If the brokers' configurations of a
+        group differ, one of them is returned."""
         found: dict[str, GroupConfig] = {}
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         for answer in await self._ask_masters(code, broker_names=broker_names):
@@ -327,8 +329,8 @@ class Admin(ClientUser):
         await self._ask_masters(code, body=java_json.dumps(config), broker_names=broker_names)
 
     async def delete_group(self, group: str, *, forget_offsets: bool = True) -> None:
-        """Deletes a consumer group on all masters, with `forget_offsets` also its committed offsets. Raises
-        ConnectionFailed after the others were changed if a broker set has no master."""
+        """Deletes a consumer group on all masters, with `forget_offsets` also its committed offsets. Broker sets
+        without a master are skipped; ConnectionFailed is then raised at the end."""
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_offsets)
         await self._change_masters(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
@@ -381,8 +383,8 @@ class Admin(ClientUser):
         return sorted(known, key=lambda each: (each.client_id, each.client_addr))
 
     async def running_info(self, group: str, client_id: str) -> RunningInfo:
-        """The running info of one member of a consumer group, which brokers request from it. Raises BrokerError if it
-        is not connected."""
+        """The running info of one member of a consumer group, which a broker requests from the member. Raises
+        BrokerError if the member is not connected."""
         header = RunningInfoRequest(consumer_group=group, client_id=client_id)
         answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return decode_running_info(answer.body)
@@ -429,7 +431,7 @@ class Admin(ClientUser):
         return ConsumerProgress(group, sorted(queues, key=lambda each: each.queue), rate)
 
     async def reset_offsets(self, group: str, topic: str, to: datetime | None) -> dict[MessageQueue, int]:
-        """Moves `group` to the first message of `topic` stored at `to` or later; None: to the end of each queue.
+        """Moves `group`, in each queue of `topic`, to the first message stored at `to` or later; None: to the end.
 
         Connected members follow at once. Returns the new queue offset of each queue. RocketMQ 4.9 rejects this
         (BrokerError 206) while no member is connected. Raises RouteNotFound."""
@@ -491,7 +493,8 @@ class Admin(ClientUser):
     ) -> AsyncIterator[ReceivedMessage]:
         """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. Raises RouteNotFound.
 
-        `end` None: up to the last one. Messages that are stored in a queue after its reading began are left out."""
+        `end` None: up to the last message. Messages stored in a queue after this has begun to read the queue are left
+        out."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         for queue in (await self._routes.find(topic)).read_queues:
             last = await self._requests.max_offset(queue)
@@ -540,8 +543,8 @@ class Admin(ClientUser):
         *,
         broker_names: Sequence[str] | None = None,
     ) -> list[RemotingCommand]:
-        """Sends a request to these masters (see `_masters`), one after the other, and returns the responses. Raises
-        BrokerError at the first rejection."""
+        """Sends a request to the masters of `broker_names` (see `_masters`), one after the other, and returns the
+        responses. Raises BrokerError at the first rejection."""
         return [await self._ask(address, code, header, body) for address in await self._masters(broker_names)]
 
     async def _change_masters(
@@ -553,11 +556,11 @@ class Admin(ClientUser):
         done: str | None = None,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Sends a request for a change to these masters (see `_masters`), one after the other.
+        """Sends a request for a change to the masters of `broker_names` (see `_masters`), one after the other.
 
         `done`: part of the remark with which a master rejects a change that it has made before. Raises BrokerError at
-        the first other rejection, or if all masters reject with `done`. Without `broker_names`, raises ConnectionFailed
-        once all were asked if a broker set has no master."""
+        the first other rejection, or if all masters reject with `done`. Without `broker_names`, broker sets without a
+        master are skipped; ConnectionFailed is then raised at the end."""
         refusals: list[BrokerError] = []
         known = await self.brokers()
         masters = await self._masters(broker_names)
@@ -587,8 +590,8 @@ class Admin(ClientUser):
         return address
 
     async def _masters(self, broker_names: Sequence[str] | None) -> list[str]:
-        """The addresses of the masters of these broker sets; None: of all broker sets that have one. Raises
-        ConnectionFailed if a named broker set has none, or no broker set has one."""
+        """The addresses of the masters of `broker_names`; None: of all broker sets that have a master. Raises
+        ConnectionFailed if a named broker set has no master, or if no broker set has one."""
         known = {broker.name: broker.addresses.get(MASTER_ID) for broker in await self.brokers()}
         if broker_names is None:
             masters = [address for address in known.values() if address is not None]
@@ -627,8 +630,8 @@ class Admin(ClientUser):
 
 
 def check_masters(brokers: Sequence[Broker]) -> None:
-    """Call after a change on the masters of `brokers`: raises ConnectionFailed if one of them has no master, or there
-    is no broker."""
+    """Raises ConnectionFailed if one of `brokers` has no master, or if `brokers` is empty. Call it after a change on
+    all masters, which has skipped the broker sets without a master."""
     unchanged = [broker.name for broker in brokers if MASTER_ID not in broker.addresses]
     if unchanged or not brokers:
         name = ", ".join(unchanged) or "all brokers"
@@ -636,7 +639,7 @@ def check_masters(brokers: Sequence[Broker]) -> None:
 
 
 def _list_of(kind: type[ListT], body: bytes | memoryview) -> ListT:
-    """The list in an answer, which has no body if there is nothing to list."""
+    """Returns the list in a response body; an empty body is an empty list."""
     return read_as(kind, body or b"[]")
 
 

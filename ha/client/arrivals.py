@@ -1,5 +1,7 @@
 """Waits until a broker may have messages for a POP consumer, at all sources at once and without taking messages.
 
+A source is all queues of a topic on one broker (`pop_requests.ALL_QUEUES`).
+
 Long-polling pops at all sources would take messages from several of them: those of all responses but the first would be
 held here while their invisible time passes, and a pop that the program cancels would take messages that it never gets.
 So a notification request (200054), which waits but takes nothing, stays in flight at each source, across calls.
@@ -27,8 +29,8 @@ _PAUSE_S = 1.0
 
 
 class Arrivals:
-    """Waits for messages at all sources, with at most one notification request per source, each in a task of
-    `tasks`."""
+    """Waits for messages at all sources, with at most one notification request per source. `tasks` runs the
+    requests."""
 
     def __init__(self, requests: PopRequests, subscriptions: Mapping[str, SubscriptionData], tasks: TaskGroup) -> None:
         self._requests = requests
@@ -56,8 +58,8 @@ class Arrivals:
                     await self._answered.wait()
 
     def postpone(self, source: MessageQueue, error: ClientError | None) -> None:
-        """Adds `source` to `postponed`, because its last pop left no messages or failed with `error`, until its
-        notification request is answered or fails."""
+        """Adds `source` to `postponed` until its notification request is answered or fails. `error` is that of the last
+        pop; None if the pop left no messages at the source."""
         self.postponed[source] = error
         self._start_watch(source)
 

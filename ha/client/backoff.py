@@ -22,7 +22,7 @@ class Backoff:
         self._next_s = PAUSE_S_FIRST
 
     def next_s(self) -> float:
-        """Returns the pause before the next attempt, in seconds."""
+        """Returns the pause before the next attempt, in seconds, shortened at random by up to JITTER_SHARE of it."""
         pause_s = min(self._next_s, self._pause_s_max)
         self._next_s = 2 * pause_s
         return pause_s * (1 - JITTER_SHARE * random.random())

@@ -5,8 +5,9 @@ response arrives. Each send still gets its own result. `shared_requests.py` deci
 and handles rejected batches.
 
 A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue has at most one
-request in flight, which keeps the order. Other lanes have one for each broker with queues of the topic, and for full
-batches four for each: waiting would not make a full batch larger, and brokers stay busy while this side wakes senders.
+request in flight, which keeps the order. Any other lane may have one request in flight per broker with queues of the
+topic, and sends a full batch while it has fewer than four per broker: waiting would not make a full batch larger, and
+brokers stay busy while this side wakes senders.
 
 A request can take seconds if a slave is slow. A batch waits for the request before it at most `_BATCH_DELAY_MAX_S` and
 is then sent concurrently, as it would be without batching. This applies to a lane for a chosen queue, too: brokers that

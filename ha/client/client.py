@@ -270,4 +270,4 @@ class ClientUser(Startable):
         await self._begin(stack)
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Overridden by classes with parts of their own: starts them once the client is open; `stack` ends them."""
+        """Starts the parts of a subclass once the client is open; exit callbacks on `stack` end them."""

@@ -100,7 +100,8 @@ class Connection:
         return self._protocol.is_closed
 
     def silent_s(self) -> float:
-        """Returns for how many seconds the server has sent nothing while a prompt request is pending; 0 if none is."""
+        """Returns for how many seconds the server has sent nothing while a prompt request (see `invoke`) is pending; 0
+        if no such request is pending."""
         if not self._prompt_count or self.is_closed:
             return 0.0
         return self._clock() - max(self._protocol.received_at, self._prompt_since)

@@ -24,11 +24,11 @@ class PullConsumer(ClientUser):
             for queue in await consumer.queues("invoices"):
                 result = await consumer.pull(queue, await consumer.min_offset(queue))
 
-    `read_from` selects the broker of a set: see `ReadFrom`, or the one with this broker id. Committed offsets are read
-    from and written to the master, without a master the slave with the lowest id, as in RocketMQ's consumers. A
-    PullConsumer does not join its group, so push consumers of the group ignore it when they share the queues. The other
-    arguments are those of Producer. Methods about a queue raise BrokerError, RouteNotFound, RequestTimedOut,
-    ConnectionFailed, and RemoteProtocolError for a malformed response; docs/errors.md says what is retried.
+    `read_from` selects the broker of a set: a `ReadFrom` or a broker id. Committed offsets are read from and written to
+    the master or, if there is none, the slave with the lowest id, as by RocketMQ's consumers. A PullConsumer does not
+    join its group, so push consumers of the group ignore it when they share the queues. The other arguments are those
+    of Producer. Methods about a queue raise BrokerError, RouteNotFound, RequestTimedOut, ConnectionFailed, and
+    RemoteProtocolError for a malformed response; docs/errors.md says what is retried.
     """
 
     def __init__(
@@ -69,12 +69,13 @@ class PullConsumer(ClientUser):
     ) -> PullResult:
         """Pulls up to `max_messages` messages from `queue_offset` on; brokers may send fewer (RocketMQ at most 32).
 
-        A message whose body can't be inflated is included, with `body_error`. Compressed bodies are inflated up to
-        frame_size_max bytes per pull; `next_offset` is then the offset of the first message left out.
+        A message whose body can't be decompressed is included, with `body_error`. Once the bodies of a pull have
+        frame_size_max bytes, the next compressed message and all after it are left out; `next_offset` is then the
+        offset of the first message left out.
 
         `tags`: "*" or tags joined by "||"; ValueError if it names none. `wait_s` > 0 lets the broker wait that long for
-        a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: of each attempt, by default request_timeout_s,
-        with `wait_s` > 0 that plus `wait_s` + 5 s."""
+        a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: of each attempt; by default request_timeout_s,
+        plus `wait_s` + 5 s if `wait_s` > 0."""
         wanted = wanted_tags(tags)
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s
@@ -161,8 +162,8 @@ class PullConsumer(ClientUser):
         return await self._requests.offset_for_time(queue, timestamp_ms)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """The queue offset that this group has committed; None if there is none. For a queue with its first message
-        still there, brokers may answer 0 instead of none."""
+        """The queue offset that this group has committed; None if there is none. As long as the queue still has its
+        first message, brokers may report 0 for a group that has committed nothing."""
         return await self._requests.committed_offset(queue)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:

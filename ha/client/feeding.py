@@ -168,8 +168,9 @@ class Feeder:
     async def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
         """Continues at the broker's offset: `asked` is outside the queue, or an operator reset the group's offset.
 
-        Messages held here are kept if the broker has deleted those at `asked`, and dropped otherwise. RocketMQ's
-        clients always drop them, so they never handle messages that they hold while the broker deletes the next ones.
+        Messages held here are kept if the broker has deleted the messages at `asked`, and dropped otherwise.
+        RocketMQ's clients always drop the held messages, and never handle them if the broker has deleted those at
+        `asked`.
         """
         _log.warning("client.offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
         if raw.next_offset == asked:

@@ -219,8 +219,8 @@ class Handling:
         held.is_scheduled = False
 
     async def _is_dead(self, message: ReceivedMessage, failure: Exception) -> bool:
-        """Makes a failed message a dead letter if it has no retries left; BROADCASTING drops it then. Returns False if
-        it must be handled again here."""
+        """Makes a failed message a dead letter if it has no retries left (BROADCASTING: drops it instead). Returns
+        False if it must be handled again here."""
         if not isinstance(failure, RetryLater):
             _log.warning(
                 "client.message_failed message=%s topic=%s", message.message_id, message.topic, exc_info=failure

@@ -2,8 +2,7 @@
 
 Brokers expire a client that is silent for 120 s or whose connection closes, so a heartbeat is sent at once on each new
 connection. A client with consumers sends heartbeats to all brokers of known routes, one with only producers to the
-masters. Source:
-MQClientInstance (sendHeartbeatToAllBroker, unregisterClient).
+masters. Source: MQClientInstance (sendHeartbeatToAllBroker, unregisterClient).
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class Heartbeats:
         return HeartbeatStatistics(self._answered_count, self._failed_count)
 
     def add_producer(self, group: str) -> None:
-        """Adds `group` to the heartbeats. Brokers of known routes get one at once, others when their routes
-        are known."""
+        """Adds `group` to the heartbeats. Brokers of known routes get a heartbeat at once, others when their routes are
+        known."""
         self._producers.add(group)
         self._uninformed |= self._informed | self._in_flight
         self._woken.set()

@@ -117,7 +117,8 @@ class HeldQueue:
             self._pulling.cancel()
 
     def revoke(self) -> None:
-        """Stops fetching. ORDERLY, also prevents waiting messages from being handled; `drop` does in both modes."""
+        """Stops fetching. With ORDERLY, waiting messages are no longer handled either; with CONCURRENTLY, call `drop`
+        for that."""
         self.is_revoked = True
         self.feeding.cancel()
 
@@ -127,6 +128,6 @@ class HeldQueue:
             self.process_queue.drop()
 
     def pulling(self) -> anyio.CancelScope:
-        """Returns a new scope for fetching, which `restart` cancels."""
+        """Returns a new cancel scope for fetching, which `restart` cancels."""
         self._pulling = anyio.CancelScope()
         return self._pulling

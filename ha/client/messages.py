@@ -65,7 +65,8 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def is_special(self) -> bool:
-        """Whether it has a delay or priority, so that brokers may store it in another queue than it is sent to."""
+        """Whether it has a delay or priority, so that brokers may store it in a queue other than the one it is sent
+        to."""
         return (
             bool(self.delay_level)
             or self.delay_s is not None
@@ -256,7 +257,7 @@ class ReceivedMessage:
 
     @property
     def flag(self) -> int:
-        """The producer's int32."""
+        """The int32 that the producer set; brokers don't use it."""
         number: int = self._parts[0][4]
         return number
 

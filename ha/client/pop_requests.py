@@ -87,8 +87,8 @@ class PopRequests:
 
     @contextmanager
     def _attempt(self, source: MessageQueue) -> Iterator[str | None]:
-        """Yields the attempt id of a pop, None without order. The next pop repeats it if the block raises or is
-        cancelled."""
+        """Yields the attempt id of a pop; None unless the consumer is ordered. If the block raises or is cancelled, the
+        next pop of `source` repeats the id."""
         if not self._is_ordered:
             yield None
             return

@@ -56,12 +56,12 @@ class Budget:
             await self._room.wait()
 
     def take(self, count: int, size: int) -> None:
-        """Adds `count` messages of `size` bytes, even beyond the limits."""
+        """Adds `count` messages of `size` bytes in total, even beyond the limits."""
         self._count += count
         self._bytes += size
 
     def release(self, count: int, size: int) -> None:
-        """Subtracts `count` messages of `size` bytes, and wakes `wait_room` if there is room."""
+        """Subtracts `count` messages of `size` bytes in total, and wakes `wait_room` if there is room."""
         self._count -= count
         self._bytes -= size
         if self._room is not None and self.has_room:

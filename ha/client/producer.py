@@ -31,12 +31,13 @@ class Producer(ClientUser):
         async with Producer("127.0.0.1:9876", group="billing") as producer:
             result = await producer.send(Message("invoices", b"…", tags="paid"))
 
-    `name_servers`: host:port, several as a list or joined with ';'; None uses NAMESRV_ADDR from the environment; or a
-    `Client`, to share its connections.
+    `name_servers`: host:port, several as a list or joined with ';', or a `Client`, to share its connections; None uses
+    NAMESRV_ADDR from the environment.
     `credentials`: for brokers with access control; None uses HALOG_ACCESS_KEY and HALOG_SECRET_KEY if they are set.
-    `check`: for transactions; called to find out the outcome of one that this producer, or another of its group, left
-    open. ValueError is raised for invalid arguments, and when the block is entered, for TLS files that can't be used.
-    Leaving the block closes the connections, unless the client is shared; sends in flight fail with ConnectionFailed.
+    `check`: called to find out the outcome of a transaction that this producer, or another of its group, left open;
+    required for transactions. ValueError is raised for invalid arguments, and when the block is entered, for TLS files
+    that can't be used. Leaving the block closes the connections, unless the client is shared; sends in flight fail with
+    ConnectionFailed.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Producer(ClientUser):
 
     @property
     def retry_count(self) -> int:
-        """Number of pauses before another attempt of a send, since this producer was created."""
+        """Number of pauses that sends made before a retry, since this producer was created."""
         return self._sender.retry_count
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -160,7 +161,8 @@ class Producer(ClientUser):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Stores `message` invisibly to consumers, calls `local`, and commits or rolls back as `local` returns.
+        """Stores `message` as a half message, which consumers don't receive, calls `local`, and commits the message or
+        rolls it back, according to the result of `local`.
 
         If the half message was not stored safely (any status but SEND_OK), it is rolled back without calling `local`.
         If `local` raises or returns UNKNOWN, or the outcome can't be delivered, brokers ask a producer of the group,

@@ -64,8 +64,8 @@ class PushConsumer(ClientUser):
     A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message has
     failed: it is redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise
     `RetryLater` to choose the delay. ORDERLY, it is retried after suspend_s, before later messages of its queue.
-    Delivery is at least once: handlers must tolerate repeated messages. `handler` is an async function: TypeError is
-    raised for another one, at the latest when its first result can't be awaited, which ends the consumer.
+    Delivery is at least once: handlers must tolerate repeated messages. `handler` must be async:
+    otherwise TypeError is raised, at the latest after its first call, which ends the consumer.
 
     `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
     subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages

@@ -65,8 +65,8 @@ class Reading:
     async def __anext__(self) -> Stretch:
         """Returns the next stretch of any queue. Safe to cancel: no message is lost.
 
-        Raises the errors of `PullConsumer.pull`, after the messages before them, and then no longer reads that queue;
-        RuntimeError outside the block."""
+        Raises an error of `PullConsumer.pull` once the earlier messages of its queue were returned; that queue is then
+        no longer read. RuntimeError outside the block."""
         await anyio.lowlevel.checkpoint()
         while not self._ready:
             if not self._is_open:

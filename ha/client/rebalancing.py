@@ -1,9 +1,8 @@
 """Rebalancing: assigns queues to this consumer, revokes them, and locks them in ORDERLY mode.
 
 Every member asks a broker for the members of the group and computes its own share (`allocation`); a BROADCASTING one
-takes all queues. It rebalances when a broker reports that members joined or left, when a route changes, and every
-rebalance_interval_s. Sources: RebalanceImpl,
-RebalancePushImpl, RebalanceService.
+takes all queues. A member rebalances when a broker reports that members joined or left, when a route changes, and every
+rebalance_interval_s. Sources: RebalanceImpl, RebalancePushImpl, RebalanceService.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _UNLOCK_TIMEOUT_S = 2.0
 
 
 class Rebalancer:
-    """Assigns and revokes the queues of one consumer. `held`: those whose messages it may handle."""
+    """Assigns and revokes the queues of one consumer. `held`: the queues whose messages the consumer may handle."""
 
     def __init__(
         self,
@@ -104,8 +103,8 @@ class Rebalancer:
                 await wait_any(pause_s, self._woken, routes_changed)
 
     async def release(self) -> None:
-        """Revokes all queues, saves their positions and releases their locks. Call it when handlers have ended: those
-        that run no longer move positions."""
+        """Revokes all queues, saves their positions and releases their locks. Call it when handlers have ended: a
+        handler that still runs no longer moves its queue's position."""
         releasing = [*self.held.values(), *self._releasing.values()]
         for held in releasing:
             held.revoke()
@@ -240,7 +239,8 @@ class Rebalancer:
             _log.warning("client.unlock_failed broker=%s reason=%r", broker_name, str(error))
 
     async def _ask_lock(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
-        """Asks the master of the broker set of `queues`, which must all have the same. Raises ClientError."""
+        """Sends a request to lock or unlock `queues`, which must all be of one broker set, to its master. Raises
+        ClientError."""
         body = LockQueuesBody(
             client_id=self._client.client_id,
             consumer_group=self._group,
@@ -256,7 +256,7 @@ class Rebalancer:
             raise
 
     def _log_once(self, place: str, trouble: str) -> None:
-        """Logs a failure unless it equals the last one logged for `place`."""
+        """Logs a failure unless it equals the last one logged for `place`, a topic or a broker set."""
         if self._logged_failures.get(place) != trouble:
             self._logged_failures[place] = trouble
             # Brokers create a group's retry topic at its first heartbeat, so it may not exist yet.

@@ -47,10 +47,10 @@ def received_within(
     body: bytes, queue: MessageQueue, wanted: frozenset[str] | None, body_size_max: int, size_max: int
 ) -> tuple[list[ReceivedMessage], int | None]:
     """Returns the messages in the records of `body`, which came from `queue`, and the queue offset of the first message
-    left out, None if there is none. `wanted`: tags to keep; None: all messages.
+    left out; None if none is. `wanted`: tags to keep; None: all messages. `body_size_max`: as in `received`.
 
-    Messages are left out from the first compressed one on that follows `size_max` bytes of bodies; never the first one.
-    Raises RemoteProtocolError for invalid records."""
+    Once the bodies so far have `size_max` bytes, the next compressed message and all after it are left out. The first
+    message never is. Raises RemoteProtocolError for invalid records."""
     records: list[StoredParts] = [*split_records(body)]
     if wanted is not None:
         records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
@@ -68,9 +68,8 @@ def received_within(
 
 
 def _inflated(body: bytes, sys_flag: int, size_max: int) -> tuple[bytes | None, str | None, Unreadable | None]:
-    """Returns the body, the name of its compression, and the error. Inflated: (body, None, None). If the compression's
-    package is not installed, the body is the stored one and the name is set; if it is unreadable, the body is None and
-    both others are set."""
+    """Returns (inflated body, None, None); (stored body, name of the compression, None) if the compression's package is
+    not installed; or (None, name of the compression, error) if the body can't be inflated."""
     kind = kind_of(sys_flag)
     try:
         plain = inflated(body, kind, size_max)

@@ -75,7 +75,7 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
     def broker_id_for(self, broker_name: str, read_from: ReadFrom | int) -> int:
         """Returns the id of the broker to read from; for SUGGESTED the master, or without one the slave with the lowest
-        id. A number is returned as it is. Raises ConnectionFailed for SLAVE if there is none."""
+        id. A number is returned as it is. Raises ConnectionFailed for SLAVE if no slave is registered."""
         known = self.addresses.get(broker_name, {})
         if isinstance(read_from, int):
             return read_from
@@ -149,8 +149,8 @@ class Routes:
     async def _find_or_expect(self, topic: str) -> TopicRoute:
         """As `find_for_sending`, without a deadline.
 
-        The route of a topic that does not exist yet is cached until the next refresh, by which time the topic should
-        exist, if it has queues to write to."""
+        The expected route of a topic that does not exist yet, if it has writable queues, is cached until the next
+        refresh, by which time the topic should exist."""
         try:
             return await self.find(topic)
         except RouteNotFound as not_found:
@@ -171,8 +171,8 @@ class Routes:
         return route
 
     def mark_stale(self, topic: str) -> None:
-        """Makes the next `find` look the route up again, because a broker was unreachable or rejected a request. Also
-        that of the template for new topics."""
+        """Makes the next `find` look the route up again, because a broker was unreachable or rejected a request.
+        Does the same for AUTO_CREATE_TOPIC, the template of new topics."""
         self._stale.add(topic)
         self._stale.add(AUTO_CREATE_TOPIC)
 
@@ -200,7 +200,7 @@ class Routes:
         return True
 
     async def serve(self) -> None:
-        """Refreshes every known route each `route_refresh_interval_s`, until cancelled."""
+        """Refreshes all known routes every `route_refresh_interval_s`, until cancelled."""
         while True:
             await anyio.sleep(self._options.route_refresh_interval_s)
             for topic in list(self._known):
@@ -285,7 +285,7 @@ class Routes:
         return sorted(read_as(TopicList, answer.body).topic_list)
 
     async def broker_names(self) -> list[str]:
-        """The names of all registered broker sets, sorted. Raises the same errors."""
+        """The names of all registered broker sets, sorted. Raises the errors of `topics`."""
         answer = await self.ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         return sorted(read_as(ClusterInfo, answer.body).broker_addr_table)
 

@@ -131,7 +131,7 @@ class Sender:
         self._group = group
         self._queue_counters: dict[str, count[int]] = {}
         self.retry_count = 0
-        """Number of pauses before another attempt so far"""
+        """Number of pauses that sends have made before a retry"""
         options = client.options
         self._simple_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
@@ -444,7 +444,7 @@ def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, mes
 
 
 def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
-    """Returns the message with this unique id, or unchanged if it has one."""
+    """Returns `outgoing` with this unique id, or unchanged if it has an id already."""
     if outgoing.message_id is not None:
         return outgoing
     properties = outgoing.properties + unique_id_properties([message_id])[0]

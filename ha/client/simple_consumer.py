@@ -135,7 +135,7 @@ class SimpleConsumer(ClientUser):
         return await self._receive(self.open_arrivals(), max_messages, invisible_s, wait_s)
 
     def open_arrivals(self) -> Arrivals:
-        """Returns the arrivals of the current block; called by iterations. Raises RuntimeError outside the block."""
+        """Returns the `Arrivals` of the current block; called by iterations. Raises RuntimeError outside the block."""
         if self._arrivals is None:
             raise RuntimeError(NOT_OPEN)
         return self._arrivals
@@ -286,8 +286,8 @@ class SimpleConsumer(ClientUser):
         return []
 
     async def _sources(self) -> list[MessageQueue]:
-        """The sources, starting with the next one each time. Broker sets without a master are left out, unless none has
-        one. Raises RouteNotFound, and ConnectionFailed if no broker has readable queues."""
+        """Returns the sources, beginning with the next one at each call (round robin). Broker sets without a master are
+        left out, unless none has one. Raises RouteNotFound, and ConnectionFailed if no broker has readable queues."""
         routes = self._client.routes
         found, without_master = list[MessageQueue](), list[MessageQueue]()
         for topic in self._subscriptions:
@@ -304,9 +304,9 @@ class SimpleConsumer(ClientUser):
     # ---- received messages
 
     async def _kept(self, source: MessageQueue, popped: list[Popped]) -> list[PoppedMessage]:
-        """Returns the messages for the program. Acknowledges those with other tags, makes those that were delivered too
-        often dead letters (if that fails, they are delivered again later), and gives back those beyond frame_size_max
-        bytes of bodies."""
+        """Returns the popped messages that the program gets. Acknowledges those with other tags, makes those that were
+        delivered too often dead letters (if that fails, they are delivered again later), and gives back those beyond
+        frame_size_max bytes of bodies."""
         subscription = self._subscriptions[source.topic]
         tags = wanted_tags(subscription.sub_string) if subscription.expression_type == TAG else None
         messages = []

@@ -34,7 +34,8 @@ TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"", "false",
 
 
 class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files; "" for none. `context` reads them each time."""
+    """A client's TLS settings. `trust`, `certificate` and `key` are paths of PEM files, which `context`
+    reads at each call."""
 
     trust: str = ""
     """CAs of servers' certificates; "": the system's."""

@@ -121,7 +121,7 @@ def load_config(
 
 
 def _from_standard_variables(environment: Mapping[str, str], struct: type[C]) -> dict[str, str]:
-    """Reads the variables of other projects. They override `defaults`, and all other sources override them."""
+    """Reads STANDARD_VARIABLES. They override the entry point's defaults, and all other sources override them."""
     known = fields(struct)
     return {
         key: environment[variable]
@@ -243,7 +243,7 @@ def _check_ignored(key: str, text: str) -> None:
 
 
 def _known_keys(struct: type[Config | NameServerConfig | ProxyConfig]) -> list[str]:
-    """Returns the keys to suggest, most useful first."""
+    """Returns all known keys; those to prefer as suggestions for an unknown key come first."""
     return list(dict.fromkeys([*fields(struct), *ALIASES, *fields(Config), *rocketmq_keys(), *REMOVED]))
 
 

@@ -4,7 +4,7 @@ Four kinds of keys below one prefix, `/halog/{cluster}/{brokerName}/`:
 
     group          GroupRecord    permanent: term, master, sync-state set
     master         MasterRecord   attached to the master's lease; without this key there is no master
-    members/{id}   MemberRecord   attached to the lease of each live member; of one process, if two have the same id
+    members/{id}   MemberRecord   attached to that member's lease; only one of two processes with the same id has it
     switch         SwitchRequest  an operator's request, or the reason why it was refused
 
 Contract for every implementation:
@@ -102,7 +102,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def known_age(self) -> RecordAge:
-        """Age of that record."""
+        """Age of the newest GroupRecord on the member's disk; (0, 0) if it has none."""
         return self.known_epoch, self.known_version
 
 
@@ -121,7 +121,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A lease as it was granted."""
+    """A granted lease."""
 
     id: int
     ttl_s: float
@@ -150,7 +150,7 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """An item of a watch."""
+    """One item of a watch: a view of the group."""
 
     view: GroupView
     """The state after a change, or at the start; its `revision` grows, except at a restart."""
@@ -219,7 +219,10 @@ class Watch(Protocol):
 
 
 class Agreement(Protocol):
-    """One group's keys. All calls: AgreementUnavailable. `timeout_s`: seconds of the trio clock for the whole call."""
+    """One group's keys. Every async method may raise AgreementUnavailable.
+
+    `timeout_s`: maximum duration of the whole call, in seconds of the trio clock.
+    """
 
     async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
         """Read the group. Linearizable: never the state of a server that lost its quorum."""
@@ -254,8 +257,9 @@ class Agreement(Protocol):
     ) -> int:
         """Become master: atomically replace the record with `group_revision` by `group`, and create the master's key.
 
-        Returns the revision of both. Outdated if the record has changed or there is a master; LeaseLost. May be
-        executed late, but only while there is no master, the record is unchanged, and the lease lives.
+        Returns the revision of both. Outdated if the record has changed or there is a master; LeaseLost if the lease
+        has ended. May be executed late, but only while there is no master, the record is unchanged, and the lease
+        lives.
         """
 
     async def hand_over(
@@ -276,9 +280,9 @@ class Agreement(Protocol):
         """Get a lease of at least `ttl_s`. If that fails, an unused lease may remain until it expires."""
 
     async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
-        """Renew the lease; return the granted seconds, which count from no earlier than this call.
+        """Renew the lease; return the granted seconds. LeaseLost if it has ended.
 
-        LeaseLost. To be safe, count from a time that was read before the call.
+        The service counts them from a moment during the call, so a safe deadline counts them from before the call.
         """
 
     async def revoke(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -287,10 +291,10 @@ class Agreement(Protocol):
     async def put_member(
         self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """Write the record of member `broker_id`; return its revision. LeaseLost; BrokerIdTaken.
+        """Write the record of member `broker_id`; return its revision.
 
-        The key is written only if it is absent or attached to `lease`: it is never taken over from another lease. If
-        the lease has ended, either error may be raised.
+        BrokerIdTaken if the key is attached to another lease, from which it is never taken over. LeaseLost if `lease`
+        has ended. If both hold, either error may be raised.
 
         Once this has returned, no earlier `put_member` of the same node can be executed, whatever its outcome was.
         """
@@ -304,7 +308,7 @@ class Agreement(Protocol):
     async def refuse_switch(
         self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Replace the request with this revision by `refused`; do nothing if the request is gone.
+        """Replace the request whose revision is `switch_revision` by `refused`; do nothing if it is gone.
 
         May be executed late, but only while that request exists.
         """

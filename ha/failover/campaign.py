@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Campaign:
-    """One member's candidacy, while there is no master. The role must follow nobody, and its log must not change."""
+    """One member's candidacy, while there is no master.
+
+    Call `run` only after `Role.become_slave` without a master, so that the log does not change.
+    """
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -32,7 +35,7 @@ class Campaign:
         self._vacant_since = trio.current_time()
 
     async def run(self, view: GroupView) -> None:
-        """Return when there is a master, or was one meanwhile, or when this member must not become master."""
+        """Try to become master, until there is or has been a master, or this member must not become one."""
         membership = self._membership
         membership.stand(_epoch(view) + 1)
         try:

@@ -42,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class StateFile(Protocol):
-    """The file. Disk errors propagate and end the process, except that `write` waits while the disk is full."""
+    """The file with a member's durable state.
+
+    Disk errors propagate and end the process, except that `write` waits while the disk is full.
+    """
 
     async def read(self) -> bytes | None:
         """Return its content; None if it does not exist."""
@@ -100,12 +103,12 @@ class DurableState:
 
     @property
     def group(self) -> GroupRecord | None:
-        """The newest record of the group that is known; None: none is."""
+        """The newest known record of the group; None if none is known."""
         return self._content.group
 
     @property
     def known_age(self) -> RecordAge:
-        """Age of that record."""
+        """Age of `group`; (0, 0) if no record is known."""
         return (0, 0) if self.group is None else self.group.age
 
     async def note(self, group: GroupRecord) -> None:
@@ -147,7 +150,10 @@ class DurableState:
         )
 
     async def mark_complete(self) -> None:
-        """Record that the log has every acknowledged byte; durable on return. If cancelled, it may be done or not."""
+        """Record that the log has every acknowledged byte; durable on return.
+
+        If this is cancelled, the file may already have been written.
+        """
         if not self.is_complete:
             async with self._write_lock:
                 await self._write(msgspec.structs.replace(self._content, is_complete=True, is_new=False))

@@ -149,10 +149,11 @@ def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
 
 
 def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
-    """Return the candidacy of the member that the group's record names as next or last master; None for others.
+    """Return the candidacy of `own_id` if it may become master without an election, otherwise None.
 
-    If all of the set acknowledge, a complete member has every acknowledged byte, whatever the others have, so it need
-    not compare logs. `own`: its record, which need not be in `view` yet.
+    Only the member that the group's record names as next or last master may. If all of the set acknowledge, a complete
+    member has every acknowledged byte, whatever the others have, so it need not compare logs. `own`: the record of
+    `own_id`, which need not be in `view` yet.
     """
     group = view.group
     if group is None or group.master_id != own_id or acknowledges_by_count(group) or _refusal_of(group, own_id, own):
@@ -163,9 +164,9 @@ def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options
 
 
 def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
-    """Return why the group's record is not the newest one, None if no live member knows a newer one.
+    """Return a Refusal if a live member knows a newer record of the group than the one in `view`, otherwise None.
 
-    `own_known`: the age that this member knows, which need not be in `view` yet.
+    `own_known`: age of the newest record that this member knows, which need not be in `view` yet.
     """
     group = view.group
     if group is None:
@@ -226,7 +227,7 @@ NEW_GROUP = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
 def candidates_needed(group: GroupRecord) -> int:
     """Return how many of the set have to stand so that one of them has every acknowledged byte.
 
-    With ack_count 1 (ASYNC_MASTER) no other member is sure to have them, of which the master warned when it started.
+    If the master acknowledges alone (ack_count 1), no other member is sure to have them; 1 is returned nevertheless.
     """
     if not acknowledges_by_count(group):
         return 1
@@ -298,8 +299,8 @@ def _next(
 def _is_complete(member: MemberRecord) -> bool:
     """Whether a member of a group that has had a master is known to have every byte that it acknowledged.
 
-    A log without a term does not show that: the member may have had none yet, or the log was deleted. A start notices
-    this only if there is a state file (durable_state.py), and members of release 0.1.0 don't notice it at all.
+    A log without a term is never known to be complete: it may have been deleted. `is_complete` alone does not exclude
+    that, as a start detects it only with a state file (durable_state.py), and members of release 0.1.0 never do.
     """
     return member.is_complete and member.epoch > 0
 

@@ -241,7 +241,10 @@ class EtcdAgreement:
         timeout_s: float,
         lease: Lease | None = None,
     ) -> tuple[int, TxnAnswer, bool]:
-        """Return the revision, 0 if a comparison failed; the answer; whether an earlier attempt may have succeeded."""
+        """Execute a transaction, possibly more than once.
+
+        Returns its revision (0 if a comparison failed), the answer, and whether an earlier attempt may have succeeded.
+        """
         request = txn_request(self._prefix, compare, operations)
         try:
             answer, in_doubt = await self._client.call(what, "/v3/kv/txn", request, timeout_s=timeout_s, changes=True)
@@ -268,8 +271,9 @@ class EtcdAgreement:
     ) -> int:
         """Change the key `group`, whose revision is `group_revision`; return the new revision.
 
-        `is_ours`: whether a view shows this change. Outdated if the group has changed otherwise; LeaseLost;
-        AgreementUnavailable.
+        `is_ours`: returns whether a view shows this change; called if the answer to an attempt was lost. Outdated if
+        the group has changed otherwise; AgreementUnavailable if it is not known whether this change was made before
+        that; LeaseLost if `lease` has ended.
         """
         compare = [*compare, is_unchanged(GROUP, group_revision)]
         revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)
@@ -322,7 +326,7 @@ class EtcdAgreement:
 async def open_etcd_agreement(
     options: EtcdOptions, cluster: str, broker_name: str, *, chance: random.Random | None = None
 ) -> AsyncIterator[EtcdAgreement]:
-    """Open the agreement of one group. It connects when it is first used; `chance` draws the pauses between retries.
+    """Open the agreement of one group. It connects when it is first used. `chance` randomizes pauses between retries.
 
     Calls in progress when the block ends fail: AgreementUnavailable.
     """

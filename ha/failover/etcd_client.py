@@ -158,9 +158,11 @@ class EtcdClient:
         )
 
     async def call(self, what: str, path: str, request: Json, *, timeout_s: float, changes: bool) -> tuple[bytes, bool]:
-        """Return the answer, and whether an earlier attempt may have been executed, too.
+        """Send a request until an endpoint answers. Return the answer, and whether an earlier attempt may have been
+        executed, too.
 
-        `what` names the call in errors. AgreementUnavailable; Refused.
+        `what` names the call in errors. `changes`: whether the request changes something. AgreementUnavailable if there
+        is no answer within `timeout_s`; Refused if etcd refuses the request.
         """
         self._call_count += 1
         body, in_doubt, reason = encode(request), False, ""
@@ -336,7 +338,7 @@ class EtcdClient:
 
 @asynccontextmanager
 async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = None) -> AsyncIterator[EtcdClient]:
-    """Open a client, which connects when it is first used. `chance` draws its pauses."""
+    """Open a client, which connects when it is first used. `chance` randomizes pauses between retries."""
     client = EtcdClient(options, chance)
     try:
         yield client

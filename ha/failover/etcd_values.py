@@ -115,7 +115,7 @@ class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(line: bytes, kind: type[ValueT]) -> ValueT:
-    """Return an answer of `kind`. RemoteProtocolError."""
+    """Decode an answer of `kind`. RemoteProtocolError if it is not one."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _switch_of(found: KeyValue) -> SwitchRequest:
 
 
 def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
-    """Index by key."""
+    """Return the given entries by key."""
     return {each.key: each for each in found}
 
 

@@ -40,7 +40,10 @@ class KnownGroup:
             self.latest.value = view
 
     def apply(self, view: GroupView, revision: int, group: GroupRecord, **changes: Any) -> None:
-        """Adopt the result of this member's own change: `view` with `group`, and `changes`, at `revision`."""
+        """Adopts the group as it is after this member's own change at `revision`.
+
+        That is `view` with the new record `group`, and with the fields in `changes` replaced.
+        """
         self.update(msgspec.structs.replace(view, revision=revision, group=group, group_revision=revision, **changes))
 
     async def refresh(self) -> bool:

@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 
 class LeaseDeadline:
-    """When one lease ends, as its owner must assume; not held before the first `renewed`."""
+    """The time until which the owner of a lease may rely on it; not at all before the first `renewed`."""
 
     def __init__(self, clock: Clock = trio.current_time, drift: float = DRIFT) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class LeaseDeadline:
 
     @property
     def at(self) -> float:
-        """The deadline, by the clock."""
+        """The deadline, by the clock; minus infinity before the first `renewed` and after `end`."""
         return -math.inf if self._has_ended else self._deadline
 
     @property
@@ -97,7 +97,7 @@ class MasterLease:
 
     @property
     def until(self) -> float:
-        """When it ends unless the lease is renewed, by the clock; minus infinity if it is over."""
+        """When the right ends unless the lease is renewed, by the clock; minus infinity if it has ended."""
         return self._deadline.at if self.is_held else -math.inf
 
     @property

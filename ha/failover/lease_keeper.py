@@ -59,7 +59,7 @@ class HeldLease(msgspec.Struct, frozen=True):
 
     @property
     def is_fit(self) -> bool:
-        """Whether enough of it is left to start a term."""
+        """Whether enough of the lease's time is left to start a term as master (FIT_SHARE)."""
         return self.deadline.remaining_s >= self.lease.ttl_s * FIT_SHARE
 
 
@@ -131,7 +131,8 @@ class LeaseKeeper:
     async def publish(self) -> None:
         """Write the member's record as it is now, unless that was written already.
 
-        AgreementUnavailable, LeaseLost; BrokerIdTaken, after which this member plays no role.
+        AgreementUnavailable, also if the member has no lease; LeaseLost if its lease has ended; BrokerIdTaken, after
+        which this member plays no role.
         """
         async with self._write_lock:
             held, record = self.held.value, self._record()
@@ -192,7 +193,7 @@ class LeaseKeeper:
             self.held.value = None
 
     async def revoke(self) -> None:
-        """End the lease. AgreementUnavailable: it then expires."""
+        """End the lease for good. AgreementUnavailable if the service does not answer: the lease then expires."""
         self._is_revoked = True
         held = self.held.value
         if held is not None:

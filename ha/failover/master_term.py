@@ -85,8 +85,8 @@ class MasterTerm:
         self._end("its key is gone" if master is None else f"member {master.broker_id} is master")
 
     async def _watch_record(self) -> None:
-        """End the term if the service has lost the record, or was restored to an older one: the set may have been
-        another one since."""
+        """End the term if the service has lost the record, or was restored to an older one, whose sync-state set may
+        be out of date."""
         state = self._membership.state
         view: GroupView = await self._known.latest.wait_value(
             lambda now: now.group is None or now.group.age < state.known_age
@@ -105,7 +105,7 @@ class MasterTerm:
             self._role.confirm_set(wanted)
 
     async def _pass_on_live_members(self) -> None:
-        """Tell replication of each change of the live members, once it leads."""
+        """Pass each change of the live members on to replication, once this node has become master."""
         await self._started.wait()
         passed_on: dict[int, int] = {}
         while True:
@@ -175,11 +175,11 @@ class MasterTerm:
                 await latest.wait_value(lambda now: now.switch_revision != view.switch_revision)  # noqa: B023
 
     async def hand_over(self, request: SwitchRequest, *, leaves: bool = False) -> str:
-        """Hand over to another member. Return why not, or "" if this term has ended.
+        """Hand over to another member. Return why that was not possible, or "" if this term has ended.
 
-        If it fails before the next master has the whole log, nothing has changed. After that the term is over, even if
-        the transaction fails; if its answer is lost, it may be executed later. `leaves`: also remove this member from
-        the set, unless messages are acknowledged by a number of its members.
+        A failure before the next master has the whole log changes nothing. After that the term is over, even if the
+        transaction fails; if its answer is lost, it may be executed later. `leaves`: also remove this member from the
+        set, unless messages are acknowledged by a number of its members.
         """
         await self._started.wait()
         async with self._change_lock:

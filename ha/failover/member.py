@@ -11,8 +11,8 @@ of the group, and does one of these until a newer view says otherwise:
     there is no master          stop the log and stand for election (campaign.py)
     this member is master       until the lease's deadline, a lost key, an outdated record, a handover (master_term.py)
 
-All that only while the member's own key is on its own lease (lease_keeper.py): of two processes with one broker id only
-one plays a role.
+It does so only while the member's own key is on its own lease (lease_keeper.py): of two processes with one broker id
+only one plays a role.
 
 A change whose answer was lost may or may not have happened: the view shows it. A member recognizes its own key by the
 lease that it is attached to, so that it does not mistake the key of an earlier process for its own.
@@ -171,7 +171,7 @@ class Member:
             nursery.cancel_scope.cancel()
 
     async def _follow(self, view: GroupView, master: MasterRecord) -> None:
-        """Follow the master, or nobody if that one can't be followed, until there is another one or none."""
+        """Follow the master, or nobody if this member must not follow it, until there is another master or none."""
         epoch = master.epoch
         own_epoch = self._role.position.epoch
         outdated = outdated_record(view, self.state.known_age)

@@ -50,8 +50,8 @@ class Role(Protocol):
     async def become_slave(self, epoch: int, master: MasterRecord | None) -> None:
         """Follow `master`, or nobody; accept and acknowledge nothing of an epoch below `epoch` from now on.
 
-        The same master again changes nothing. With None the log has stopped growing when this returns, so its position
-        can be published. A master that becomes a slave has answered all waiting requests when this returns.
+        Naming the same master again changes nothing. With None the log has stopped growing when this returns, so its
+        position can be published. A master that becomes a slave has answered all waiting requests when this returns.
         """
 
     async def wait_caught_up(self) -> None:
@@ -72,13 +72,13 @@ class Role(Protocol):
         """As master: replace the members that are known to have a lease: broker id -> run id, 0 if unknown."""
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
-        """As master: the group's record has this set now, so from now on only this set counts."""
+        """As master: from now on require only the acknowledgement of this set, which the group's record has now."""
 
     def hold_puts(self) -> None:
         """As master: accept no messages until `release_puts` or the end of the term."""
 
     async def wait_replicated_to(self, broker_id: int) -> None:
-        """As master, with puts on hold: wait until that member has acknowledged the whole log, and no put waits."""
+        """As master, with puts on hold: wait until member `broker_id` has the whole log, and all puts are answered."""
 
     def release_puts(self) -> None:
         """Accept messages again."""

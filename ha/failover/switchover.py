@@ -43,9 +43,10 @@ class SwitchoverRequests:
         self._known = known
 
     async def request(self, to: int | None, reason: str, *, wait_s: float) -> SwitchOutcome:
-        """Requests `to` as master, None: any but the present one. Returns the outcome within about `wait_s`.
+        """Requests that member `to` become master; None: any but the present one. Returns the outcome, within about
+        `wait_s` seconds.
 
-        If it is cancelled, the request may remain.
+        If this is cancelled, the request may still be served.
         """
         began = trio.current_time()
         try:

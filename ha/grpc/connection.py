@@ -272,18 +272,18 @@ class GrpcConnection:
         self._close_callbacks.append(callback)
 
     def close(self, cause: EndCause, detail: str = "") -> None:
-        """Cancels the connection and its calls. The first call's cause is kept."""
+        """Cancels the connection and its gRPC calls. If it is closed more than once, the first cause is kept."""
         if self.cause is None:
             self.cause, self.cause_detail = cause, detail
         self._scope.cancel()
 
     @property
     def is_unused(self) -> bool:
-        """Whether it is open and has had no call."""
+        """Whether the connection is open and has had no call."""
         return not self.call_count and self.cause is None
 
     def evict(self) -> None:
-        """Closes it, because another one needs its place."""
+        """Closes the connection to make room for another one."""
         self.close(EndCause.EVICTED)
 
     async def run(self) -> None:

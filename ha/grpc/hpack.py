@@ -118,7 +118,7 @@ class HeaderDecoder:
     """The decoder of one connection, with its dynamic table. Unusable after an error."""
 
     def __init__(self, list_size_max: int) -> None:
-        """`list_size_max`: maximum bytes of a header list, plus ENTRY_OVERHEAD for each header."""
+        """`list_size_max`: maximum size of a header list: its bytes, plus ENTRY_OVERHEAD for each header."""
         self._list_size_max = list_size_max
         self._entries: deque[Header] = deque()
         self._size = 0

@@ -511,8 +511,8 @@ class Http2Protocol:
         self._queue(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Queues GOAWAY with `code` and the first 128 bytes of `reason`; calls in progress may finish. Only the first
-        call has an effect."""
+        """Queues GOAWAY with `code` and the first 128 bytes of `reason`; calls in progress may finish. Does nothing if
+        this was called before."""
         if not self.has_goaway:
             self.has_goaway = True
             payload = UINT32.pack(self._last_id) + UINT32.pack(code) + reason.encode()[:128]
@@ -558,7 +558,7 @@ class Http2Protocol:
             self._close(stream)
 
     def _reset_soon(self, stream: Stream | None, stream_id: int, code: ErrorCode) -> None:
-        """Resets a stream because of a mistake of the peer. `stream` None: it is closed already."""
+        """Resets a stream because of a mistake of the peer. `stream` is None if it is closed already."""
         self._queue(frame(RST_STREAM, 0, stream_id, UINT32.pack(code)))
         if stream is not None:
             self._abort(stream)

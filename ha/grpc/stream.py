@@ -68,7 +68,7 @@ class Stream:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message of a call; the only one and the last unless the call is streaming."""
+    """A message of a call; its only one, unless the call is streaming."""
 
     stream: Stream
     message: bytes

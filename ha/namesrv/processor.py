@@ -62,7 +62,7 @@ RunBlocking = Callable[..., Awaitable[Any]]
 
 
 class SettingRequest(Header):
-    """100 PUT_KV_CONFIG; 101 and 102 without a value, 219 without a key either."""
+    """100 PUT_KV_CONFIG. 101 and 102 have no value; 219 has neither key nor value."""
 
     namespace: str
     key: str = ""
@@ -148,7 +148,7 @@ class NameServerProcessor:
         return response if isinstance(response, RemotingCommand) else await response
 
     async def _encode(self, entry_count: int, get: Callable[[], Any], *, bare_integer_keys: bool = True) -> bytes:
-        """Encodes what `get` returns, about `entry_count` brokers or topics; b"" if that is None."""
+        """Encodes what `get` returns, in a worker if `entry_count` exceeds LARGE_COUNT; b"" if it returns None."""
 
         def encode(value: Any) -> bytes:
             return b"" if value is None else dumps(value, bare_integer_keys=bare_integer_keys)

@@ -220,8 +220,8 @@ class RouteTable:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
 
     def _update_queues(self, broker: Registration, group: _Group, *, is_changed: bool) -> None:
-        """Updates the queues of the group if this broker is its master, or its slave with the lowest ID and has the
-        acting master feature."""
+        """Updates the queues of the group if this broker is its master, or if it has the acting master feature and the
+        lowest ID of all replicas, so that no master is registered."""
         is_master = broker.broker_id == MASTER_ID
         is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.replicas)
         if not is_master and not is_prime_slave:

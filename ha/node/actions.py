@@ -1,6 +1,6 @@
 """What an operator can change from the dashboard: requests to the node's own broker, as command-line tools send them.
 
-The broker checks each as one from outside, except for access control: the operator has the adminToken.
+The broker checks each request like one from the network, but without access control: the operator has the adminToken.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePort
 def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
     """Binds listenPort - 2, RocketMQ's second port for all requests except pulls.
 
-    RocketMQ's slaves copy the topics from it. halog itself does not need it, so a node also runs without it. There is
-    none if the system chooses listenPort.
+    RocketMQ's slaves copy the topics from it. halog itself does not need it, so a node also runs without it. Returns
+    None if the port is in use, or if the system chooses listenPort.
     """
     port = config.listen_port - FAST_PORT_STEP
     if port <= 0:
@@ -72,7 +72,10 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 
 
 def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
-    """Binds grpcListenPort. The default port is optional, so that a node also runs beside a proxy of RocketMQ's."""
+    """Binds grpcListenPort; returns None if it is 0, or if it is the default port and in use.
+
+    So a node with default settings also runs beside RocketMQ's proxy. AddressInUse for a configured port.
+    """
     port = config.grpc_listen_port
     if not port:
         return None
@@ -88,7 +91,7 @@ def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 
 
 async def advertise(config: Config, platform: Platform, ports: NodePorts) -> Advertised:
-    """Returns the addresses to report. ConfigError if the own address can't be resolved."""
+    """Returns the addresses that the node reports. ConfigError if brokerIP1, or its default, can't be resolved."""
     client_host = config.broker_ip1
     if not client_host:
         wildcard = is_wildcard(config.bind_address)

@@ -49,8 +49,8 @@ def _warn_about_plaintext(config: Config) -> None:
 
 
 def _warn_about_replicas(config: Config) -> None:
-    """Warns about keys of RocketMQ 5 that have no effect on this role, or with which a SYNC_MASTER answers SEND_OK
-    without any slave, as with their defaults."""
+    """Warns if RocketMQ 5's keys for replicas are set, but have no effect because the node is an ASYNC_MASTER, or let a
+    SYNC_MASTER answer SEND_OK although no slave has the message, as their defaults do."""
     policy = replica_policy(config)
     if policy is None:
         return

@@ -173,7 +173,7 @@ class NodeRole:
                 node.broker.slave_sync.sync_soon()
 
     async def _unfollow(self) -> None:
-        """Stops following; on return, no master's bytes are being appended."""
+        """Stops following the master. After the return, none of its bytes are appended."""
         self._client.set_master(None)
         await self._client.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
 

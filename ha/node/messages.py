@@ -189,7 +189,7 @@ class MessageBrowser:
 
 
 def queue_range(queue: ConsumeQueue, offset_at: int | None = None) -> Queue:
-    """Returns the range of a queue."""
+    """Returns a queue's ID and range. `offset_at`: its queue offset at a requested time, if any."""
     return Queue(queue.queue_id, max(0, queue.min_offset), queue.max_offset, offset_at)
 
 

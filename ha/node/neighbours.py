@@ -35,7 +35,7 @@ _URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}")
 
 
 def own_addresses(node: Node) -> Mapping[str, str]:
-    """Returns what this node reports among its runtime statistics.
+    """Returns the addresses that this node reports among its runtime statistics.
 
     adminUrl: the admin port, on brokerIP1 if it listens on all addresses; haAddress: as announced to slaves;
     haClientAddress: the local end of the connection to its master, "" without one.
@@ -63,13 +63,13 @@ class Neighbours:
         self._wanted = trio.Event()
 
     def known(self) -> Sequence[Neighbour]:
-        """Returns the other brokers by name and ID, and asks again if the answers are older than REFRESH_S."""
+        """Returns the other brokers, sorted by name and ID. `serve` asks again if they are older than REFRESH_S."""
         if trio.current_time() - self._asked_at >= REFRESH_S:
             self._wanted.set()
         return self._known
 
     async def serve(self) -> None:
-        """Asks whenever `known` wants it, until cancelled."""
+        """Asks the name server and the brokers when `known` requests it, until cancelled."""
         while True:
             await self._wanted.wait()
             self._asked_at = trio.current_time()
@@ -124,8 +124,10 @@ class Neighbours:
         )
 
     def _leads_there(self, url: str, *, is_here: bool) -> bool:
-        """Whether a browser that shows this node's pages can open `url`: a loopback address is the node's only if both
-        are on one machine."""
+        """Whether a browser that shows this node's pages can open another broker's `url`.
+
+        If that is a loopback address, the browser must be on this machine, and so must the broker (`is_here`).
+        """
         match = _URL.fullmatch(url)
         if match is None:
             return False

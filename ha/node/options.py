@@ -126,7 +126,7 @@ def reported_config(config: Config) -> dict[str, str]:
 
 
 def replica_policy(config: Config) -> ReplicaPolicy | None:
-    """Returns the rule of RocketMQ 5 if one of its keys is set, otherwise None for that of 4.9."""
+    """Returns the values of RocketMQ 5's inSyncReplicas keys; None if none of them is set, for the rule of 4.9."""
     wanted, least, all_in_sync = config.in_sync_replicas, config.min_in_sync_replicas, config.all_ack_in_sync_state_set
     if wanted is None and least is None and not all_in_sync:
         return None

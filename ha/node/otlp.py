@@ -1,10 +1,10 @@
 """Exports metrics and traces to an OpenTelemetry collector with OTLP over HTTP; requires the extra `halog[otel]`.
 
-Metrics are those of /metrics, with the same names. One in otelTraceEvery groups of sends that are answered together
-gets a span, created when they are answered, so that the hot path carries no context. Without a collector, this module
-is not imported. The SDK's readers and processors are not used, because each has its own thread; requests are sent one
-at a time in a Trio worker thread. A stopping node waits at most twice EXPORT_S_MAX for a collector that does not
-respond.
+Metrics are those of /metrics, with the same names. Sends that are answered together form a group, and one group in
+otelTraceEvery gets a span. It is created when the group is answered, so that the hot path carries no context. Without a
+collector, this module is not imported. The SDK's readers and processors are not used, because each has its own thread;
+requests are sent one at a time in a Trio worker thread. A stopping node waits at most twice EXPORT_S_MAX for a
+collector that does not respond.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SCOPE = InstrumentationScope("halog", __version__)
 
 
 class Otlp:
-    """The exporter of a node. `serve` sends; `note` records answered sends."""
+    """The exporter of a node. `serve` sends to the collector; `note` queues spans of answered sends."""
 
     def __init__(self, node: Node, samples: Samples) -> None:
         config = node.config
@@ -87,7 +87,10 @@ class Otlp:
         """Whether the last request succeeded."""
 
     def note(self, began: float, ended: float, puts: Sequence[PutRequest]) -> None:
-        """Records `puts` that arrived at `began` and were answered at `ended` (Trio's clock, seconds)."""
+        """Creates a span, at every otelTraceEvery-th call, for `puts` that were answered together.
+
+        They arrived at `began` and were answered at `ended` (Trio's clock, seconds).
+        """
         self._untraced_count += 1
         if self._untraced_count < self._trace_every:
             return

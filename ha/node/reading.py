@@ -18,9 +18,9 @@ from ha.store.message_store import MessageStore
 class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one read. Offsets are queue offsets; the queue holds [min_offset, max_offset).
 
-    Reading goes on at `next_offset`. If that is the offset that was asked for, the queue ends there, or, if it is below
-    `max_offset`, the messages there can't be read now: they are damaged and may still be repaired, or too many files
-    are open.
+    Continue reading at `next_offset`. If it is the requested offset, the queue ends there; but if it is below
+    `max_offset`, the messages there can't be read at present: they are damaged and may still be repaired, or too many
+    files are open.
     """
 
     messages: list[MessageRecord]

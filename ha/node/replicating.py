@@ -66,7 +66,7 @@ async def start_replication(
 
 
 def master_address(node: Node) -> str | None:
-    """Returns where the master answers requests; None if unknown."""
+    """Returns the address of the master's remoting port; None if unknown."""
     return master_broker_address(node.master_addresses, node.config.ha_master_address or None)
 
 

@@ -1,8 +1,8 @@
 """The credentials of a node's ports and connections.
 
 port or connection to                             credentials
-remoting ports                                    server; clients' certificates as tls.server.need.client.auth
-gRPC port                                         the same, and h2 as the protocol (ALPN)
+remoting ports                                    server; clients' certificates if tls.server.need.client.auth says so
+gRPC port                                         as the remoting ports, and h2 as the protocol (ALPN)
 HA port                                           server; slaves' certificates, signed by haTlsTrustCertPath
 admin port                                        server
 etcd with https                                   etcd
@@ -45,7 +45,7 @@ FIRST_BYTES = 4096
 
 
 class NodeTls:
-    """Created by `load_tls`. Properties are None for ports without TLS."""
+    """TLS of a node's ports and connections, created by `load_tls`. The properties of ports are None without TLS."""
 
     def __init__(self, config: Config, platform: Platform) -> None:
         """Loads all files that `config` names. Blocks. ConfigError."""
@@ -111,7 +111,7 @@ class NodeTls:
 
     @property
     def grpc_port(self) -> PortTls | None:
-        """TLS of the gRPC port, as of the broker's ports."""
+        """TLS of the gRPC port; required if it is required on the remoting ports."""
         if self._grpc is None:
             return None
         is_required = self._config.tls_server_mode == "enforcing"

@@ -152,6 +152,6 @@ def username_of(subject: str | None) -> str:
 
 
 def known_name(name: str | None, names: tuple[str, ...]) -> str | None:
-    """Returns the one of `names` that equals `name` apart from its case, or None."""
+    """Returns the name in `names` that equals `name` regardless of case; None if there is none."""
     lowered = (name or "").lower()
     return next((each for each in names if each.lower() == lowered), None)

@@ -110,9 +110,10 @@ class DeleteGroupRequest(Header):
 
 
 class ConsumeStatsRequest(Header):
-    """208 GET_CONSUME_STATS; `topic` None: all topics of the group.
+    """208 GET_CONSUME_STATS. Without `topic` and `topic_list`: all topics of the group.
 
-    `topic_list`, since 5.3: `a;b`, regardless of the group's subscriptions.
+    `topic_list`, since 5.3: topic names joined with ";". It takes precedence over `topic`, and may contain topics to
+    which the group is not subscribed.
     """
 
     consumer_group: str
@@ -184,7 +185,7 @@ class SubscriptionRequest(Header):
 
 
 class ExchangeRequest(Header):
-    """906 EXCHANGE_BROKER_HA_INFO, request and response. Empty: a query."""
+    """906 EXCHANGE_BROKER_HA_INFO, request and response. A request without fields asks for the master's addresses."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -204,7 +205,7 @@ class GroupList(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ClientConnection(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One client in the answers to 203 and 204. `version` is RocketMQ's ordinal."""
+    """One client in the answers to 203 and 204. `version`: ordinal in RocketMQ's MQVersion.Version."""
 
     client_addr: str = ""
     client_id: str = ""

@@ -94,7 +94,7 @@ class MasterHandshake(msgspec.Struct, frozen=True):
     epochs: tuple[EpochEntry, ...] = ()
 
     def encode(self) -> bytes:
-        """Return the 20 + 12 k bytes, with the newest EPOCH_COUNT_MAX epochs."""
+        """Return the handshake with at most EPOCH_COUNT_MAX epochs, the newest: 20 bytes, and 12 for each epoch."""
         epochs = self.epochs[-EPOCH_COUNT_MAX:]
         last = epochs[-1].epoch if epochs else NO_EPOCH
         head = _MASTER_HANDSHAKE.pack(_HANDSHAKE, len(epochs) * _EPOCH.size, self.max_offset, last)

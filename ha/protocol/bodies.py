@@ -51,8 +51,8 @@ class LogPosition(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """The last record of the group's tables (`group_records`) that a table includes. A halog extension; RocketMQ
     ignores it.
 
-    All -1: none. Epoch and physical offset identify the log. `is_whole`: the table holds only what the log contains;
-    otherwise it has entries from elsewhere, until the next snapshot.
+    Epoch and physical offset identify the log; all numbers are -1 if the table includes no record. `is_whole`: the
+    table comes from the log alone; otherwise it also has entries from elsewhere, until the next snapshot.
     """
 
     epoch: int = -1
@@ -244,8 +244,8 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
     lastReadTimeMs           `read_ms`: messages that were due before this time are delivered
     lastTimerLogFlushPos     0: there is no timer log
-    lastTimerQueueOffset     `queue_offset`: this is true for the messages before this offset of the queue
-    masterTimerQueueOffset   `queue_offset`: a slave's wheel takes in no messages from there on
+    lastTimerQueueOffset     `queue_offset`: offset in the timer queue; `read_ms` applies to the messages before it
+    masterTimerQueueOffset   `queue_offset`: RocketMQ's slaves put no message from there on into their timer wheels
     stateVersion, timestamp, counter   `version`
     """
 
@@ -302,7 +302,7 @@ class HAClientRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 907; a master fills all but the first field, a slave the first."""
+    """Answer to 907. A slave fills only `ha_client_runtime_info`, a master all other fields."""
 
     ha_client_runtime_info: HAClientRuntimeInfo = msgspec.field(default_factory=HAClientRuntimeInfo)
     ha_connection_info: list[HAConnectionRuntimeInfo] = []

@@ -52,7 +52,7 @@ def check_installed(compression: Compression) -> None:
 
 
 def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
-    """Return `body` compressed and its bits of sysFlag; unchanged, and 0, if that would not be shorter.
+    """Return the compressed body and its bits of sysFlag; `body` itself and 0 if compression doesn't make it shorter.
 
     Call `check_installed` first: the package must be there.
     """

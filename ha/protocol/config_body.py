@@ -20,8 +20,8 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 
 
 def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryview) -> str:
-    """Return why a running `server` ("broker") with the configuration `present` refuses the change in `body`, as a
-    remark; "" if it changes nothing.
+    """Return the remark with which a `server` ("broker") refuses the change in `body`: nothing can be changed while it
+    runs. "" if all values equal those in `present`, the current configuration.
 
     RemoteProtocolError if `body` is too long.
     """

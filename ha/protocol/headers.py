@@ -96,7 +96,7 @@ class SendMessageRequestV2(SendMessageRequest):
     broker_name: str | None = field(default=None, name="n")
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. Not a loop, as every send has one."""
+        """Return the fields as a remoting frame carries them. No loop, for speed: it runs for each send."""
         fields = {
             "a": self.producer_group,
             "b": self.topic,
@@ -135,7 +135,7 @@ class SendMessageResponse(Header):
     recall_handle: str | None = None
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. Not a loop, as every answer to a send has one."""
+        """Return the fields as a remoting frame carries them. No loop, for speed: it runs for each answer to a send."""
         fields = {"msgId": self.msg_id, "queueId": str(self.queue_id), "queueOffset": str(self.queue_offset)}
         if self.transaction_id is not None:
             fields["transactionId"] = self.transaction_id

@@ -46,7 +46,7 @@ def decode_message_id(message_id: str) -> tuple[str, int, int]:
 
 class UniqueIdGenerator:
     """Generates unique ids. `address` is the packed IP address of this host (4 or 16 bytes; LocalProtocolError for
-    another size), `process_hash` any int32 that is constant in a run.
+    another size), `process_hash` any int32 that stays the same while the process runs.
 
     `wall_clock_ms` returns ms since the epoch; `month_ms` returns, for such a time, the starts of its local month and
     of the next. The counter wraps after 65536 ids, so more than that within one ms would repeat.
@@ -96,6 +96,6 @@ class UniqueIdGenerator:
 
 
 def unique_id_properties(unique_ids: Sequence[str]) -> list[bytes]:
-    """Return, for each unique id, its pair in a property string."""
+    """Return, for each of `unique_ids` (at least one), the UNIQ_KEY pair of a property string, with separators."""
     pairs = "\x02,UNIQ_KEY\x01".join(unique_ids)
     return f"UNIQ_KEY\x01{pairs}\x02".encode().split(b",")

@@ -91,7 +91,7 @@ class PopMessageResponse(Header):
     order_count_info: str | None = None
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. Not a loop, as every pop has one."""
+        """Return the fields as a remoting frame carries them. No loop, for speed: it runs for each answer to a pop."""
         fields = {
             "popTime": str(self.pop_time),
             "invisibleTime": str(self.invisible_time),
@@ -369,7 +369,7 @@ class AssignedQueue(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class Assignment(msgspec.Struct, rename="camel", kw_only=True):
-    """One queue for the client that asked."""
+    """One queue that is assigned to the client that asked. `mode`: PULL or POP."""
 
     message_queue: AssignedQueue
     mode: str

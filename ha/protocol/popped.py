@@ -31,7 +31,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True):
-    """A handle with its ninth word; -1 if that is missing."""
+    """A receipt handle with its ninth word, the physical offset of the message (-1 if that word is missing)."""
 
     handle: Handle
     physical_offset: int
@@ -93,7 +93,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
 
 
 def parse_receipt(text: str) -> ReceiptHandle:
-    """Parses a receipt handle of a client. RemoteProtocolError if it is malformed."""
+    """Parses a receipt handle that a client sent. RemoteProtocolError if it is malformed."""
     handle = parse_handle(text)
     words = text.split(" ")
     ninth = words[HANDLE_WORD_COUNT] if len(words) > HANDLE_WORD_COUNT else ""
@@ -156,7 +156,7 @@ def _broker_handle(record: MessageRecord, properties: dict[str, str]) -> Handle 
 
 
 def _flag(topic: str) -> int:
-    """Returns the flag of a topic, as far as its name says it: a group's retry topic of RocketMQ 4 looks like V1."""
+    """Returns the flag that a topic's name suggests. RocketMQ 4's retry topics, `%RETRY%group`, are taken for V1."""
     if not topic.startswith(RETRY_PREFIX):
         return NORMAL
     return RETRY_V2 if "+" in topic else RETRY_V1
@@ -177,8 +177,8 @@ def _starts(info: str | None) -> dict[tuple[int, int], int]:
 
 
 def _counts(info: str | None) -> dict[str, int]:
-    """Returns, in order mode, how often each message was popped before, by `qo<queue>%<offset>`, and the lowest number
-    of each queue, by its id. {} in other modes.
+    """Returns how often messages were popped before, from orderCountInfo: the count of one message by
+    `qo<queue id>%<offset>`, the lowest count in a queue by its id. {} outside order mode.
     """
     found = {}
     for entry in (info or "").split(";"):

@@ -12,8 +12,8 @@ def count_entries(raw: bytes, last_end: int) -> tuple[int, int, bool]:
     end there.
 
     `raw` holds whole entries; `last_end` is the physical offset at which the preceding record ends (at least 0). True:
-    `raw` ends there, or no entry follows (size 0 or a negative offset), which is the end of the queue. False: the next
-    entry points to an offset before `last_end`, which is damage.
+    `raw` ends there, or no entry follows (its size would be 0 or less, or its offset negative), which is the end of the
+    queue. False: the next entry points to an offset before the end of the last record, which is damage.
     """
     count = 0
     for physical_offset, size, _ in ENTRY.iter_unpack(raw):

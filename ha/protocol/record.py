@@ -328,8 +328,8 @@ property string."""
 
 @with_compiled_twin
 def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
-    """Return the parts of the records that `decode_records` would return, at a fraction of the cost. The same
-    errors."""
+    """Return the `RecordParts` of each record that `decode_records` would return, at a fraction of the cost. Raises the
+    same errors."""
     found: list[RecordParts] = []
     position = 0
     while position < len(body):

@@ -50,7 +50,7 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
     """Consecutive records of the log.
 
     count, size: the number of records and their size in bytes, including a filler after them.
-    damage: of the bytes that follow, if they are not a record and more bytes can't complete one.
+    damage: describes the bytes that follow, if they are not a record and more bytes can't complete one; else None.
     first_offset, last_offset: physical offsets of the first and last record; -1 if there is none.
     store_timestamp_ms: of the last record; -1 if there is none.
     queues: the records that are visible to consumers, by queue, ordered by their first record.
@@ -70,8 +70,10 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
 def end_of_run(
     found: RecordHead | Filler | Unparsable | None, buffer: Readable, position: int, base_offset: int, segment_end: int
 ) -> tuple[int, Unparsable | None]:
-    """Return where a run of records ends that is followed by `found` (a position from the start of `buffer`), and the
-    damage there, if any. A filler belongs to the run."""
+    """Return the position in `buffer` at which a run of records ends, and the damage there, if any.
+
+    `found` is what `scan_record` returned for `position`, the end of the last record. A filler belongs to the run.
+    """
     if isinstance(found, RecordHead):
         return position, Unparsable(found.total_size, f"its physical offset is {found.physical_offset}")
     if isinstance(found, Filler):

@@ -63,7 +63,7 @@ class RemotingCommand(msgspec.Struct):
 
     @property
     def opaques(self) -> Sequence[int]:
-        """The opaques of all requests that this stands for, of which `opaque` is the first."""
+        """The opaques of all requests that this command stands for; `opaque` is the first of them."""
         return (self.opaque,)
 
     @property

@@ -29,7 +29,7 @@ Waiter = TypeVar("Waiter")
 
 
 class ConnectionState(Enum):
-    """States of a connection, see above."""
+    """States of a connection; the module's docstring describes them."""
 
     OPENING = "opening"
     OPEN = "open"

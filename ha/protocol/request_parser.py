@@ -86,11 +86,11 @@ UsualCommand = SendCommand | AckCommand | PopCommand
 
 
 class OnlyLong(SendMessageRequest, forbid_unknown_fields=True, gc=False):
-    """The fields under their long names and no other."""
+    """The fields of a send under their long names and no other."""
 
 
 class OnlyShort(SendMessageRequestV2, forbid_unknown_fields=True, gc=False):
-    """The fields under their one-letter names and no other."""
+    """The fields of a send under their one-letter names and no other."""
 
 
 class OnlyAck(AckMessageRequest, forbid_unknown_fields=True, gc=False):

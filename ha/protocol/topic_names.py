@@ -54,9 +54,9 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_queue_directory(topic: str, queue_id: int) -> bool:
-    """Return whether the queue of a record can be a directory: a record must not create files outside the store.
+    """Return whether the topic and queue id of a record can name the directory of a consume queue.
 
-    Dispatch and reindexing skip records for which it can't.
+    Dispatch and reindexing skip all other records: a record must not create files outside the store.
     """
     return (
         queue_id >= 0

@@ -65,8 +65,8 @@ class GuardedCalls:
             raise CallRefused(code, refusal.text) from None
 
     def may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
-        """Returns whether the account that opened the Telemetry stream `call` may still do so as a producer of `topic`,
-        because a stream stays open when its account is changed or deleted."""
+        """Returns whether the account that opened the Telemetry stream `call` still has the rights of a producer of
+        `topic`. It may have lost them, because a stream stays open when its account is changed or deleted."""
         try:
             self._admit(session, _metadata(call), SETTINGS, iter([_topic(topic, Right.PUB)]))
         except AclRefusal:
@@ -97,8 +97,8 @@ class GuardedCalls:
 class Signatures:
     """Signs requests to brokers and name servers, so that brokers check the rights of the client that made the call.
 
-    A client's requests are signed with its own key, which the front's guard knows, because the signature of a gRPC call
-    covers only the call's time. The front's own requests are signed with `own`; None: not at all.
+    A client's requests are signed with the client's key, which `guard` knows. The signature of the gRPC call can't be
+    used, because it covers only the call's time. The front's own requests are signed with `own`; None: not at all.
     """
 
     def __init__(self, guard: AclGuard, own: AclCredentials | None) -> None:

@@ -47,7 +47,10 @@ class Acknowledging:
         self._in_flight = in_flight
 
     def take(self, session: Session, call: Call) -> bool:
-        """Serves an AckMessage with one entry if that needs no wait, and answers later; returns whether it did."""
+        """Serves an AckMessage with one entry, if it can do so without waiting; returns whether it did.
+
+        The call is answered when the broker responds.
+        """
         try:
             request = CLASSES["AckMessageRequest"].FromString(call.message)
             if len(request.entries) != 1:
@@ -122,13 +125,13 @@ class Acknowledging:
         return ok("ForwardMessageToDeadLetterQueueResponse")
 
     async def _current(self, session: Session, text: str) -> ReceiptHandle:
-        """As `_valid`, after waiting while the message is being renewed or released. Raises CallRefused."""
+        """Waits while the message is being renewed or released, then returns what `_valid` does. Raises CallRefused."""
         await self._in_flight.wait_unchanged(session, text)
         return self._valid(session, text)
 
     def _valid(self, session: Session, text: str) -> ReceiptHandle:
-        """Returns the latest handle of the message with the handle `text` of a request. Raises CallRefused if that is
-        malformed, or has expired without having been renewed here."""
+        """Returns the latest handle of the message for which a request has the handle `text`. Raises CallRefused if
+        `text` is malformed, or has expired without having been renewed here."""
         current = self._in_flight.find(session, text)
         if current is not None:
             return current

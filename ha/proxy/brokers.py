@@ -57,7 +57,7 @@ def reading_answer() -> Iterator[None]:
 
 
 class BrokerQueues(msgspec.Struct, frozen=True):
-    """The queues of a topic at one broker."""
+    """The queues of a topic on one broker."""
 
     broker_name: str
     perm: int
@@ -66,12 +66,12 @@ class BrokerQueues(msgspec.Struct, frozen=True):
 
     @property
     def readable(self) -> int:
-        """Queues that may be read, numbered from 0."""
+        """Number of queues that may be read; their IDs start at 0."""
         return self.read_count if self.perm & Permission.READ else 0
 
     @property
     def writable(self) -> int:
-        """Queues that may be written, numbered from 0."""
+        """Number of queues that may be written; their IDs start at 0."""
         return self.write_count if self.perm & Permission.WRITE else 0
 
 
@@ -115,7 +115,8 @@ class Brokers(Protocol):
     def invoke_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
     ) -> bool:
-        """Sends a request for a client if that needs no wait. Returns whether it did; then `on_response` is called."""
+        """Sends a request for a client, if it can do so without waiting; returns whether it did. Only then,
+        `on_response` is called."""
         ...
 
     async def heartbeat(self, session: Session) -> None:

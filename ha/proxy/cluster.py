@@ -73,15 +73,15 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class _Answers(Generic[T]):
-    """Answers of the cluster by name, each used for ROUTE_AGE_S_MAX."""
+    """A cache of the cluster's answers about topics or groups, by name. Each is used for ROUTE_AGE_S_MAX."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[T, float]] = {}
         """Name -> the answer, and the time until which it is used (Trio's clock)"""
 
     def find(self, name: str) -> tuple[T] | None:
-        """Returns a tuple with the answer about a name, which may itself be None; None if there is no answer, or it is
-        too old."""
+        """Returns the answer about a name, in a tuple because it can be None; None if there is no answer, or it is too
+        old."""
         known = self._answers.get(name)
         return None if known is None or known[1] < trio.current_time() else known[:1]
 

@@ -1,4 +1,4 @@
-"""From a stored record to the message that a client receives. Source: GrpcConverter."""
+"""Converts stored records to the messages that clients receive. Source: GrpcConverter."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Front:
         wall_clock_ms: Callable[[], int],
         access: Access | None = None,
     ) -> None:
-        """`client_id`: by which brokers identify the front itself. `access`: None without access control."""
+        """`client_id`: the one with which the front registers at brokers. `access`: None without access control."""
         self._brokers = brokers
         self._options = options
         self._client_id = client_id
@@ -94,8 +94,8 @@ class Front:
         return path.rpartition(b"/")[2] == b"Telemetry"
 
     def take(self, call: Call) -> bool:
-        """Serves a SendMessage or AckMessage if that needs no wait; returns whether it did. Never with access control,
-        whose checks may wait."""
+        """Serves a SendMessage or AckMessage, if it can do so without waiting; returns whether it did. It never does
+        with access control, whose checks may wait."""
         take = self._takers.get(call.method)
         if take is None or self._access is not None:
             return False

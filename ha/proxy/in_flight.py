@@ -55,7 +55,7 @@ MayRenew = Callable[["Session", str, str], bool]
 
 
 class _Message(msgspec.Struct):
-    """One message. Times are Trio's."""
+    """A message in flight. Times without a unit are those of Trio's clock, in seconds."""
 
     group: str
     topic: str
@@ -78,7 +78,7 @@ class _Message(msgspec.Struct):
 
 
 class _Client(msgspec.Struct):
-    """The messages of a client by their first handles, which it uses, and its latest session."""
+    """A client: its latest session, and its messages by their first handle, which is the one that the client sends."""
 
     session: Session
     messages: dict[str, _Message] = {}
@@ -86,7 +86,7 @@ class _Client(msgspec.Struct):
     """When its latest session ended (RETURN_S earlier if it won't come back); None while it is connected"""
 
     def is_gone(self, now: float) -> bool:
-        """Returns whether to release the client's messages: it is gone for RETURN_S, or won't come back."""
+        """Returns whether to release the client's messages: it has been gone for RETURN_S, or won't come back."""
         if self.gone_at is None:
             return self.session.is_ended  # with another account by then, so that `gone` did not find this entry
         return now - self.gone_at >= RETURN_S
@@ -139,8 +139,8 @@ class InFlight:
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
         """Returns the latest handle of the message with the first handle `handle`; None if it is not in the table.
 
-        For a request that settles the message: it is not renewed or released for SETTLED_WITHIN_S, because some brokers
-        deliver a message again if its invisible time is changed after its acknowledgement."""
+        Called for a request that settles the message: the message is then not renewed or released for SETTLED_WITHIN_S,
+        because some brokers deliver a message again if its invisible time is changed after its acknowledgement."""
         message = self._message(session, handle)
         if message is None:
             return None

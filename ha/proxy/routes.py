@@ -28,13 +28,13 @@ async def existing_route(brokers: Brokers, topic: str) -> Route:
 
 
 class Routes:
-    """Answers questions about queues."""
+    """Serves QueryRoute and QueryAssignment."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
     async def query(self, request: Any) -> Any:
-        """QueryRoute. Raises CallRefused, BrokerUnreachable."""
+        """QueryRoute: returns the queues of a topic on all brokers. Raises CallRefused, BrokerUnreachable."""
         endpoints = _endpoints_of(request)
         route = await existing_route(self._brokers, topic_name(request.topic))
         queues = []
@@ -57,9 +57,9 @@ class Routes:
         return make("QueryRouteResponse", status=ok_status(), message_queues=queues)
 
     async def assignments(self, request: Any) -> Any:
-        """QueryAssignment: for each broker one queue with the id -1, which stands for all of its queues, because a pop
-        takes messages from any of them. For an ordered group each queue, so that a client receives from all of them
-        concurrently. Raises CallRefused, BrokerUnreachable."""
+        """QueryAssignment: returns one queue with the id -1 per broker, which stands for all of its queues, because a
+        pop takes messages from any of them. An ordered group gets each queue separately, so that a client receives from
+        all of them concurrently. Raises CallRefused, BrokerUnreachable."""
         endpoints = _endpoints_of(request)
         route = await existing_route(self._brokers, topic_name(request.topic))
         group = await self._brokers.group(group_name(request.group))

@@ -65,7 +65,7 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
         return users
 
     def calls(self, users: BrokerUsers | None) -> GuardedCalls | None:
-        """Returns the check of calls; None without access control."""
+        """Returns the access control of calls, which loads unknown users into `users`; None without access control."""
         if self.guard is None:
             return None
         return GuardedCalls(self.guard, None if users is None else users.load)

@@ -1,4 +1,4 @@
-"""SendMessage and RecallMessage: from the messages of a call to send requests (310, 320), and back to result entries.
+"""SendMessage and RecallMessage. A call's messages become send requests (310, 320), and the responses result entries.
 
 The checks and their codes are those of RocketMQ's proxy (SendMessageActivity). Departures: the response to a batch has
 an entry with its own id for each message, while RocketMQ returns one entry with an id that no message has; and gzip
@@ -84,8 +84,8 @@ class Sending:
         """Number of messages without a message group, which are sent to the brokers round robin"""
 
     def take(self, session: Session, call: Call) -> bool:
-        """Serves a call with one message if that needs no wait: sends the message and answers later, or answers at once
-        that it is refused. Returns whether it did."""
+        """Serves a call with one message, if it can do so without waiting; returns whether it did. It sends the message
+        and answers when the broker responds, or answers at once that the message is refused."""
         try:
             request = CLASSES["SendMessageRequest"].FromString(call.message)
         except DecodeError:  # reported by the slower path
@@ -276,8 +276,9 @@ class Sending:
             pairs.append(f"{LITE_TOPIC}\x01{system.lite_topic}")
 
     def _choose(self, route: Route, message_group: str) -> tuple[BrokerQueues, int]:
-        """Returns the broker and the queue id: by the message group's hash, or without a group the next broker round
-        robin and -1, so that the broker chooses the queue. Raises CallRefused if no queue is writable."""
+        """Returns the broker and the queue id. The hash of a message group determines both. Without a group, it
+        returns the next broker, round robin, and -1, so that the broker chooses the queue. Raises CallRefused if no
+        queue is writable."""
         brokers = [each for each in route.brokers if each.writable]
         if not brokers:
             raise CallRefused(Code.FORBIDDEN, "no writable queue")

@@ -35,7 +35,7 @@ class Session:
 
     @property
     def is_consumer(self) -> bool:
-        """Whether its settings are those of a consumer."""
+        """Whether the client has sent the settings of a consumer."""
         return self.settings is not None and self.settings.HasField("subscription")
 
 

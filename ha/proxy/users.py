@@ -95,7 +95,7 @@ class BrokerUsers:
             known.is_doubted = True
 
     async def load(self, name: str) -> None:
-        """Reads a user unless it is known, or known not to exist. Raises BrokerUnreachable."""
+        """Reads a user, unless it is known and not doubted, or known not to exist. Raises BrokerUnreachable."""
         if self._is_settled(name):
             return
         async with self._first_reads:

@@ -83,7 +83,7 @@ class RemotingConnection:
         poller: Poller | None = None,
         is_own: bool = False,
     ) -> None:
-        """`tls`: how to serve a peer that begins with a TLS handshake, or doesn't; None refuses a handshake.
+        """`tls`: how TLS handshakes are done, and whether plain peers are served, too; None: only plain peers are.
 
         `take` is called before the handler, in the turns of `poller` if there is one.
         """
@@ -130,11 +130,11 @@ class RemotingConnection:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it is open and has brought no request yet."""
+        """Whether the connection is open and the peer has sent no request yet."""
         return not self.protocol.has_requested and not self.is_closed
 
     def evict(self) -> None:
-        """Closes it, because another one needs its place."""
+        """Closes the connection to make room for another one."""
         self.close(CloseCause.EVICTED)
 
     @property
@@ -177,7 +177,7 @@ class RemotingConnection:
                 self._flush_now()
 
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Answers a request, or all that `request` stands for; does nothing for a oneway request."""
+        """Answers a request, and all that were merged into it (`opaques`); does nothing for a oneway request."""
         if request.flag & FLAG_ONEWAY:
             return
         self._reply(request, response)
@@ -409,11 +409,14 @@ class RemotingConnection:
 
     @property
     def _may_send_here(self) -> bool:
-        """Whether nothing is being sent, and the caller is not the handler, after which the reader sends."""
+        """Whether nothing is being sent, and the caller is not the handler, whose frames the reader sends."""
         return self._writer.is_idle and not (self._is_corked and trio.lowlevel.current_task() is self._reader)
 
     def _enforce_outbox_limits(self) -> bool:
-        """Acts on a limit that `queue` has reported; returns whether this connection is still open."""
+        """Acts on `queue` returning False; returns whether this connection is still open.
+
+        If `queue` has not closed it, all outboxes together exceed their limit: closes the connection with the fullest.
+        """
         protocol, shared = self.protocol, self._shared
         if not protocol.is_closed:
             fullest = max(shared.connections, key=attrgetter("outbox_bytes"), default=self)

@@ -37,7 +37,7 @@ async def serve_each(
 
 
 def each_request(handle: RequestHandler) -> Handler:
-    """Makes a handler that calls `handle` for each request; RemoteProtocolError refuses that request with code 1."""
+    """Makes a handler that calls `handle` for each request, and answers a RemoteProtocolError with SYSTEM_ERROR."""
 
     async def serve(connection: RemotingConnection, request: RemotingCommand) -> None:
         try:

@@ -22,17 +22,17 @@ class ServedConnection(Protocol):
 
     @property
     def is_unused(self) -> bool:
-        """Whether it is open and has brought no request yet."""
+        """Whether the connection is open and the peer has sent no request yet."""
 
     def evict(self) -> None:
-        """Closes it, because another one needs its place."""
+        """Closes the connection to make room for another one."""
 
 
 ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
 
 
 class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on the number of connections, in total and from one IP address, and the names that log lines give them.
+    """Limits on the number of connections, in total and from one IP address, and the names of both in log lines.
 
     evictable_after_s: age in seconds from which an unused connection is closed if another one needs its place.
     """
@@ -47,8 +47,8 @@ class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
 class OpenConnections(Generic[ConnectionT]):
     """Admits connections, and logs refused and ended ones to the server's logger.
 
-    `refused` and `ended` are format strings of log lines: one for host, limit and times, the other for host, port,
-    cause, detail and times.
+    `refused` and `ended` are format strings of log lines, the first with the fields (host, limit, times), the second
+    with (host, port, cause, detail, times). `times` is the number of such events since the last such line.
     """
 
     def __init__(self, logger: logging.Logger, counts: ConnectionCounts, *, refused: str, ended: str) -> None:

@@ -54,9 +54,9 @@ class RemotingServer:
         take: Take | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`take` is called before `handler`: with a `poller`, which has to outlive the server, without waking a task.
+        """`take` is called before `handler`; with a `poller`, which has to outlive the server, without waking a task.
 
-        `parser_type` makes the requests that both are called with.
+        `parser_type` parses the requests for both.
         """
         self._handler = handler
         self._take = take

@@ -81,7 +81,7 @@ class HAConnection:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
 
         `on_handshake` returns how to serve a member of a failover group, or why not to; None: this node is not in such
-        a group. With a `poller`, reports are received in its turns.
+        a group. With a `poller` (ha/poller.py), its task receives the reports.
         """
         self.progress = progress
         self._stream = stream

@@ -146,8 +146,8 @@ class EpochFollower:
         await self.adopt(own_end + 1)
 
     async def adopt(self, end: int) -> None:
-        """Add each term that starts before `end` to the history: call before the log is written up to there. DiskFull,
-        DiskFailed."""
+        """Add each term that starts before `end` to the history; call before the log is written up to there. DiskFull
+        or DiskFailed if the history can't be written."""
         epochs = self._store.epochs
         while end > self._next_start:
             entry = self._ahead[0]
@@ -166,7 +166,7 @@ class EpochFollower:
         self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
 
     def note_held(self, offset: int, master_end: int) -> None:
-        """Record that the log here is a prefix of the master's and is held up to `offset`.
+        """Record that the log here, a prefix of the master's, is written up to `offset` (with SYNC_FLUSH: flushed).
 
         `master_end`: the end of the master's log at the handshake.
         """

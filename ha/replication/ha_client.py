@@ -80,7 +80,8 @@ class HAClient:
 
         `member`: the store of `log`, if this node is a member of a failover group; `broker_id` and `run_id` identify
         the member and its process. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers in
-        [0, 1) that shorten the waits between attempts. With a `poller`, what appended bytes cause is part of its turns.
+        [0, 1) that shorten the waits between attempts. With a `poller` (ha/poller.py), the work that appended bytes
+        cause, such as dispatch, is done in its turns.
         """
         self._poller = poller
         self._log = log
@@ -124,9 +125,10 @@ class HAClient:
         """READY, TRANSFER or SHUTDOWN; set by `run` only."""
 
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
-        """Follow the master whose HA port is at `host:port`, or none (None). The same address changes nothing.
+        """Follow the master whose HA port is at `address` (`host:port`), or none (None).
 
-        A connection to another address ends, and so do an attempt to make one and a wait between two attempts.
+        If the address changes, the connection to the previous one ends, and so do an attempt to make one and a wait
+        between two attempts. If it is the same, they continue.
         `origin`: where the address is configured, for error messages. `reads_run_ids`: whether the master understands
         run ids.
         """
@@ -272,8 +274,8 @@ class HAClient:
         return end.retry is not None
 
     async def _remove_torn(self, end: SessionEnd) -> SessionEnd:
-        """Truncate the log before a torn record, if the session found one. Return `end`, or how it ends otherwise: with
-        an attempt at once, or because the disk is full."""
+        """Truncate the log before a torn record, if the session found one. Return `end`, with a retry if the log was
+        truncated; APPEND_FAILED instead if the disk is full or fails."""
         own_end = self._log.max_offset.value
         if end.torn_at is None or self._truncate is None:
             return end

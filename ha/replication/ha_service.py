@@ -73,10 +73,11 @@ class HAService:
         member: MemberStore | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`identify` maps a peer's `host:port` to the identity of its slave, `secure` does the TLS handshake with it.
+        """`identify` maps a peer's `host:port` to the identity of its slave; `secure` does a peer's TLS handshake.
 
         `advertised_address`: `host:port` under which slaves look for this service, for explanations. `member`: the
-        store of `log`, if this node is a member of a failover group. `poller`: reports are received in its turns.
+        store of `log`, if this node is a member of a failover group. With a `poller` (ha/poller.py), its task receives
+        the reports.
         """
         self._poller = poller
         self._log = log

@@ -83,7 +83,8 @@ class HASession:
         """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
         in that condition.
 
-        With a `poller`, everything that a pumped frame causes, such as dispatch, happens in one of its turns.
+        With a `poller` (ha/poller.py), the work that frames appended by the pump cause, such as dispatch, is done in
+        one of its turns.
         """
         self._poller = poller
         self._stream = stream
@@ -322,7 +323,7 @@ class HASession:
         return self.reported_offset
 
     def _note_held(self) -> None:
-        """Pass to the follower up to where the log here is held; with SYNC_FLUSH, up to where it is flushed."""
+        """Pass the end of the log here to the follower; with SYNC_FLUSH, the end of its flushed part."""
         follower, greeting = self._follower, self._greeting
         if follower is not None and greeting is not None and self._protocol.state.value is SessionState.FOLLOWING:
             follower.note_held(self._acknowledged.value, greeting.max_offset)

@@ -132,15 +132,15 @@ class Leadership:
             self.remove(connection)
 
     def _is_other_run(self, broker_id: int, run_id: int) -> bool:
-        """Whether a process no longer has this broker id. A run id that was never known may be newer than the known
-        one."""
+        """Whether the broker id is known to belong to another process than `run_id` (0: not sent) now. False for a run
+        id that was never known: it may be newer than the known one."""
         if not run_id:
             return broker_id in self._run_ids
         return run_id != self._run_ids.get(broker_id) and run_id in self._past_run_ids.get(broker_id, ())
 
     async def wait_held(self, broker_id: int, offset: int) -> None:
-        """Wait until that member has acknowledged the log up to `offset`. Does not end with the term: limit the
-        wait."""
+        """Wait until member `broker_id` has acknowledged the log up to `offset`. The end of the term does not end the
+        wait: use a timeout."""
         while True:
             connection = self._connections.get(broker_id)
             if connection is not None and connection.progress.ack_offset >= offset:

@@ -55,18 +55,18 @@ class ReplicatedLog(Protocol):
         """
 
     def tail(self) -> LogTail | None:
-        """Return where the caller may write the master's next bytes itself, followed by `note_appended` without an
-        await in between.
+        """Return where the caller may write the master's next bytes itself. It must call `note_appended` afterwards,
+        without an await in between.
 
         None if only `append_raw` can append: a new segment is needed, or another append is in progress.
         """
 
     def note_appended(self, size: int, began: float) -> None:
-        """Publish `size` bytes of the master that are written at the `tail` of this moment; `began`: trio clock."""
+        """Publish `size` bytes that the caller has written at the `tail`. `began`: when that began, on Trio's clock."""
 
     async def reset(self, first_offset: int) -> None:
-        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment. It has that segment
-        then: an empty log without one would get the master's last segment.
+        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment, which is created: a
+        log without a segment would be continued with the master's last segment.
 
         DiskFull or OSError: nothing has changed. DiskFailed: the node must stop.
         """
@@ -92,7 +92,7 @@ class MemberStore(Protocol):
 
     @property
     def epochs(self) -> EpochHistory:
-        """The terms of its bytes."""
+        """The terms of the log, and where each starts."""
 
     async def record_end(self, offset: int) -> int | None:
         """Return where the record at a physical offset ends; None if no intact one starts there."""

@@ -9,8 +9,8 @@ again. The filler at a segment's end proves nothing.
 
 A power loss may leave a torn record at the end of a slave's log: the first part of its head was flushed, the next
 sectors reached the disk later, and the rest of the first part's sector did not. Only bodies have a checksum, so
-recovery takes the record for an intact one. The comparison shows it: the bytes here are zeros from where the logs
-differ to the end of that sector, and nothing else differs.
+recovery takes the record for an intact one. The comparison shows it: wherever the logs differ, the bytes here are zeros
+from there to the end of the sector.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class OpeningParser:
 
     @property
     def is_reader(self) -> bool:
-        """Whether it was asked twice."""
+        """Whether the question was asked twice, so that the peer is no slave but a reader."""
         return self._count > 1
 
     def feed(self, chunk: bytes | bytearray) -> bytes | bytearray:

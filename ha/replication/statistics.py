@@ -15,7 +15,7 @@ from ha.replication.progress import CloseReason, SlaveState
 
 
 class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One connection on the master."""
+    """A slave's connection, as its master sees it."""
 
     identity: str
     peer: str

@@ -90,8 +90,8 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
 def needed_count(member_count: int, ack_count: int | None) -> int:
     """Return how many members must have a byte so that it is confirmed: every member that may be elected has it.
 
-    With ALONE that is all: consumers must not read unreplicated bytes, although those are acknowledged. Of a set
-    smaller than ack_count it is all, too.
+    These are all members if `ack_count` is None or more than the set has, and with ALONE: consumers must not read
+    unreplicated bytes, although those are acknowledged.
     """
     return member_count if ack_count is None or ack_count == ALONE else min(ack_count, member_count)
 
@@ -246,7 +246,7 @@ class SyncStateSet:
         self._live = frozenset(members)
 
     def advance(self, end: int) -> bool:
-        """Update the confirm offset; return whether it rose. `end`: the part of the log here that counts."""
+        """Update the confirm offset; return whether it rose. `end`: up to where the log here counts."""
         previous = self.confirm_offset
         self.confirm_offset = confirmed(previous, self._sets, self._held(end), self.rules.ack_count)
         return self.confirm_offset > previous

@@ -18,7 +18,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def has_java() -> bool:
-    """Return whether there is a Java, of any version, on the PATH or in JAVA_HOME."""
+    """Return whether a Java runtime, of any version, is on the PATH or in JAVA_HOME."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java") is not None or bool(home and os.access(os.path.join(home, "bin", "java"), os.X_OK))
 

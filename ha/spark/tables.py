@@ -18,7 +18,10 @@ _INSTEAD = (
 
 
 def refuse_table(options: Mapping[str, str]) -> None:
-    """Raises OptionError for the options of a CREATE TABLE, and for none at all, as from a table without WITH (…)."""
+    """Raises OptionError if `options` are those of a CREATE TABLE, or empty.
+
+    They are empty if a statement uses a permanent table without WITH (…).
+    """
     reason = "Spark does not pass a permanent table's options to a Python data source"
     if not options:
         raise OptionError("path", f"there is no option at all; {reason}", _INSTEAD)

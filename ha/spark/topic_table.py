@@ -1,4 +1,4 @@
-"""A topic as one table: the messages in an archive and, behind them, those in the log, each once.
+"""A topic as one table: the messages in an archive, then the later ones in the log, each once.
 
 An archive covers the log of a broker up to a physical offset, and records the queue offsets of each file. Each queue of
 the log is read from the first message that the archive does not cover. A table is made from one state of the archive:
@@ -159,7 +159,8 @@ def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict
 def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expected: int | None) -> int:
     """Return the queue offset of the first message at or after `physical_offset`, or the queue's end if there is none.
 
-    `expected`: the result unless the topic was created again, if known. OptionError while a node recovers.
+    `expected`: the queue offset at which the search begins, which is the result unless the topic was deleted and
+    created again; None if unknown. OptionError while a node recovers.
     """
     low, high = source.queue_range(queue)
     probes = [] if expected is None else [expected, expected - 1]

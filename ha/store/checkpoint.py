@@ -47,7 +47,8 @@ def min_timestamp_ms(checkpoint: Checkpoint) -> int:
 
 
 def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
-    """Reads the file. All zero if there is none or it is damaged: recovery then starts at the first segment."""
+    """Returns the content of the checkpoint file. All fields are 0 if there is no file or it is damaged: recovery then
+    starts at the first segment."""
     if not disk.exists(path):
         return Checkpoint()
     raw = disk.read_bytes(path)
@@ -73,7 +74,8 @@ def load_begin(disk: Disk, path: Path) -> int:
 
 
 def _load_offset(disk: Disk, path: Path, at: int, magic: bytes) -> int:
-    """Returns the offset in the part at `at`; -1 if there is none or its checksum is wrong."""
+    """Returns the physical offset in the added part that begins at byte `at` of the file; -1 if the file doesn't have
+    that part or a checksum is wrong."""
     raw = disk.read_bytes(path) if disk.exists(path) else b""
     if len(raw) < at + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
         return -1

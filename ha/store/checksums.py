@@ -31,7 +31,8 @@ LOADED_COUNT_MAX = 64
 
 
 class SegmentSums:
-    """The entries of one segment, by block. A length of 0: there is none."""
+    """The checksum entries of one segment: for each block, a CRC-32 and the number of bytes from the block's start that
+    it covers; 0 if the block has no entry."""
 
     __slots__ = ("crcs", "dirty", "lengths", "start", "walked")
 
@@ -44,7 +45,7 @@ class SegmentSums:
         """Records up to this physical offset were checked individually, because blocks have no entry"""
 
     def set(self, block: int, crc: int, length: int) -> None:
-        """Sets a block's checksum; `Checksums.write_back` writes it."""
+        """Sets a block's entry in memory; `Checksums.write_back` writes it to the file."""
         self.crcs[block] = crc
         self.lengths[block] = length
         self.dirty.add(block // GROUP_ENTRIES)
@@ -151,8 +152,8 @@ class Checksums:
         return file
 
     def verify_file(self, start: int) -> bool:
-        """Reads the file again and rewrites what differs from the entries in memory; False if anything did. True
-        without a check if the entries are not loaded or not all written. OSError."""
+        """Compares the file of the segment at `start` with the entries in memory, and rewrites what differs; False if
+        anything did. True without a check if the entries are not loaded or not all written. OSError."""
         sums = self._loaded.get(start)
         path = self.path_of(start)
         if sums is None or sums.dirty or not self._disk.exists(path):

@@ -88,10 +88,8 @@ class CommitLog(SegmentedLog):
     # ---- reading
 
     def read_nowait(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Returns up to `size_max` bytes of one segment for a pull: hot ones, or ones that a recent pull has read.
-
-        None if the bytes are neither.
-        """
+        """Returns up to `size_max` bytes of one segment for a pull, if they are certain to be in memory (`read_hot`) or
+        a recent pull has read them; otherwise None."""
         hot = self.read_hot(physical_offset, size_max)
         return hot if hot is not None else self.verified.read_recent(physical_offset, size_max)
 
@@ -100,8 +98,8 @@ class CommitLog(SegmentedLog):
         return self.verified.read_cached(physical_offset, size_max)
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
-        """Returns the bytes that `read_hot` returns (for a pull, `read_nowait` or `read_cached`), or reads them from
-        the disk in a worker.
+        """Returns bytes from a physical offset on: from memory if `read_hot` has them (for a pull, `read_nowait` or
+        `read_cached`), otherwise from the disk, read by a worker.
 
         At least one byte, up to `size_max`, of one segment; empty at `max_offset`. Bytes from the disk are verified
         (verified_reads.py). DamagedBytes if the first byte isn't what was written; `found_by` then says who noticed.
@@ -151,8 +149,8 @@ class CommitLog(SegmentedLog):
     def append_batch(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
         """Like `append`, for a client's batch, which must be contiguous in one segment: all messages or none.
 
-        If one of them is illegal, every result says so, as RocketMQ refuses the whole request. An empty list has the
-        meaning of missing results of `append`. DiskFailed.
+        If one of them is illegal, every result says so, as RocketMQ refuses the whole request. An empty list: nothing
+        was appended, because the batch needs another segment or appends are held. DiskFailed.
         """
         if self._append_lock.locked():
             return []

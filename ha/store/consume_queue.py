@@ -66,7 +66,7 @@ class ConsumeQueue:
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> list[QueueEntry]:
-        """Returns up to `count` entries from `queue_offset` on; none outside [`min_offset`, `max_offset`).
+        """Returns up to `count` entries from `queue_offset` on; none if that is outside [`min_offset`, `max_offset`).
 
         A file that is too short is read as if entries of size 0 followed. A caller that uses an entry checks that it is
         plausible, and has it repaired (scrub.py) if not.
@@ -136,9 +136,11 @@ class ConsumeQueue:
 
     @property
     def next_offset_max(self) -> int:
-        """The highest queue offset that the next record can have, if the log still has all records since the last one.
+        """The highest plausible queue offset of this queue's next record, if the log still has all records after the
+        queue's last one.
 
-        No CRC covers a record's queue offset. A gap of more than a file is real only in a new queue.
+        No CRC covers a record's queue offset, so a higher one counts as damaged: only a new queue can begin with a gap
+        of more than a file.
         """
         files = self.files
         return min(self.max_offset + files.file_entries, QUEUE_OFFSET_MAX) if files.starts else QUEUE_OFFSET_MAX
@@ -148,8 +150,8 @@ class ConsumeQueue:
         return end > self.files.end
 
     def new_files(self, queue_offset: int, end: int) -> list[NewFile]:
-        """Returns the files that `append` of entries from `queue_offset` up to `end` would create, to be made and
-        adopted before.
+        """Returns the files that `append` of entries from `queue_offset` up to `end` would create. The caller makes and
+        adopts them before it appends.
 
         Empty if these entries are not the next ones: there is a gap, or they exist already.
         """
@@ -385,5 +387,5 @@ class ConsumeQueue:
         return entry.physical_offset if entry.size != BLANK_SIZE else -1
 
     def has_record_at(self, physical_offset: int) -> bool:
-        """Returns whether an entry points to exactly this offset."""
+        """Returns whether the queue has an entry of a record at exactly this physical offset."""
         return self.first_record_from(physical_offset) == physical_offset

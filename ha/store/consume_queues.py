@@ -135,9 +135,10 @@ class ConsumeQueues:
         return queue is not None and queue.read(head.queue_offset, 1) == [expected]
 
     def contiguous_end(self, begin: int, end: int, *, segment_size: int) -> int:
-        """Returns up to where the records with entries within [`begin`, `end`) are contiguous, from `begin` on.
+        """Returns the physical offset up to which records with entries follow one another without a gap, from `begin`
+        on; `begin` if no such record starts there. Considers records that begin before `end`.
 
-        The next record may begin with the next segment, unless `segment_size` is 0.
+        The gap between a record and the start of the next segment is allowed (a filler), unless `segment_size` is 0.
         """
         at = begin
         while (first := self.first_record_from(at)) is not None and first < end:
@@ -179,8 +180,8 @@ class ConsumeQueues:
         return sum(queue.correct_min(log_min_offset) for queue in self)
 
     def clear(self, before: Mapping[str, int]) -> None:
-        """Removes the entries of topics before a physical offset each; the queues keep their ends. Blocking.
-        OSError."""
+        """Removes the entries of records before a physical offset; `before` maps each topic to its offset. The queues
+        keep their ends. Blocking. OSError."""
         for queue in self.not_empty(before):
             queue.clear(before[queue.topic])
 

@@ -48,7 +48,7 @@ class DamagedRange(msgspec.Struct, eq=False):
 
 
 class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and what is open now. Sizes in bytes."""
+    """Counters since the start, and the ranges that are not healed now (`open`). Sizes in bytes."""
 
     found_count: int
     healed_count: int
@@ -62,7 +62,7 @@ class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DamageRegistry:
-    """All damaged ranges of one log. Synchronous but for the waits."""
+    """All damaged ranges of one log. Synchronous, except for the waits."""
 
     def __init__(self, wall_clock_ms: Callable[[], int]) -> None:
         self._wall_clock_ms = wall_clock_ms

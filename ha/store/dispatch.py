@@ -250,7 +250,8 @@ class Dispatcher:
         return True
 
     def _finish(self, digest: RecordDigest, position: int, arrivals: list[Arrival]) -> None:
-        """Publishes that the records at `position` have their entries."""
+        """Raises `dispatched_offset` to the end of the records of `digest`, which begin at `position` and have their
+        entries now, and calls the subscribers."""
         log = self._log
         if self.paused_reason:
             logger.warning("dispatch.resumed at=%d", position)
@@ -264,7 +265,8 @@ class Dispatcher:
                 callback(arrivals)
 
     async def _next_digest(self, position: int, end: int) -> RecordDigest | None:
-        """Returns the next records, or why there are none; None if the next one is incomplete, or the log changed.
+        """Returns the records from `position` on, or a digest of size 0 with the `damage` if the bytes are no record;
+        None if the next record is incomplete, or the log was truncated or set aside meanwhile.
 
         DamagedBytes, OffsetGone, OSError.
         """

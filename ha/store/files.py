@@ -104,8 +104,8 @@ class File(Protocol):
     def write_back(self, position: int, size: int) -> None:
         """Writes a range back to the disk and waits for it. It is not durable before `sync`. OSError, as for `sync`.
 
-        A write to a page waits while the kernel submits the pages of a sync that includes it. If the pages that are no
-        longer written to were written back before, a sync has only few pages left.
+        While the kernel submits the pages of a sync, a write to one of them waits. If the pages that no longer change
+        were written back before, only few are left for the sync.
         """
 
     def sync(self) -> None:
@@ -528,8 +528,8 @@ class OpenFiles:
         return file
 
     def limit(self, count_max: int, *, room_for: int = 0) -> None:
-        """Sets the maximum number of open files, and closes the least recently used ones above `count_max -
-        room_for`."""
+        """Sets the maximum number of open files, and closes the least recently used ones until `room_for` more can be
+        opened."""
         self._count_max = count_max
         while len(self._files) > count_max - room_for:
             del self._files[next(iter(self._files))]

@@ -208,7 +208,7 @@ class IndexFile:
             self._dirty_pages[page] = 1
 
     def write(self, unwritten: Unwritten) -> None:
-        """Writes what `take_unwritten` returned, to be synced. Blocking. OSError."""
+        """Writes what `take_unwritten` returned, without syncing it. Blocking. OSError."""
         slots, pages = self.slots, unwritten.pages
         assert slots is not None
         self._write_new()

@@ -74,7 +74,7 @@ class LogScan:
         return head
 
     def segment_at(self, physical_offset: int) -> Segment | None:
-        """Returns the segment that contains a physical offset; None if none of these does."""
+        """Returns the segment that contains a physical offset; None if none of `segments` does."""
         number = (physical_offset - self.segments[0].start) // self.segments[0].size
         return self.segments[number] if 0 <= number < len(self.segments) else None
 

@@ -199,7 +199,8 @@ class MessageStore:
         return found
 
     async def clear_topics(self, before: Mapping[str, int]) -> None:
-        """Removes the messages of topics before a physical offset each from their queues, which keep their ends.
+        """Removes messages before a physical offset from the queues, which keep their ends; `before` maps each topic
+        to its offset.
 
         DiskFull, DiskFailed. The log keeps the records until retention deletes them. Records that are not dispatched
         yet, and queues that are rebuilt from the log because their files were damaged, need another call.
@@ -332,8 +333,8 @@ class MessageStore:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether records are left to dispatch. If only the dispatch limit ends dispatch, they count only while it is
-        paused, because the limit may lie inside the next record."""
+        """Whether dispatch has not reached `dispatchable_end`. If that is the dispatch limit, only while dispatch is
+        paused: otherwise the bytes left may be the start of a record that ends after the limit."""
         log = self.log
         is_limited = log.dispatch_limit.value < log.max_offset.value
         return log.dispatched_offset.value < log.dispatchable_end and (

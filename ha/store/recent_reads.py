@@ -39,8 +39,8 @@ class RecentReads:
         return verified[at:] if 0 <= at < len(verified) else None
 
     def ahead(self, physical_offset: int) -> int:
-        """Returns how many bytes to read at least from an offset that is not cached. After cached bytes: twice the size
-        of the read that they are from, up to AHEAD_BYTES_MAX; otherwise 0."""
+        """Returns the minimum number of bytes to read from an offset that is not cached: if it follows cached bytes,
+        twice the size of the read that brought them, up to AHEAD_BYTES_MAX; otherwise 0."""
         block = physical_offset // self._block_size
         for before in range(block, block - _AHEAD_BLOCKS - 1, -1):
             found = self._by_block.get(before)

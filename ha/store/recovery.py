@@ -270,7 +270,8 @@ class LogRecovery:
         return reached
 
     def queues_kept_to(self, first: int, damaged_to: int) -> int:
-        """Returns `damaged_to` if the queues have, after a crash, every record from `first` to there; else 0."""
+        """Returns `damaged_to`, the end of the last damaged range, if the queues have entries for all records from
+        `first` to there after a crash, so that these entries are kept; otherwise 0."""
         is_kept = self._are_queues_whole and not self._is_clean and self._queues_have(first, damaged_to)
         return damaged_to if is_kept else 0
 
@@ -369,6 +370,6 @@ class LogRecovery:
         self._parts.damage.add(begin, end, file=name, reason=reason, found_by="recovery", by_checksum=by_checksum)
 
     def corrupt(self, end: LogEnd, reason: str) -> CorruptLog:
-        """Returns the error, with file and position."""
+        """Returns CorruptLog with the file and the position in it of `end`."""
         segment = self.scan.segment_at(end.position) or self.scan.segments[-1]
         return CorruptLog(segment.file.path, end.position - segment.start, reason)

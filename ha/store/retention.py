@@ -83,7 +83,8 @@ class Retention:
             logger.error("store.became_%s disk_used_ratio=%.3f", state, self.disk_used_ratio)
 
     async def clean(self, *, at_any_hour: bool = False) -> int:
-        """Deletes what is due now; returns how many segments. `at_any_hour`: as if it were a configured hour.
+        """Deletes the segments that are due now; returns how many. `at_any_hour`: deletes expired ones outside the
+        configured hours, too.
 
         DiskFull if files can't be written now: the disk is full, or too many files are open. DiskFailed.
         """
@@ -135,7 +136,7 @@ class Retention:
         """Returns whether a slave needs a segment, and the log from there to its end is not larger than
         `retain_bytes_max`.
 
-        Not asked while segments are deleted whatever their age: a disconnected slave must not stop the producers.
+        Not called while segments are deleted whatever their age: a disconnected slave must not stop the producers.
         """
         needed = self.lowest_needed()
         is_pinned = needed is not None and needed < segment.end

@@ -20,7 +20,7 @@ _PAGE_BYTES = 4096
 
 
 def write_again(segments: Sequence[Segment], begin: int, end: int) -> None:
-    """Writes the bytes of physical offsets [begin, end) to their files again, as they read, and syncs them.
+    """Reads the bytes at physical offsets [begin, end), writes them again to the same places, and syncs them.
 
     Blocking; before anything is appended. OSError if the disk refuses: its content is then still unknown.
     """

@@ -96,8 +96,8 @@ class Scrub:
 
     @property
     def _end(self) -> int:
-        """End of the dispatched records, at most the log's. Dispatch skips a filler when it has read its head, although
-        a slave may not have the rest yet."""
+        """Physical offset after the dispatched records, but not beyond the log's end: dispatch skips a filler when it
+        has read its head, although a slave may not have the rest yet."""
         log = self._log
         return min(log.dispatched_offset.value, log.max_offset.value)
 
@@ -205,7 +205,8 @@ class Scrub:
             size *= 4
 
     async def _heads_or_next(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """As `_heads`. Where the log is damaged, returns no records, and the offset at which sound records continue."""
+        """Like `_heads`, but where the log is damaged, returns no records, and the physical offset at which sound
+        records continue."""
         try:
             return await self._heads(position, end)
         except DamagedBytes as damaged:

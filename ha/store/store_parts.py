@@ -21,7 +21,8 @@ from ha.store.options import StoreOptions
 
 
 class StoreParts:
-    """`index` is None if it is disabled; `epochs` is empty in a store that was never part of a failover group."""
+    """The parts of one store. `index` is None if it is disabled; `epochs` is empty in a store that was never part of a
+    failover group."""
 
     def __init__(
         self, options: StoreOptions, disk: Disk, run_blocking: RunBlocking, wall_clock_ms: Callable[[], int]

@@ -254,10 +254,11 @@ class StoreRecovery:
                 await self._parts.run_blocking(queue.keep_end, end, physical_end)
 
     async def _drop_unsynced_entries(self, recovered: Recovered) -> None:
-        """After a crash: removes the queue entries that a power loss may have torn.
+        """Removes, after a crash, the queue entries that a power loss may have torn: those of records from
+        `scanned_from` on, or from `queues_kept_to` on if that is greater. Dispatch adds them again.
 
-        Records from `scanned_from` on are dispatched again. Until those entries are durable, the checkpoint must not
-        say that they are: the next crash may come before.
+        First lowers the checkpoint's time of the queues, because another crash may come before the new entries are
+        durable.
         """
         run, queues = self._parts.run_blocking, self._parts.queues
         checkpoint, since_ms = self._checkpointer.checkpoint, recovered.scanned_from_timestamp_ms

@@ -47,8 +47,8 @@ _DIGITS_MAX = 19
 
 
 def load_intent(disk: Disk, path: Path) -> int | None:
-    """Returns the physical offset at which a truncation was begun; None if none was. Deletes an incomplete intent.
-    OSError."""
+    """Returns the physical offset at which an interrupted truncation ends the log; None if there is none. Deletes an
+    incomplete intent. OSError."""
     if not disk.exists(path):
         return None
     guard, _, content = disk.read_bytes(path).partition(b"\n")
@@ -188,8 +188,8 @@ class Truncation:
                     raise DiskFailed(self._path, f"truncating the log at {offset}", str(error)) from error
 
     async def _verify_block(self, offset: int) -> None:
-        """Lists the remaining part of the block that `offset` divides as damaged, if it is, before its checksum is
-        recomputed."""
+        """Verifies the block that `offset` divides, and lists it if it is damaged, before a checksum of the remaining
+        part is made."""
         log = self._parts.log
         start = log.segment_at(offset).start
         begin = offset - (offset - start) % self._parts.options.checksum_block_size

@@ -21,10 +21,10 @@ _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 class Undispatched(NamedTuple):
-    """`end`: physical offset at which the last complete record or filler ends. `next_offsets`: next queue offset of
-    each queue that has such records.
+    """What a new master needs to know of the records that are not dispatched yet.
 
-    `store_timestamp_ms`: the newest store time of these records, -1 if there are none.
+    `end`: physical offset at which the last complete record or filler ends. `next_offsets`: next queue offset of each
+    queue that has such records. `store_timestamp_ms`: the newest store time of these records, -1 if there are none.
     """
 
     end: int
@@ -60,8 +60,8 @@ async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
 def _count(
     raw: Readable, base: int, segment_end: int, log: CommitLog, next_offsets: dict[tuple[str, int], int]
 ) -> tuple[int, int]:
-    """Adds the queue offsets of the first records of `raw`; returns how many bytes they take, and the store time of the
-    last one (-1: there is none)."""
+    """Adds the next queue offsets after the complete records of `raw` to `next_offsets`. Returns how many bytes
+    these records and a filler take, and the store time of the last record (-1: there is none)."""
     at, last_ms = 0, -1
     while at < len(raw):
         found = scan_record(raw, at, len(raw))

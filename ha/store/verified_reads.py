@@ -54,8 +54,8 @@ class _Blocks(NamedTuple):
     walked: int
 
     def check(self, raw: bytes | bytearray, trouble: str) -> tuple[int, tuple[int, int] | None, bool]:
-        """Returns up to where the bytes are good, the bad block (begin, end) if one ends them, and whether a bad block
-        was skipped.
+        """Returns the position up to which the bytes are good, the bad block (begin, end) that begins there (or
+        None), and whether a bad block was skipped.
 
         A block is skipped if all that its checksum covers lies before the bytes asked for, unless the disk couldn't
         read it (`trouble`): the bytes asked for then have no checksum yet.
@@ -226,8 +226,8 @@ class VerifiedReads:
     def _verified(
         self, segment: Segment, blocks: _Blocks, raw: bytes | bytearray, found_by: FoundBy, trouble: str = ""
     ) -> memoryview | None:
-        """Returns the requested bytes up to the first one that is not good; None if the first of all has no checksum to
-        compare with. DamagedBytes if the first of all is damaged."""
+        """Returns the requested bytes up to the first one that is not good. If not even the first byte is good: None if
+        it has no checksum to compare with, DamagedBytes if it is damaged."""
         good_to, bad, has_skipped = blocks.check(raw, trouble)
         if bad is not None and good_to <= blocks.position:
             self._raise_damaged(segment, *bad, trouble or "the bytes don't match their checksum", found_by)
@@ -260,8 +260,8 @@ class VerifiedReads:
     # ---- blocks without a checksum
 
     async def _walk_to(self, segment: Segment, position: int) -> None:
-        """Checks the records up to the end of the block at `position`, from where the last check of the segment ended.
-        Makes checksums of the blocks that are sound and lists the others as damaged."""
+        """Checks the records from where the last check of the segment ended up to the end of the block at `position`.
+        Makes the checksums of whole sound blocks, and lists the bytes between sound records as damaged."""
         block_size = self._block_size
         target = segment.start + min((position // block_size + 1) * block_size, segment.size)
         async with self._checksum_lock:

@@ -43,7 +43,10 @@ class CredentialStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials:
-    """The current context for a set of files. The constructor (CertificateUnusable) and `refresh` block."""
+    """The current context for a set of files.
+
+    The constructor and `refresh` block to read them. The constructor raises CertificateUnusable if one can't be used.
+    """
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def server_context(
 ) -> ssl.SSLContext:
     """Returns a server's context. Clients' certificates, if requested, are verified with `files.trust`.
 
-    `protocols`: those that are offered to clients that ask (ALPN).
+    `protocols`: names of the protocols that are offered to clients that ask for one (ALPN).
 
     Blocks to read files. CertificateUnusable if one can't be used, or `files.trust` is missing.
     """

@@ -61,7 +61,7 @@ def load_server(
     """Returns the credentials of a port that uses the keys tls.server.…; None if they turn TLS off. Blocks. ConfigError
     for an unusable file.
 
-    `protocols`: those that the port offers to clients that ask (ALPN).
+    `protocols`: names of the protocols that the port offers to clients that ask for one (ALPN).
     """
     if not keys.takes_tls:
         return None

@@ -151,7 +151,7 @@ class TlsStream(trio.abc.Stream):
         return 0
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See `transport_stream`."""
+        """Waits as this method of `transport_stream` does."""
         self._check_open()
         await self.transport_stream.wait_send_all_might_not_block()
 

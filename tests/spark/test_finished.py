@@ -19,7 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ha.spark.jobs.audit.job import AuditOptions, audit_with
+from ha.audit.range import CopyPlace
+from ha.spark.jobs.audit.archive import ArchivePlace, ArchiveTask
+from ha.spark.jobs.audit.job import AuditOptions, _Keys, audit_with
 from ha.spark.jobs.finished import FinishedTasks, LogFiles, finished_tasks, state_folder, task_key
 from ha.spark.jobs.stats.job import StatsOptions, stats_with
 from tests.spark.inline import inline_runner
@@ -219,6 +221,28 @@ def test_findings_of_a_stopped_audit_are_kept_with_it(stores: list[Path], tmp_pa
     resumed = audit_with(again.runner(inline_runner(), key_of), options)
     assert again.taken_count >= KEPT
     assert without_times(msgspec.structs.asdict(resumed)) == without_times(msgspec.structs.asdict(whole))
+
+
+def test_the_key_of_an_archived_range_depends_on_all_of_the_archive_but_its_ends(built: Path) -> None:
+    archive = ArchivePlace(str(built), 0, SEGMENT, (), None, frozenset(), skips_damaged=False)
+    place = CopyPlace("store", str(built), "b", 0, SEGMENT)
+    others: dict[str, Any] = {
+        "path": "/other",
+        "files": (("config", "t", 0, 9),),
+        "topics": frozenset({"t"}),
+        "left_out": frozenset({"u", "t"}),
+        "skips_damaged": True,
+        "erased_topics": (("t", 5),),
+        "erased": (5,),
+    }
+    assert {*others, "begin", "end"} == set(ArchivePlace.__struct_fields__)
+
+    def key(**changes: Any) -> bytes | None:
+        return _Keys()(ArchiveTask(0, SEGMENT, 0, place, msgspec.structs.replace(archive, **changes), examples_max=3))
+
+    assert key() == key(begin=100, end=2 * SEGMENT)
+    assert len({key(), *(key(**{name: value}) for name, value in others.items())}) == len(others) + 1
+    assert key(left_out=frozenset({"t", "u"})) == key(left_out=frozenset({"u", "t"}))
 
 
 def test_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def surroundings(status: Mapping[str, Any]) -> Surroundings:
-    """Returns the peers in the data of /status, named by peers.py."""
+    """Returns this node and its peers from the data of /status, to which `name_peers` has added their names."""
     role, link = status["role"], status["ha_client"]
     follows = link is not None and role == "SLAVE"
     here = Peer(

@@ -1,4 +1,4 @@
-"""Formats numbers with units, and times in UTC, for all pages."""
+"""Formats numbers with units, and times in UTC, for all pages. None is shown as a dash."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def percent(ratio: float) -> str:
 
 
 def time_ms(ms: int) -> str:
-    """Formats a time as 2025-03-09 07:05:01.250 UTC; an invalid one as a number."""
+    """Formats ms since the epoch as 2025-03-09 07:05:01.250 UTC; an invalid time as a number."""
     if not 0 < ms <= _TIME_MS_MAX:
         return f"{ms} ms"
     at = datetime.fromtimestamp(ms // 1000, UTC)
@@ -66,12 +66,12 @@ def time_ms(ms: int) -> str:
 
 
 def time_s(seconds: float) -> str:
-    """Formats a time in seconds without the year, for recent events."""
+    """Formats seconds since the epoch as 03-09 07:05:01, without the year, for recent events."""
     return f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S}"
 
 
 def iso_ms(ms: int) -> str:
-    """Formats a time for <time datetime>; "" for an invalid one."""
+    """Formats ms since the epoch in ISO 8601, for the attribute of <time>; "" for an invalid time."""
     if not 0 < ms <= _TIME_MS_MAX:
         return ""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -50,7 +50,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveView:
-    """The overview's live part. `render` returns its HTML for a status with builtin types, a flow and neighbours."""
+    """The overview's live part. `render` returns its HTML from the status (builtin types), rates and neighbours."""
 
     def __init__(
         self,

@@ -176,7 +176,7 @@ class ChangeTopic:
 
 
 class ResetOffsets:
-    """Moves a group in a topic to a time."""
+    """Resets a group's offsets in a topic to the first message, to the end, or to a store time."""
 
     name, title, verb = "reset", "Reset a group's offsets", "Reset them"
     fields: Sequence[Field] = (
@@ -331,7 +331,7 @@ def _moment_ms(text: str) -> int | None:
 
 
 def _offsets(text: str) -> dict[int, int]:
-    """Returns the offset of each queue in "0:4,1:12"; empty for other texts."""
+    """Parses "0:4,1:12" into queue offsets by queue ID; empty for other texts."""
     found: dict[int, int] = {}
     for part in text.split(","):
         queue_id, offset = (_number(each, (1 << 63) - 1) for each in (*part.split(":"), "")[:2])

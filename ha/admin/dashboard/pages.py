@@ -116,7 +116,7 @@ class Dashboard:
         ]
 
     async def _load_templates(self) -> None:
-        """Loads the templates for the first page."""
+        """Loads the templates, unless another request has done so in the meantime."""
         async with self._loading:
             if self._renderer is None:
                 self._renderer = await trio.to_thread.run_sync(_load_renderer)
@@ -213,7 +213,7 @@ class Dashboard:
         return self._page(request, "messages.html", topic=topic, wanted=wanted, found=found, topic_names=names)
 
     async def _offset_of(self, wanted: str) -> int | Missing:
-        """Returns the physical offset that `wanted` is, or that it identifies as a message ID."""
+        """Returns the physical offset in `wanted` (a number or a message ID), or why there is none."""
         if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
             return int(wanted)
         return await self._source.message_by_id(wanted)

@@ -124,7 +124,7 @@ class QueuePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
-    """Result of a search for a key. `is_cut`: there may be more messages; `note` says where, if not just older ones."""
+    """Result of a search for a key. `is_cut`: there may be more, older messages, or others that `note` describes."""
 
     messages: Sequence[MessageLine]
     is_cut: bool
@@ -271,7 +271,7 @@ class DashboardSource(Protocol):
         """Returns up to `count` topics whose name contains `search` (ignoring case), sorted, from index `begin`."""
 
     async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
-        """Returns a topic and up to `count` queues; with `at_ms`, also their offsets at that time."""
+        """Returns a topic and up to `count` queues from ID `begin`; with `at_ms`, also their offsets at that time."""
 
     async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
         """Returns up to `count` messages of a queue, from `queue_offset` or, if that is higher, its minimum offset."""
@@ -286,7 +286,7 @@ class DashboardSource(Protocol):
         """Returns the names of the first `count` topics that are not the system's, sorted."""
 
     async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
-        """Returns up to `count` messages with a key or unique ID of the topics that are not the system's, newest first.
+        """Returns up to `count` messages with a key or unique ID, newest first, from all topics but the system's.
 
         Searches the topics in the order of their names. If it ends early, with enough messages or for lack of time,
         `note` says so.

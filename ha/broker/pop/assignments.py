@@ -113,9 +113,10 @@ class Assignments:
     def _queues_for(
         self, asked: QueryAssignmentBody, queues: list[tuple[str, int]], mode: str, share_count: int
     ) -> list[tuple[str, int]] | None:
-        """The client's queues, as (broker name, queue id or ALL_QUEUES); none if it is not a member of its group.
+        """The client's queues, as (broker name, queue id or ALL_QUEUES); all queues in a broadcasting group.
 
-        None if the group has no members, or the strategy is unknown.
+        Otherwise None if the group has no members or the strategy is unknown, and empty if the group's members divide
+        the queues among them and the client is not a member.
         """
         if asked.message_model == BROADCASTING:
             return queues

@@ -2,9 +2,9 @@
 
 A message is copied to its retry topic first, and its removal is in the next record of POP state. If the master dies in
 between, the state that is read from the log still has the message, which would be delivered twice. Such a copy follows
-the last record but one in the log: a record is made once the one before is appended, and contains the removals of all
-copies appended until then. (If the master died while it wrote several records for the same changes, a copy may lie
-further back, and is not found.)
+the second-to-last record of POP state in the log: a record is made once the one before is appended, and contains the
+removals of all copies appended until then. (If the master died while it wrote several records for the same changes, a
+copy may lie further back, and is not found.)
 
 A copy states the physical offset of its original as a negative number (`copy_mark`) in a field that RocketMQ uses only
 for half and committed messages: `prepared_transaction_offset`.
@@ -26,12 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 def copy_mark(physical_offset: int) -> int:
-    """The prepared transaction offset of the copy of the record at `physical_offset`, and the reverse."""
+    """Converts the physical offset of a record to the `prepared_transaction_offset` of its copy, or back."""
     return -1 - physical_offset
 
 
 async def finish_copied(store: MessageStore, state: PopState, records: ConsumeQueue) -> None:
-    """Removes messages from `state` whose copies follow the last record but one of the queue `records` in the log."""
+    """Removes from `state` the messages whose copies are in the log after the second-to-last record of POP state.
+
+    `records`: the queue of these records.
+    """
     end = store.log.max_offset.value
     behind = records.last_record_before(records.last_record_before(end))
     finished = 0
@@ -69,7 +72,7 @@ async def _finish_original(store: MessageStore, state: PopState, group: str, phy
 
 
 async def _record(store: MessageStore, physical_offset: int, size: int) -> MessageRecord | None:
-    """The record at `physical_offset`; `size` 0: as it states itself. None if it can't be read."""
+    """The record at `physical_offset`; None if it can't be read. `size`: its bytes, or 0 to read the size first."""
     try:
         if not size:
             head = await store.log.read_all(physical_offset, RECORD_PLACE.size)

@@ -59,26 +59,27 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
         return message is not None and message.is_acknowledged
 
     def count_of(self, offset: int, *, is_same_attempt: bool) -> int:
-        """Returns how often a message was popped before the next pop, which may be a retry of this one
-        (`is_same_attempt`).
+        """Returns the `count` of a message in the next pop: one more than in this one, or 0 if it is not in this one.
+
+        `is_same_attempt`: the next pop is a retry of this one, so the count stays.
         """
         message = self.messages.get(offset)
         return 0 if message is None else message.count + (not is_same_attempt)
 
     def acknowledge(self, offset: int) -> OrderedBatch:
-        """Returns the batch with an acknowledged message."""
+        """Returns the batch with the message at `offset` acknowledged."""
         message = msgspec.structs.replace(self.messages[offset], is_acknowledged=True)
         return self._with(offset, message)
 
     def delay(self, offset: int, due_ms: int) -> OrderedBatch:
-        """Returns the batch with another due time of a message."""
+        """Returns the batch with a new due time (ms since the epoch) of the message at `offset`."""
         return self._with(offset, msgspec.structs.replace(self.messages[offset], due_ms=due_ms))
 
     def _with(self, offset: int, message: OrderedMessage) -> OrderedBatch:
         return msgspec.structs.replace(self, messages={**self.messages, offset: message})
 
     def to_record(self) -> OrderRecord:
-        """The batch as a record of the log has it."""
+        """The batch in the form in which a record of POP state contains it."""
         messages = [
             OrderedRecord(offset, each.count, each.due_ms, int(each.is_acknowledged))
             for offset, each in self.messages.items()
@@ -87,7 +88,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_record(cls, record: OrderRecord) -> OrderedBatch:
-        """The batch in a record of the log."""
+        """The batch that a record of POP state contains."""
         messages = {
             each.offset: OrderedMessage(each.count, each.due_ms, bool(each.is_acknowledged))
             for each in sorted(record.messages, key=lambda each: each.offset)
@@ -108,7 +109,10 @@ def ordered_batch(
     invisible_ms: int,
     attempt_id: str | None,
 ) -> OrderedBatch:
-    """The batch of a pop that returns `offsets`, at least one and ascending; `before`: that of the previous pop."""
+    """The batch of a pop that returns the messages at `offsets`, at least one and ascending.
+
+    `before`: the batch of the previous pop, if there is one.
+    """
     is_same = before is not None and before.is_same_attempt(attempt_id)
     due_ms = pop_time_ms + invisible_ms
     messages: dict[int, OrderedMessage] = {}

@@ -1,15 +1,15 @@
 """POP state in the log: what was popped and acknowledged since the last record becomes one record.
 
-    change      `PopState` changes at once; all changes of a turn of the poller, or of a pass through the event loop,
-                become one record of rmq_sys_halog_pop, or several if they are many. RocketMQ writes two per pop and two
-                per acknowledgement
-    answer      a request is answered when the record of its change is acknowledged, as a message would be: `call`
+    change      `PopState` changes at once; all changes in one turn of the poller (ha/poller.py) or, outside a turn, in
+                one pass of the event loop become one record of rmq_sys_halog_pop, or several if they are many. RocketMQ
+                writes two per pop and two per acknowledgement
+    answer      a request is answered when the record of its change is acknowledged, as a message would be (`call`)
     failure     if a record can't be stored, its changes and all later ones are undone
     snapshot    when much was written since the last one, and before retention deletes records that are needed
     start       a master reads the records since the last snapshot; a slave keeps no state
 
 One record is appended at a time, so that records are in the log in the order of their changes; any number may wait for
-acknowledgement. The end of a turn appends a record if that needs no wait; the task of `serve` appends all others. The
+acknowledgement. A record is appended at the end of a turn if that needs no wait, otherwise by the task of `serve`. The
 group's consumer offset follows once the record is stored, so that it is never ahead of the log.
 
 A broker that becomes master waits until its log is dispatched, so that all acknowledged changes count.
@@ -165,11 +165,11 @@ class PopLog:
         await self._ready.wait()
 
     def call(self, waiter: Waiter, request_count: int = 1, *, since: int | None = None) -> None:
-        """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes, possibly
-        before this returns.
+        """Calls `waiter` with the outcome of all changes made so far, once it is known: possibly before this returns.
 
-        `since`: the `failure_count` when its changes were made. If changes were undone after that, `waiter` gets their
-        failure. Needed only if the caller has awaited something since its changes.
+        `request_count`: how many requests `waiter` answers. `since`: `failure_count` at the time of the caller's own
+        changes; if changes were undone after that, `waiter` gets the failure. Needed only if the caller has awaited
+        something since its changes.
         """
         state = self.state
         if since not in (None, self.failure_count):
@@ -264,7 +264,8 @@ class PopLog:
         return self._settle(state, put)
 
     def _settle(self, state: PopState, put: _RecordPut) -> bool:
-        """Undoes the changes of a record, and all later ones, if it was not stored; returns whether it was."""
+        """Commits the consumer offsets of the queues in a stored record. If the record was not stored, undoes its
+        changes and all later ones. Returns whether it was stored."""
         is_stored = put.next_offset >= 0
         for queue in state.settle(is_stored=is_stored):
             self._commit_offset(queue)
@@ -376,7 +377,7 @@ class PopLog:
         return self._store.queues.get(POP_TOPIC, 0)
 
     async def _loaded(self) -> PopState:
-        """As `_load`, which is repeated after a temporary error of the disk."""
+        """Returns the result of `_load`, which is called again after each temporary disk error."""
         while True:
             try:
                 return await self._load()
@@ -387,7 +388,7 @@ class PopLog:
                 await trio.sleep(PAUSE_S)
 
     async def _load(self) -> PopState:
-        """Returns the state that the log describes. OSError."""
+        """Returns the state that the log describes. Raises OSError."""
         self._bytes_since = 0
         began = trio.current_time()
         log = self._store.log
@@ -450,8 +451,8 @@ class PopLog:
             self._bytes_since += len(record.body)
 
     async def _find_snapshot(self, queue: ConsumeQueue) -> int | None:
-        """Returns the queue offset of the first part of the newest complete snapshot, and notes where it begins; None
-        if there is none."""
+        """Returns the queue offset of the first part of the newest complete snapshot, and sets `_snapshot_begin`; None
+        if there is no such snapshot."""
         end = queue.max_offset
         while end > queue.min_offset:
             begin = max(queue.min_offset, end - _ENTRY_COUNT)

@@ -279,7 +279,8 @@ class PopRequests:
         return None if self._hold(hold, taken.again_ms) else ResponseCode.POLLING_FULL
 
     def _hold(self, hold: PopHold, again_ms: int | None) -> bool:
-        """Holds a request until it is woken, `again_ms` comes, or its time ends; returns whether it may wait."""
+        """Holds a request until it is woken, `again_ms` (ms since the epoch) comes, or its time ends. Returns False if
+        a limit of held requests is reached or the connection is closed."""
         hold.deadline = hold.ends_at
         if again_ms is not None:
             hold.deadline = min(hold.ends_at, self.holds.time_of(again_ms))

@@ -5,9 +5,9 @@ RocketMQ checks every second and is 2 to 4 s late. A message leaves the state on
 is in the log after the copy, so that a crash in between never loses it. The next start finds such copies (copies.py).
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
-    unreadable          tried again every RETRY_S; skipped after `UNREADABLE_S_MAX` without damage that could explain it
-    gone                its record was deleted, by retention or with its topic: it leaves the state. A topic that is
-                        only unknown may be one that a new master's table does not have yet
+    unreadable          tried again every RETRY_S; dropped after `UNREADABLE_S_MAX` without repairable damage in the log
+    gone                its record was deleted, by retention or with its topic: it leaves the state. It stays if its
+                        topic is only missing in the table: the table of a new master may not have the topic yet
 
 Source: PopReviveService.
 """
@@ -246,7 +246,8 @@ class Revival:
         return [offset for offset in offsets if offset >= next_offset]
 
     def _postpone(self, state: PopState, due: _Due) -> None:
-        """Tries a message again later; drops it after `UNREADABLE_S_MAX` without damage that could explain it."""
+        """Keeps an unreadable message for a later attempt; drops it after `UNREADABLE_S_MAX` in which it was dispatched
+        and the log had no repairable damage."""
         now = trio.current_time()
         since = self._unreadable.setdefault(due, now)
         _, topic, queue_id = due.batch.queue.key

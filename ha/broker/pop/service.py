@@ -19,12 +19,13 @@ from ha.protocol.codes import RequestCode
 
 
 class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot of the broker's POP consumption. The counts without further description are since the start.
+    """Snapshot of the broker's POP consumption.
 
     in_flight_count: messages in flight, without those of order mode; 0 on a slave.
-    next_due_ms: when the first of them is due, in ms since the epoch; None without one, and on a slave.
+    next_due_ms: when the first of them is due, in ms since the epoch; None if there is none, and on a slave.
     waiting_count: requests that wait for messages.
-    lost_count: messages in flight that were gone when they were due.
+    revived_count: messages delivered again since the start.
+    lost_count: messages in flight that were gone when they were due, since the start.
     """
 
     in_flight_count: int
@@ -100,7 +101,8 @@ class PopService:
         )
 
     def _on_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Moves a queue at once, not at its next pop, so that the new position is in the log before a restart."""
+        """Applies a reset of a consumer offset to the queue at once, not at its next pop, so that the new offset is in
+        the log before a restart."""
         state = self._pop_log.state
         queue = None if state is None else state.get((group, topic, queue_id))
         if state is not None and queue is not None:

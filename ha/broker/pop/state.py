@@ -7,7 +7,7 @@
 
 Changes take effect at once and are remembered until they are in the log. `take_changes` returns them as a record, and
 `settle` takes the outcome of that record. If it was not stored, `settle` undoes its changes and all later ones, with
-the exceptions named there. No I/O, clock or tasks.
+the exceptions that its docstring names. No I/O, clock or tasks.
 
 Memory: about 120 bytes per message in flight, 400 per batch, bounded by the limits of `Limits`.
 """
@@ -49,7 +49,7 @@ _SLICE_COUNT_MAX = 512
 class Batch(msgspec.Struct, eq=False, kw_only=True):
     """Messages of one queue that were popped together, or whose invisible time was changed together. Times in ms.
 
-    offsets: all messages that were in it.
+    offsets: queue offsets of all its messages, including those no longer in flight.
     is_suspended: the next delivery of its messages does not count as a retry.
     left: how many messages are still in flight.
     is_scheduled: whether it is in the schedule.
@@ -92,7 +92,8 @@ class PopQueue:
 
 
 class Undo(msgspec.Struct):
-    """The values of one queue before its changes. `batches`: of changed messages only; None: it was not in flight."""
+    """The values of one queue before its changes. `batches`: queue offset of each changed message -> the batch it was
+    in; None if it was not in flight."""
 
     next_offset: int
     order: OrderedBatch | None
@@ -104,7 +105,7 @@ class Undo(msgspec.Struct):
     is_new: bool = False
 
     def remember(self, batches: dict[int, Batch | None]) -> None:
-        """Notes the values of messages before a change, unless they were changed before."""
+        """Saves the batches of messages that are about to change, unless they were saved before an earlier change."""
         if self.batches.keys().isdisjoint(batches):
             self.batches.update(batches)
             return
@@ -219,7 +220,8 @@ class PopState:
         self._add(queue, offsets, batch)
 
     def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> list[int]:
-        """Records that messages popped at a time were processed; returns those that were not in flight since then."""
+        """Records that messages popped at `pop_time_ms` were processed; returns the offsets of those that were not in
+        flight since that time."""
         batches: dict[int, Batch] = queue.batches
         missing: list[int] = []
         for batch, group in groupby(offsets, batches.get):
@@ -345,10 +347,11 @@ class PopState:
         return PopRecord(queues=records)
 
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
-        """Reports the outcome of the record; undoes it and all later changes if it was not stored.
+        """Takes the outcome of the record that `take_changes` returned. If it was not stored, undoes its changes and
+        all later ones.
 
-        Returns the queues that changed and still exist. A reset, and the removal of a queue, or of a message whose copy
-        is stored, is not undone but written again.
+        Returns the queues of a stored record that still exist, otherwise none. Some changes are written again instead
+        of undone: resets, removals of queues, and removals of messages whose copies are stored.
         """
         taken, self._taken = self._taken, {}
         if is_stored:
@@ -383,7 +386,7 @@ class PopState:
         return []
 
     def apply(self, record: PopRecord) -> None:
-        """Applies a record of the log. Nothing is remembered for another record."""
+        """Applies a record read from the log. Its changes are not returned by `take_changes`."""
         for change in record.queues:
             key = change.group, change.topic, change.queue_id
             queue = self.queues.get(key)
@@ -416,8 +419,8 @@ class PopState:
     def snapshot(self, size_max: int) -> Iterator[PopRecord]:
         """Yields the whole state in records of about `size_max` bytes; the last one may be empty.
 
-        Changes may happen, and be written, between two of them. No record removes anything, so that a snapshot that is
-        not completed loses nothing.
+        The state may change, and changes may be written, between two of these records. No record removes anything, so
+        that a snapshot that is not completed loses nothing.
         """
         part: list[QueueRecord] = []
         size = 0

@@ -1,8 +1,8 @@
 """Takes messages for a pop: from which queues, how many, and what the answer says about them.
 
-A request for all queues begins with another one each time; topics with priorities begin with the highest queue id. The
-group's retry topics come last, but first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue from which
-another pop reads is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
+A request for all queues begins with a different queue each time; in a topic with priorities, with the highest queue id.
+The group's retry topics come last, but first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue that
+another pop is reading is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
 
 `take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same generator (`_steps`), which
 yields what they have to read.
@@ -92,12 +92,12 @@ class _Wanted(msgspec.Struct, kw_only=True, gc=False):
 class Taken(msgspec.Struct, kw_only=True):
     """What a pop took.
 
-    since: the POP log's `failure_count` before.
+    since: the POP log's `failure_count` before the pop.
     size: bytes of `bodies`.
     rest_count: messages that are left.
-    again_ms: when, in ms since the epoch, another attempt may find more although no message arrives: when a queue that
-    is blocked by ordered messages is free, or at once if a scan ended at `SCAN_COUNT_MAX` or messages were dispatched
-    meanwhile. None if no time is known.
+    again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
+    blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX` or messages were dispatched
+    during the pop. None if no time is known.
     """
 
     pop_time_ms: int
@@ -110,7 +110,7 @@ class Taken(msgspec.Struct, kw_only=True):
     again_ms: int | None = None
 
     def try_again(self, at_ms: int) -> None:
-        """Notes a time for another attempt."""
+        """Sets `again_ms` to `at_ms`, unless an earlier time is set."""
         self.again_ms = at_ms if self.again_ms is None else min(self.again_ms, at_ms)
 
 
@@ -174,7 +174,7 @@ class Taker:
         """Takes up to the requested number of messages without waiting. Raises RefusedError if too many files are open.
 
         Returns None if `take` has to be called: the first messages are not in memory, or selected by a condition on
-        properties, or there are none and files of queues are being made.
+        properties, or there are none and files of queues are being created.
         """
         taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count)
         with closing(self._steps(state, request, config, selection, taken)) as steps:
@@ -304,11 +304,11 @@ class Taker:
             _add_counts(taken.info, source, batch, offsets)
 
     def _is_current(self, state: PopState, queue: PopQueue) -> bool:
-        """Whether the broker is still the master of the same term, and the queue was not removed."""
+        """Whether the broker is still the master in the term of `state`, and the queue was not removed."""
         return self._pop_log.state is state and state.get(queue.key) is queue
 
     def _open(self, state: PopState, source: Source, request: PopMessageRequest) -> PopQueue | None:
-        """The queue's state; None if there are too many queues."""
+        """The state of the queue, created at the group's first pop from it; None if there are too many queues."""
         group = request.consumer_group
         key = group, source.topic, source.queue_id
         queue = state.get(key)
@@ -414,7 +414,8 @@ class Taker:
         return read
 
     def _as_original(self, raw: bytes, request: PopMessageRequest, source: Source, begin: int, taken: Taken) -> bytes:
-        """Returns the record of a retry as one of the original topic, with its handle as a property."""
+        """Converts the record of a message in a retry topic to one of the topic popped from, with its POP handle as a
+        property. Returns `raw` if the record is invalid or has no room for the property."""
         try:
             record = decode_record(raw, verify_crc=False)
             properties = record.property_map()
@@ -446,7 +447,7 @@ def _queues_of(topic: str, queue_count: int, flag: int) -> tuple[Source, ...]:
 
 
 def _add_counts(info: PopInfo, source: Source, batch: OrderedBatch, offsets: Sequence[int]) -> None:
-    """Adds how often each message was popped before, and the least of these numbers."""
+    """Adds to `info` how often each message was popped before, and the lowest of these counts."""
     counts = [(offset, batch.messages[offset].count) for offset in offsets]
     tried = [each for each in counts if each[1]]
     info.add_counts(source.flag, source.queue_id, tried, min(times for _, times in counts))

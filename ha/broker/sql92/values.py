@@ -83,9 +83,9 @@ def double_of(text: str) -> float:
 
 
 def compare(left: Value, right: Value) -> int:
-    """Below, at or above 0 as `left` is less than, equal to or greater than `right`; neither is None.
+    """Returns a negative number, 0 or a positive one if `left` is less than, equal to or greater than `right`.
 
-    Values of unrelated types compare as "less", as in Java. Raises Incomparable.
+    Neither may be None. Values of unrelated types compare as "less", as in Java. Raises Incomparable.
     """
     left_type, right_type = type(left), type(right)
     if left_type is not right_type:

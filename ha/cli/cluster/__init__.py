@@ -149,9 +149,9 @@ def _run(directory: Path, wakeup: int, timeout_s: float, background: Background 
 
 @contextmanager
 def _interruptible() -> Iterator[int]:
-    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe that gets a byte for each START_MISSING.
+    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe's read end that gets a byte per START_MISSING.
 
-    After the first of these signals SIGTERM is ignored, so that a second `ha cluster down` also waits for the stop. A
+    After the first SIGTERM or Ctrl-C, SIGTERM is ignored, so that a second `ha cluster down` also waits for the stop. A
     second Ctrl-C kills the nodes.
     """
     readable, writable = os.pipe()

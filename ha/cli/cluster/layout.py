@@ -46,7 +46,7 @@ class LocalNode(msgspec.Struct, frozen=True):
 
     @property
     def module(self) -> str:
-        """Its entry point; "" for etcd."""
+        """Python module that runs the node; "" for etcd."""
         if self.name == ETCD:
             return ""
         if self.name == NAME_SERVER:
@@ -62,9 +62,9 @@ class LocalNode(msgspec.Struct, frozen=True):
 
     @property
     def stage(self) -> int:
-        """Nodes stop in descending order of it, so that a master has its slaves until its last send is acknowledged.
+        """Place in the order of starting, except that slaves and masters start together. Nodes stop in reverse order.
 
-        They start in ascending order, but brokers start together.
+        So a master has its slaves until its last send is acknowledged.
         """
         if not self.is_broker:
             return 0 if self.name == ETCD else 1
@@ -182,7 +182,7 @@ def _add_services(directory: Path, ports: Iterator[int], *, failover: bool) -> l
 
 
 def _ports_of(nodes: Sequence[LocalNode], directory: Path) -> set[int]:
-    """Returns the ports of nodes, which need not run and so may look free."""
+    """Returns the configured ports of nodes. They may look free, because the nodes need not be running."""
     texts = [value for node in nodes for key, value in node.keys.items() if key.endswith("istenPort")]
     if any(node.name == ETCD for node in nodes):
         texts += re.findall(r":(\d+)$", (directory / f"{ETCD}.yml").read_text(), re.MULTILINE)

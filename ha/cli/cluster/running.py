@@ -319,7 +319,7 @@ def pages_of_nodes(directory: Path, nodes: Sequence[LocalNode]) -> Callable[[flo
 
 
 def _admin_token(directory: Path, node: LocalNode) -> str:
-    """Returns the token of a node's admin port, in the order in which the node looks for it; "" for none. NodeError."""
+    """Returns the token of a node's admin port; "" for none. NodeError. Looks for it where the node does."""
     given = os.environ.get("HA_ADMIN_TOKEN") or node.keys.get("adminToken")
     if given:
         return given
@@ -338,7 +338,10 @@ def _admin_certificate(directory: Path, node: LocalNode) -> Path | None:
 
 
 def _trusting(certificate: Path | None) -> ssl.SSLContext | None:
-    """Returns a context that trusts this certificate without checking its names. NodeError if it can't be loaded."""
+    """Returns a TLS context that trusts this certificate without checking its names; None without a certificate.
+
+    NodeError if the certificate can't be loaded.
+    """
     if certificate is None:
         return None
     try:

@@ -114,7 +114,7 @@ def diff(
 
 
 def _record_of(examination: Examination) -> int | None:
-    """Return the offset of the first record that the stores do not share; None if no record differs."""
+    """Return the physical offset of the first record that differs or that only one store has; None if there is none."""
     found = [
         finding.physical_offset
         for examples in examination.findings.examples.values()

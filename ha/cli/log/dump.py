@@ -117,8 +117,11 @@ def _span(reader: LogReader, choice: Choice) -> Span:
 
 
 def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
-    """Yield the records in physical order: through the queues (and the key index), without batch queues, if a topic or
-    key is given; otherwise from the log itself, with the records that are in no queue."""
+    """Yield the records in physical order.
+
+    If a topic or key is given, they are found through the queues (and the key index), without batch queues. Otherwise
+    they are read from the log itself, including records that are in no queue.
+    """
     runs = reader.range_runs if _is_by_queue(choice) else reader.walk_runs
     return runs(span.begin, span.end, options)
 

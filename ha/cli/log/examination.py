@@ -24,7 +24,7 @@ Watch = Callable[[RangeFacts], None]
 
 
 class Examination:
-    """An examination of `span` of stores that were opened for it, up to their ends at that time."""
+    """Examines a span of stores, up to the ends that the stores had when `readers` were opened."""
 
     def __init__(self, readers: Sequence[LogReader], names: Sequence[str], span: Span, examples_max: int) -> None:
         self.readers = readers

@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 @Parameter(name="*")
 @dataclass
 class Where:
-    """Options of every job for Spark and its output."""
+    """Options that every job has: for its Spark session and its output."""
 
     master: Annotated[str, Parameter(help="Spark master: local[*], spark://host:port, yarn, k8s://…")] = "local[*]"
     conf: Annotated[list[str], Parameter(help="Spark setting, key=value (repeatable).", negative=())] = field(

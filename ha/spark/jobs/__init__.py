@@ -10,4 +10,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
-    """Shows nothing."""
+    """Does nothing: the progress callback of callers that show no progress."""

@@ -57,7 +57,7 @@ def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Ite
 
 
 class FinishedTasks:
-    """The file with one job's results. No method raises an error of the file: it is logged."""
+    """The file with one job's results. Errors of reading or writing it are logged, never raised."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -214,4 +214,4 @@ def task_key(kind: str, *parts: Any) -> bytes:
     """Return the key of a result of `kind`: a hash of `parts` and of halog's version. The result must not depend on
     anything else.
     """
-    return hashlib.sha256(msgspec.msgpack.encode((__version__, kind, *parts))).digest()
+    return hashlib.sha256(msgspec.msgpack.encode((__version__, kind, *parts), order="deterministic")).digest()

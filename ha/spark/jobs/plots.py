@@ -1,4 +1,4 @@
-"""Draws the plots of the jobs with matplotlib, without a display: as PNG files, and as SVG in the colours of its page.
+"""Draws the plots of the jobs with matplotlib, without a display: as PNG files, and as SVG in the colours of a page.
 
 A `Plot` draws itself with a palette. For SVG the palette consists of placeholder colours that become CSS variables, so
 that one picture suits light and dark pages.
@@ -40,7 +40,7 @@ Draw = Callable[[Any, Palette], None]
 
 
 class Plot(NamedTuple):
-    """`draw(axes, palette)` draws it; `name` is its file name, `title` its caption; sizes in inches."""
+    """`draw(axes, palette)` draws it; `name` is its file name without .png, `title` its caption; sizes in inches."""
 
     name: str
     title: str

@@ -55,7 +55,7 @@ Ranges = dict[str, dict[str, dict[int, list[tuple[int, int]]]]]
 
 
 class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of the commit topic. `row_count`: messages in `ranges`."""
+    """One message of the commit topic. `row_count`: number of messages in `ranges`."""
 
     kind: Literal["begin", "commit", "fence"]
     sink: str = ""
@@ -78,7 +78,7 @@ class History(msgspec.Struct, frozen=True):
         return self.commit.batch if self.commit is not None else -1
 
     def floors(self, topic: str, batch: int, partition: int) -> dict[str, dict[int, int]]:
-        """Return by broker name and queue id the queue offset of `topic` before which no message of that part can be.
+        """Return broker name -> queue id -> queue offset in `topic` before which no message of the part can be.
 
         Brokers for which there is no record are left out: no attempt at the part can have sent to them.
         """
@@ -89,12 +89,12 @@ class History(msgspec.Struct, frozen=True):
         return floors
 
     def begin_count(self, batch: int, partition: int) -> int:
-        """Return the number of begins of that part; an attempt that sends to several topics writes several."""
+        """Return the number of begins of the part; an attempt that sends to several topics writes several."""
         return sum(begin.batch == batch and begin.partition == partition for begin in self.begins)
 
 
 def decode_control(body: bytes) -> ControlRecord | None:
-    """Decode the body of a message of the commit topic; None if it is not such a record."""
+    """Decode the body of a message of the commit topic; None if it is not a valid record."""
     try:
         return msgspec.json.decode(body, type=ControlRecord)
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -51,7 +51,7 @@ class SinkPart(msgspec.Struct, frozen=True):
 
 
 def parse_sink_property(value: str) -> SinkPart | None:
-    """Parse a HALOG_SINK; None if it is not the sink's."""
+    """Parse a value of HALOG_SINK; None if it does not have the form of `SinkPart.text`."""
     parts = value.split("/")
     if len(parts) != 3 or not parts[0] or not all(_NUMBER.fullmatch(number) for number in parts[1:]):
         return None

@@ -109,8 +109,10 @@ class _Waiting(msgspec.Struct):
 
 
 class _Topic(msgspec.Struct):
-    """A topic being written to: its queues, the number of requests distributed over them (round robin), and the queue
-    offsets from which its messages can be."""
+    """A topic being written to. `turn`: index of the queue for the next request, modulo the number of queues.
+
+    `begins`: queue offsets before which this attempt has stored no message.
+    """
 
     queues: list[MessageQueue]
     turn: int
@@ -272,7 +274,7 @@ class PartWriter:
 
     async def _open_topic(self, name: str) -> _Topic:
         """Prepare for sending to a topic: find its queues, record that the part begins, and find the messages of
-        earlier attempts. If there was one, wait until it has ended."""
+        earlier attempts. If there was an earlier attempt, wait until it has ended."""
         history = self._history
         assert history is not None
         part = self._part

@@ -163,7 +163,7 @@ class ArchivedSource(LogSource):
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Return the size of the records [begin, end) in bytes; None if the log can't tell.
 
-        Archived messages count with a share of their compressed files.
+        For archived messages, it is their share (by rows) of the size of the compressed files.
         """
         split = self._split(queue, begin, end)
         archived = 0

@@ -27,7 +27,7 @@ from ha.spark.worker_errors import without_traceback
 
 
 class HalogReader(DataSourceReader):
-    """Reads as the options say, without the query's filters."""
+    """Reads the rows that the options select; does not accept the query's filters."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -55,7 +55,7 @@ class HalogReader(DataSourceReader):
 
 
 class HalogPushdownReader(HalogReader):
-    """A `HalogReader` that accepts filters. Spark refuses it in processes in which it does not push filters down."""
+    """A `HalogReader` that accepts filters. Spark refuses such a reader where it does not push filters down."""
 
     @without_traceback()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802

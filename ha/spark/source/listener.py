@@ -217,7 +217,11 @@ class LagListener(StreamingQueryListener):
             self._write_metrics()
 
     def _end_offset(self, sources: Iterable[Any]) -> str | None:
-        """Return the JSON of the batch's end in our source, which the API shows only as a Python source; else None."""
+        """Return the JSON of the batch's end offset in our source; None without one.
+
+        The API shows only that a source is written in Python: the first such source is taken, unless the user gave the
+        index of ours.
+        """
         for number, source in enumerate(sources):
             is_ours = "PythonMicroBatchStream" in str(source.description) and bool(source.endOffset)
             if is_ours and (self._source_index is None or number == self._source_index):

@@ -18,7 +18,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 
 
 class Brokers(tuple[str, ...]):
-    """Names of brokers. `aliases`: other name -> name, for other names that checkpoints and options may have."""
+    """Names of brokers. `aliases`: another name that checkpoints and options may contain -> name."""
 
     aliases: Mapping[str, str]
 
@@ -64,7 +64,7 @@ class QueueSlice(NamedTuple):
 
 
 class LogPartition(InputPartition):
-    """The part that one task reads. Must be picklable: no open file, no connection."""
+    """The part of the log that one task reads. Must be picklable: no open file, no connection."""
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -43,7 +43,8 @@ _RECORD_HEAD = Struct(">i16xq8xi")
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of pulling. `slot_entries`: queue offsets of a slot without tags. `lanes`: slots requested at once.
+    """Options of pulling. `lanes`: slots requested at once. `slot_entries`: number of queue offsets in a slot, unless
+    `tags` are given.
 
     `retry_s`: time for which a request is repeated on transient errors, and for which a slot waits for a broker that
     does not have its messages. `fail_on_data_loss`: False skips and counts messages that no longer exist.

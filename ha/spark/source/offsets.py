@@ -109,7 +109,7 @@ def _check_offsets(found: object, option: str) -> None:
 
 
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
-    """Return the queue that `text` (see QUEUE_TEXT) names; without a broker's name, that queue of every broker.
+    """Return the queues that `text` (see QUEUE_TEXT) names: one, or without a broker's name that of every broker.
 
     OptionError for a broker that is not read; with `one`, also for a text that names queues of several brokers.
     """

@@ -1,9 +1,9 @@
 """Parses the source's options; names and behaviour are spark-sql-kafka's where the concept is the same.
 
-Precedence, as there: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same for ending….
-Unlike there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of Kafka's own
-client, an unknown name) is refused with a reason, where Kafka's source logs or ignores it; and no subscription at all
-means every topic.
+Precedence, as in spark-sql-kafka: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same
+for the ending options. Unlike in spark-sql-kafka, an option that can't be honoured (an ending in a stream, a rate limit
+in a batch, anything of Kafka's own client, an unknown name) is refused with a reason, not logged or ignored; and no
+subscription at all means every topic.
 """
 
 from __future__ import annotations

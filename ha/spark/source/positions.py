@@ -86,7 +86,7 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
 def check_batch_positions(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
     """OptionError for positions that are invalid in a batch.
 
-    It would read nothing or end before it starts, or the positions have different queues.
+    They are invalid if the batch would read nothing or end before it starts, or if they have different queues.
     """
     if starting == AtEdge(LATEST):
         raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")

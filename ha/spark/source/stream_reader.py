@@ -226,7 +226,7 @@ class StreamPlanner:
         return size
 
     def default_limit(self) -> ReadLimit:
-        """Return the first limit that the options set; `latest` applies all of them under any but ReadAllAvailable.
+        """Return the first limit that the options set; `latest` applies all of them unless given ReadAllAvailable.
 
         The API accepts only one limit, and has none that combines two.
         """

@@ -52,7 +52,7 @@ fit
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """See BodyFormat. `given` is the JSON of a record; the result is the same without documentation and defaults."""
+    """See BodyFormat. `given` is the JSON of a record schema; the result leaves out its documentation and defaults."""
     if not isinstance(given, str):
         raise ValueError("it is no text")
     avro = _fastavro()
@@ -98,7 +98,7 @@ def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 def _with_enum_indexes(schema: Any) -> Any:
-    """Return `schema` with a record of the symbol's index, which has the same bytes, in place of each enum."""
+    """Return `schema` with each enum replaced by a record of the symbol's index, which is encoded in the same bytes."""
     if isinstance(schema, list):
         return [_with_enum_indexes(member) for member in schema]
     if not isinstance(schema, dict):
@@ -154,7 +154,7 @@ class _Types:
         """Full name -> type; None while its own definition is read"""
 
     def of(self, schema: Any, namespace: str) -> tuple[pa.DataType, _Convert]:
-        """Return Arrow's type and the conversion. ValueError for a type that no column has."""
+        """Return the Arrow type and the conversion of values of `schema`. ValueError if no column can have the type."""
         if isinstance(schema, list):
             members = [member for member in schema if member != "null"]
             if len(members) != 1:
@@ -246,7 +246,7 @@ def _micros(millis: int) -> int:
 
 
 def _symbol_of(symbols: list[str]) -> Callable[[Any], Any]:
-    """Return the conversion of the records by which `_with_enum_indexes` replaces an enum with these symbols."""
+    """Return the conversion of an enum, which `_with_enum_indexes` has replaced by a record, to one of `symbols`."""
 
     def convert(record: dict[str, int]) -> str:
         index = record["index"]
@@ -266,7 +266,7 @@ def _of_fields(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _of_record(converts: list[tuple[str, Callable[[Any], Any]]]) -> _Convert:
-    """Return a conversion of the fields that have one, in place."""
+    """Return the conversion of a record, which changes the fields in `converts` in place; None if there are none."""
 
     def convert(record: dict[str, Any]) -> dict[str, Any]:
         for name, convert_field in converts:

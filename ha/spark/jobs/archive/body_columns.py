@@ -37,9 +37,10 @@ def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[
 
 
 def columns_of(found: Iterable[BodyColumns], topic: str) -> BodyColumns | None:
-    """Return the columns of `topic` of several brokers, or None. OptionError if they don't fit into one table.
+    """Return the columns that the brokers' archives (`found`) have for `topic`; None if none has a schema for it.
 
-    JSON schemas of several brokers are merged. With other formats a body can be decoded by one schema only.
+    JSON schemas of several brokers are merged; with other formats, they must be equal. OptionError if they are not, or
+    if the columns don't fit into one table.
     """
     found = [columns for columns in found if topic in columns.schemas]
     if not found:

@@ -13,14 +13,14 @@ class BodyFormat(Protocol):
 
     @property
     def ACCEPTED(self) -> str:  # noqa: N802 - a constant of the module
-        """Describes a schema of this format in error messages"""
+        """Describes a valid schema of this format, for error messages."""
 
     def stored_schema(self, given: str | tuple[bytes, str], /) -> dict[str, Any]:
         """Return the user's schema in the form that the archive's manifest stores. ValueError if it is invalid;
         OptionError if a required package is not installed."""
 
     def columns(self, stored: dict[str, Any], /) -> pa.StructType:
-        """Return the columns of a stored schema. ValueError for a type that no column has."""
+        """Return the columns of a stored schema. ValueError for a type that no column can have."""
 
     def decoder(self, stored: dict[str, Any], /) -> Callable[[bytes], Any]:
         """Return a function that returns the values of a body by column, or None if the body can't be decoded.
@@ -30,7 +30,7 @@ class BodyFormat(Protocol):
 
 
 def body_format(name: Literal["json", "avro", "protobuf"]) -> BodyFormat:
-    """Return the module of a format. It is imported only when it is used, to save each worker process of Spark that."""
+    """Return the module of a format. Imports only this one, because each worker process of Spark pays for imports."""
     if name == "avro":
         from ha.spark.jobs.archive import avro_bodies
 

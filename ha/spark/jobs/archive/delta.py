@@ -161,14 +161,14 @@ def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value of Delta's statistics: times in milliseconds, rounded down."""
+    """Return `value` in the form of Delta's statistics: times as text, rounded down to milliseconds."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value
 
 
 def delta_session(spark: SparkSession) -> SparkSession:
-    """Return a new session in which Delta works by path. OptionError if this Spark has no Delta Lake."""
+    """Return a new session that can use Delta tables by their paths. OptionError if this Spark has no Delta Lake."""
     delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
     extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
     # py4j takes a missing class for a package.

@@ -78,12 +78,12 @@ class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """Rows in all topics."""
+        """Number of erased (in a dry run: matching) rows in all topics."""
         return sum(topic.rows for topic in self.topics)
 
     @property
     def not_searched(self) -> int:
-        """Rows that may have a key but can't be searched."""
+        """Number of rows that may have one of the keys, but can't be searched."""
         return sum(topic.not_searched for topic in self.topics)
 
     @property

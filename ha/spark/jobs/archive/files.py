@@ -211,7 +211,7 @@ def row_batches(
 
 
 def readable_statistics(column: pq.ColumnChunkMetaData) -> pq.Statistics | None:
-    """Return the statistics of a column in one row group; None without, or if Python can't represent their times."""
+    """Return the statistics of a column in one row group; None if it has none, or has times outside Python's range."""
     if column.is_stats_set:
         with suppress(OverflowError):
             _ = column.statistics.min, column.statistics.max

@@ -297,7 +297,7 @@ class FolderCatalog(NoopCatalog):
         replace_file(self._metadata / "version-hint.text", b"%d" % version)
 
     def _sync(self, snapshot: Snapshot, table: Table) -> None:
-        """Sync the files of a new snapshot, which PyIceberg only writes."""
+        """Sync the files of a new snapshot, which PyIceberg writes without syncing them."""
         manifests = snapshot.manifests(table.io)
         new = [each.manifest_path for each in manifests if each.added_snapshot_id == snapshot.snapshot_id]
         for path in (snapshot.manifest_list, *new):

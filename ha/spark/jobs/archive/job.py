@@ -65,7 +65,7 @@ def archive(
 
 
 def _earlier_name(options: ArchiveOptions, target: Path) -> str | None:
-    """Return the name of the store's directory, which earlier versions used, if the archive has a broker of that name
-    and none of the name that the store states; else None."""
+    """Return the name of the store's directory, which earlier versions used as the broker's name, if the archive has a
+    broker of that name and none of the name that the store states; else None."""
     name, known = Path(options.path).resolve().name, brokers(target)
     return name if name in known and stored_broker_name(Path(options.path)) not in known else None

@@ -191,7 +191,8 @@ class State(msgspec.Struct, kw_only=True):
         """Return the queues (topic, queue id) with messages of two topics of one name, one created after the other was
         deleted. RocketMQ begins again at queue offset 0, so later messages have queue offsets that are not higher.
 
-        `topics`: only of these. Files whose physical offsets overlap are not compared: a clock was set back then.
+        `topics`: the topics to check (None: all). Files whose physical offsets overlap are not compared: they overlap
+        if the broker's clock was set back.
         """
         found = set()
         parts: dict[tuple[str, int], list[tuple[int, int, QueueSpan]]] = {}

@@ -26,7 +26,7 @@ class Match(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
 
     def may_be_in(self, topic: str | None) -> bool:
-        """Return whether files of `topic` may have such rows."""
+        """Return whether files of `topic` may have rows that match."""
         return topic is None or topic == self.topic or topic in INTERNAL_TOPICS or is_system_topic(topic)
 
     def hidden_count(self, topic: str | None, rows: pa.RecordBatch) -> int:
@@ -84,7 +84,7 @@ class Finds:
         self._not_searched = 0
 
     def add(self, match: Match, topic: str | None, rows: pa.RecordBatch) -> None:
-        """Add rows of a file of `topic` with the columns `SEARCHED`."""
+        """Add those of `rows` that match; they are from a file of `topic`, and have the columns `SEARCHED`."""
         self._not_searched += match.hidden_count(topic, rows)
         chosen = rows.filter(pa.array(match.find(topic, rows)))
         self._places += chosen["physicalOffset"].to_pylist()
@@ -94,6 +94,6 @@ class Finds:
                 self._spans[queue_id] = min(low, offset), max(high, offset), count + 1
 
     def found(self) -> Found:
-        """Return what was found."""
+        """Return the rows found in all batches that were added."""
         spans = tuple(QueueSpan(queue_id, *span) for queue_id, span in sorted(self._spans.items()))
         return Found(len(self._places), self._not_searched, tuple(self._places), spans)

@@ -100,7 +100,7 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
 
 
 def table_name(options: ArchiveOptions) -> str:
-    """Return the name of the archive's table in its `Scope`."""
+    """Return the value of `Scope.table`: the name of the Delta or Iceberg table, or "" with Parquet."""
     return "" if options.format == "parquet" else options.iceberg_table or TABLE_IN_FOLDER
 
 
@@ -139,7 +139,7 @@ def _body_schema(form: BodyFormat, topic: str, given: str | tuple[bytes, str]) -
 
 
 def _check_names(topic: str, kind: DataType) -> None:
-    """OptionError if a struct within `kind` has a name that a table can't have."""
+    """OptionError if a struct within `kind` has a field name that a table can't have, or the same name twice."""
     if isinstance(kind, ArrayType):
         _check_names(topic, kind.elementType)
     if isinstance(kind, MapType):

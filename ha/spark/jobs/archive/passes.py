@@ -270,7 +270,7 @@ class ArchiveJob:
         return show
 
     def commit_of(self, kind: Literal["append", "compact"], covered_end: int, **fields: Any) -> Commit:
-        """Return the next commit."""
+        """Return the commit that follows the current state; `fields` are its other fields."""
         begin = self.state.covered_begin
         return Commit(
             sequence=self.state.sequence + 1,

@@ -118,9 +118,10 @@ def _with_imports(name: str, files: dict[str, FileDescriptorProto]) -> set[str]:
 
 
 def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return Arrow's type of a message, and the conversion. `within`: full names of the messages that contain it.
+    """Return Arrow's type of a message, and a function that converts one.
 
-    ValueError if it contains itself or has no fields, or if a message in it does.
+    `within`: full names of the messages that contain it. ValueError if this message, or one in it, contains itself or
+    has no fields.
     """
     name = message.full_name
     if name == "google.protobuf.Timestamp":
@@ -149,7 +150,10 @@ def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.Data
 def _field_type(
     field: FieldDescriptor, is_repeated: bool, within: tuple[str, ...]
 ) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return Arrow's type of a field, and a function that returns its value in a message. ValueError as above."""
+    """Return Arrow's type of a field, and a function that returns its value in a message.
+
+    ValueError as in `_message_type`.
+    """
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, _ = _value_type(field.message_type.fields_by_name["key"], within)

@@ -1,8 +1,9 @@
 """Reads an archive as a table: the files in its manifests, with the right types.
 
-With the format parquet, `spark.read.parquet(archive)` works as well, with two differences: Spark guesses the type of a
-partition column (topics that all look like numbers become numbers), and a reader may see a commit that is being applied
-(see `manifest.py`). With other formats it also returns rows of files that were merged or erased.
+If the archive's format is parquet, `spark.read.parquet(archive)` works as well, with two differences: Spark guesses the
+type of a partition column (topics that all look like numbers become numbers), and a reader may see a commit that is
+being applied (see `manifest.py`). With the formats delta and iceberg, it also returns rows of files that were merged or
+erased.
 """
 
 from __future__ import annotations

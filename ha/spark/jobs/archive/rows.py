@@ -32,7 +32,7 @@ _GIVEN = ("topic", "brokerName")
 
 
 class FileRange(msgspec.Struct, frozen=True):
-    """The rows of `offsets` among those of one topic and day at physical offsets [begin, end)."""
+    """Rows of one topic and day at physical offsets [begin, end), limited to the queue offsets in `offsets`."""
 
     archive: str
     broker_name: str
@@ -50,7 +50,7 @@ class FileRange(msgspec.Struct, frozen=True):
     def of(
         cls, archive: Path, broker_name: str, shown_broker: str, file: ArchivedFile, offsets: dict[int, tuple[int, int]]
     ) -> FileRange:
-        """Return the range of one file."""
+        """Return the range of the rows of `file` that have queue offsets in `offsets`."""
         begin, end = file.physical_begin, file.physical_end
         return cls(str(archive), broker_name, shown_broker, file.topic or "", file.date, begin, end, offsets)
 

@@ -34,7 +34,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in `folder`; a folder that no longer exists has none."""
+    """Sync the directory entries of `folder`; do nothing if it no longer exists."""
     try:
         _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

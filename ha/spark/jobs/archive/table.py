@@ -28,10 +28,10 @@ class ArchiveTable(Protocol):
     """A table in the folder of an archive, which several brokers may share."""
 
     def files(self) -> dict[str, int]:
-        """Return the paths of all its files, relative to the archive (others by their URI), with their rows."""
+        """Return path -> row count of all its files. Paths are relative to the archive; files elsewhere have a URI."""
 
     def sequence(self, broker_name: str) -> int:
-        """Return the number of the broker's commit that it has, 0 if none."""
+        """Return the number of the broker's last commit that the table has; 0 if it has none."""
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
         """Add and remove files of the broker of `state`, and record its offsets, in one step.

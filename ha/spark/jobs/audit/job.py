@@ -127,8 +127,10 @@ def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_pr
 
 
 class _Keys:
-    """Computes the key under which the facts of a range are kept: from the task, but without settings of this run only
-    (audit_id), and from the files. None, so that the range is examined, if a file of the archive is missing.
+    """Computes the key under which the facts of a range are stored, from its task and the files that the task reads.
+
+    Settings that differ with each run (audit_id) are not part of it. The key is None, so that the range is examined, if
+    a file of the archive is missing.
     """
 
     def __init__(self) -> None:
@@ -143,20 +145,10 @@ class _Keys:
             found = [os.stat(Path(archive.path, file[0])) for file in archive.files]
         except OSError:
             return None
-        archive_facts = (
-            archive.path,
-            archive.files,
-            sorted(archive.topics or ()),
-            archive.topics is None,
-            archive.skips_damaged,
-            archive.erased_topics,
-            archive.erased,
-        )
         states = [(status.st_ino, status.st_size, status.st_mtime_ns) for status in found]
         store = self._copy(task.store, task)
-        return task_key(
-            "audit archive", task.begin, task.end, task.start, task.examples_max, store, archive_facts, states
-        )
+        archive = msgspec.structs.replace(archive, begin=0, end=0)  # The task's range is within them: they may change.
+        return task_key("audit archive", task.begin, task.end, task.start, task.examples_max, store, archive, states)
 
     def _copy(self, copy: CopyPlace, task: RangeTask | ArchiveTask) -> tuple[object, ...]:
         if copy.path not in self._logs:

@@ -1,8 +1,9 @@
 """Builds index files from keys in the order of the log: an entry's place depends only on its number.
 
-Pass 1 writes, for each range of the log, a work file of `record_digest.KEY` in physical order. Their counts determine
-which keys belong to which index file, so each index file is built independently, from slices of one or several work
-files, by the store's own `IndexFile`. Memory: the slot table (4 B per slot) and a chunk, regardless of the file's size.
+Pass 1 writes, for each range of the log, a work file of keys (`record_digest.KEY`) in physical order. The numbers of
+keys determine which of them belong to which index file, so each index file is built independently, from slices of one
+or several work files, by the store's own `IndexFile`. Memory: the slot table (4 B per slot) and a chunk, regardless of
+the file's size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _EARLIEST_ZONE_S = -12 * 3600
 
 
 class KeySlice(msgspec.Struct, frozen=True):
-    """Keys [begin, end) of a file of `record_digest.KEY`."""
+    """Keys [begin, end) of a work file, counted from 0."""
 
     path: str
     begin: int
@@ -39,7 +40,7 @@ class IndexFilePlan(msgspec.Struct, frozen=True):
 
 
 def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> list[IndexFilePlan]:
-    """Cut the keys (files of `record_digest.KEY` with their counts, in the order of the log) into index files.
+    """Cut the keys into index files. `keys`: each work file with its number of keys, in the order of the log.
 
     A file takes `entry_count_max` − 1 keys, as entry 0 is never used. Reads one key per file, for the names, which must
     sort before those that a broker later gives by its local clock in any time zone. So a file is named after the store

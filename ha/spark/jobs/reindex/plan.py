@@ -35,8 +35,11 @@ FOLDERS = ("consumequeue", "index")
 
 
 class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Source, target and sizes of a rebuild. Sizes are those of the broker, whose keys are in brackets; existing files
-    determine them or must agree."""
+    """Source, target and sizes of a rebuild.
+
+    Sizes must be those of the broker: its configuration keys are named in brackets. If the store has consume queues or
+    index files, their sizes must agree with the options.
+    """
 
     path: Path
     """The store directory, with `commitlog` in it; all executors must see it and the target under the same paths"""
@@ -252,7 +255,7 @@ def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
 
 
 def _check_index_files(options: ReindexOptions, store: Path) -> None:
-    """OptionError if an index file of the store has another size than the new ones: brokers delete or reject such."""
+    """OptionError if an index file of the store has another size than the new ones: brokers delete or reject it."""
     expected = index_file_size(options.index_slot_count, options.index_entry_count)
     for path in (store / "index").glob("*"):
         size = path.stat().st_size

@@ -83,7 +83,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreResult(msgspec.Struct, kw_only=True):
-    """The result of one run, with `queues` per source queue."""
+    """The result of one run. `queues` has the result of each source queue."""
 
     topic: str
     target: str
@@ -94,17 +94,17 @@ class RestoreResult(msgspec.Struct, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """Messages that passed the filters."""
+        """Number of messages that passed the filters."""
         return sum(queue.rows for queue in self.queues)
 
     @property
     def sent(self) -> int:
-        """Messages stored by this run."""
+        """Number of messages stored by this run."""
         return sum(queue.sent for queue in self.queues)
 
     @property
     def already(self) -> int:
-        """Messages that had been sent before."""
+        """Number of messages that earlier runs had sent."""
         return sum(queue.already for queue in self.queues)
 
     @property

@@ -154,7 +154,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 class QueueReplay(msgspec.Struct, kw_only=True):
     """The result of one source queue.
 
-    `first` and `last` are queue offsets there of messages that this run sent, or in a dry run counted.
+    `first` and `last` are the source's queue offsets of the first and last message that this run sent, or in a dry run
+    counted; None if there are none.
     """
 
     topic: str
@@ -175,7 +176,7 @@ class QueueReplay(msgspec.Struct, kw_only=True):
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows with `bornTimestamp` in µs: it may be later than the year 9999, with which Python's dates end."""
+    """Return the rows, `bornTimestamp` as a number of µs: it may be after the year 9999, the last that datetime has."""
     index = batch.schema.get_field_index("bornTimestamp")
     born = batch.column(index).cast(pa.int64())
     rows: list[dict[str, object]] = batch.set_column(index, "bornTimestamp", born).to_pylist()
