@@ -177,6 +177,9 @@ class AclGuard:
         rule, host = RULES.get(command.code), connection.peer[0]
         access_key = command.ext_fields.get(ACCESS_KEY, "")  # the C++ client sends an empty one for none
         if self._is_exempt(rule, str(command.code)):
+            named = self.account(access_key)
+            if named is None or named.fault or not named.key.has_signed(command):
+                command.ext_fields.pop(ACCESS_KEY, None)  # so that no handler takes the sender for this account
             return
         account = self._authenticated(
             access_key, lambda key: key.has_signed(command), host, is_encrypted=connection.is_encrypted
@@ -249,6 +252,8 @@ class AclGuard:
         if self.may(connection, access_key, resource, right):
             return
         account = self.account(access_key)
+        if str(command.code) in self._options.unauthorized_codes and (account is None or account.dialect is ACL2):
+            return
         if account is None:  # deleted since the request was admitted, or it needed none
             refusal = AclRefusal(ACL2, ACL2.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=False)
         else:

@@ -16,6 +16,7 @@ import trio
 from ha.broker.clients import BROADCASTING, Member, subscription_body
 from ha.broker.core import BrokerCore
 from ha.broker.message_queries import read_record
+from ha.broker.refused import busy_if_passing
 from ha.errors import DamagedBytes, LocalProtocolError, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
@@ -211,7 +212,8 @@ class AdminClients:
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:
-            record, _ = await read_record(self._store, offset)
+            with busy_if_passing():
+                record, _ = await read_record(self._store, offset)
         except (OffsetGone, DamagedBytes, RemoteProtocolError) as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message {request.msg_id}: {error}")
         fields = _without_signature(command.ext_fields)

@@ -13,7 +13,8 @@ import trio
 
 from ha.broker.clients import subscription_body
 from ha.broker.core import BrokerCore
-from ha.broker.queue_times import bounds, busy_if_passing, known_store_time_ms, offset_at
+from ha.broker.queue_times import bounds, known_store_time_ms, offset_at
+from ha.broker.refused import busy_if_passing
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     BrokerStatsRequest,

@@ -8,6 +8,7 @@ topic, which access control relies on; RocketMQ does not compare. Source: QueryM
 from __future__ import annotations
 
 from ha.broker.core import BrokerCore
+from ha.broker.refused import busy_if_passing
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.admin_requests import QueryMessageRequest, ViewMessageRequest
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -40,9 +41,10 @@ class MessageQueries:
         count_max = max(0, request.max_num)
         if request.unique_key_query:
             count_max = UNIQUE_KEY_COUNT_MAX
-        offsets = await self._store.query(
-            request.topic, request.key, count_max, request.begin_timestamp, request.end_timestamp
-        )
+        with busy_if_passing():
+            offsets = await self._store.query(
+                request.topic, request.key, count_max, request.begin_timestamp, request.end_timestamp
+            )
         found: list[bytes] = []
         size = 0
         for offset in sorted(set(offsets), reverse=True):
@@ -95,10 +97,11 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
 
 async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[bytes, MessageRecord] | None, str]:
     """Returns (result of `read_record`, ""), or (None, description) if the record is damaged, or (None, "") if there is
-    no record at `physical_offset`. Raises OSError.
+    no record at `physical_offset`. Raises RefusedError if too many files are open.
     """
     try:
-        return await read_record(store, physical_offset), ""
+        with busy_if_passing():
+            return await read_record(store, physical_offset), ""
     except DamagedBytes as damaged:
         return None, str(damaged)
     except (OffsetGone, RemoteProtocolError):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ha.broker.core import BrokerCore
 from ha.broker.journal import WAITING_COUNT_MAX, Logged
-from ha.broker.queue_times import busy_if_passing, known_store_time_ms, offset_at
+from ha.broker.queue_times import known_store_time_ms, offset_at
+from ha.broker.refused import busy_if_passing
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from ha.broker.message_queries import read_record
-from ha.broker.refused import RefusedError
+from ha.broker.refused import busy_if_passing
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
-from ha.protocol.codes import ResponseCode
 from ha.store.consume_queue import ConsumeQueue
-from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 UNKNOWN_TIME_MS = 1 << 62
@@ -20,18 +15,6 @@ UNKNOWN_TIME_MS = 1 << 62
 def bounds(queue: ConsumeQueue | None) -> tuple[int, int]:
     """Minimum and maximum queue offset; 0 for a queue that does not exist."""
     return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-
-
-@contextmanager
-def busy_if_passing() -> Iterator[None]:
-    """Raises RefusedError with SYSTEM_BUSY for a temporary error of the disk, such as too many open files
-    (`is_passing`)."""
-    try:
-        yield
-    except OSError as error:
-        if not is_passing(error):
-            raise
-        raise RefusedError(ResponseCode.SYSTEM_BUSY, str(error)) from error
 
 
 async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:

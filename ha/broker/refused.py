@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ha.broker.standing import Standing
 from ha.protocol.codes import ResponseCode
+from ha.store.files import is_passing
 
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 
@@ -33,3 +37,15 @@ def check_stores(standing: Standing) -> None:
     refusal = standing.why_not_stored()
     if refusal:
         raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
+
+
+@contextmanager
+def busy_if_passing() -> Iterator[None]:
+    """Raises RefusedError with SYSTEM_BUSY for a temporary error of the disk, such as too many open files
+    (`is_passing`)."""
+    try:
+        yield
+    except OSError as error:
+        if not is_passing(error):
+            raise
+        raise RefusedError(ResponseCode.SYSTEM_BUSY, str(error)) from error

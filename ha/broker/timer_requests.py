@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from ha.broker.core import BrokerCore
-from ha.broker.queue_times import busy_if_passing
+from ha.broker.refused import busy_if_passing
 from ha.broker.timers import SEEN, TIME, TimerService
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, DelayOffsets, TimerCheckPoint

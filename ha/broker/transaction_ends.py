@@ -14,8 +14,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, is_timer, real_message, store_delayed
 from ha.broker.message_queries import find_record
 from ha.broker.put_request import PutRequest
-from ha.broker.queue_times import busy_if_passing
-from ha.broker.refused import RefusedError
+from ha.broker.refused import RefusedError, busy_if_passing
 from ha.broker.send_message import take_timer
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest

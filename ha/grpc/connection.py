@@ -237,8 +237,8 @@ class GrpcConnection:
         last received"""
         self.allowed_bytes = 0
         """`Http2Protocol.allowed_bytes` at `allowed_at`"""
-        self.is_pinged = False
-        """Whether a PING was sent and nothing has arrived since"""
+        self.pinged_at: float | None = None
+        """When a PING was sent after which nothing has arrived"""
         self.call_count = 0
         """Calls received so far"""
         self.cause: EndCause | None = None
@@ -350,7 +350,7 @@ class GrpcConnection:
     def _serve_now(self, chunk: bytes) -> bool:
         """Serves a chunk for one time slice, because it may contain thousands of calls. Returns False if the reader
         must serve the rest, or wait until responses are sent. Raises RemoteProtocolError."""
-        self.received_at, self.is_pinged = trio.current_time(), False
+        self.received_at, self.pinged_at = trio.current_time(), None
         self._unserved = self._steps(chunk)
         self._serve_slice()
         return self._unserved is None and not self.is_congested

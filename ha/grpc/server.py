@@ -154,13 +154,12 @@ class GrpcServer:
     def _check_peer(self, connection: GrpcConnection, now: float) -> None:
         """Sends a PING to a peer that has been silent for `ping_after_s` during a call; closes the connection if
         nothing arrives within `ping_timeout_s` after it."""
-        silent_s = now - connection.received_at
         if not connection.protocol.streams:
             return
-        if connection.is_pinged:
-            if silent_s > self._options.ping_after_s + self._options.ping_timeout_s:
+        if connection.pinged_at is not None:
+            if now - connection.pinged_at > self._options.ping_timeout_s:
                 connection.close(EndCause.PING_NOT_ANSWERED)
-        elif silent_s > self._options.ping_after_s:
-            connection.is_pinged = True
+        elif now - connection.received_at > self._options.ping_after_s:
+            connection.pinged_at = now
             connection.protocol.ping()
             connection.flush_soon()

@@ -518,25 +518,28 @@ class OpenFiles:
         so that simulated runs with the same seed sync in the same order"""
 
     def get(self, path: Path) -> File:
-        """Returns the file at `path`, opened if it is not in the cache; then the least recently used files above the
-        limit are closed. OSError; FileNotFoundError."""
+        """Returns the file at `path`. If it is not in the cache, opens it; if the limit is reached, first closes the
+        least recently used one. OSError; FileNotFoundError."""
         file = self._files.pop(path, None)
         if file is None:
+            self._close_above(self._count_max - 1)
             file = self._disk.open(path)
-            self.limit(self._count_max, room_for=1)
         self._files[path] = file
         return file
 
-    def limit(self, count_max: int, *, room_for: int = 0) -> None:
-        """Sets the maximum number of open files, and closes the least recently used ones until `room_for` more can be
-        opened."""
+    def limit(self, count_max: int) -> None:
+        """Sets the maximum number of open files (at least 1), and closes the least recently used ones above it."""
         self._count_max = count_max
-        while len(self._files) > count_max - room_for:
-            del self._files[next(iter(self._files))]
+        self._close_above(count_max)
 
     def add(self, file: File) -> None:
-        """Adds a file that was just created."""
+        """Adds a file that was just created; if the limit is reached, first closes the least recently used one."""
+        self._close_above(self._count_max - 1)
         self._files[file.path] = file
+
+    def _close_above(self, count: int) -> None:
+        while len(self._files) > count:
+            del self._files[next(iter(self._files))]
 
     def forget(self, path: Path) -> None:
         """Removes a file that was deleted or renamed from the cache and from `unsynced`."""

@@ -1,11 +1,14 @@
 """Messages by key, by unique key and by offset."""
 
+import errno
+import os
 import struct
 from typing import Any
 
 import pytest
 
 from ha.broker import message_queries
+from ha.protocol.codes import ResponseCode
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import Node
@@ -44,6 +47,29 @@ async def test_by_key(node: Node) -> None:
     assert await query(node, "b", maxNum=-5) == []
     assert await query(node, "b", endTimestamp=1) == []
     assert await query(node, "b", beginTimestamp=1 << 62) == []
+
+
+async def test_without_free_descriptors_the_answer_is_to_try_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request ended the broker: reading the log may have to open a file."""
+    sent = await send(node, b"one", "a", "U1")
+    await node.dispatched()
+    message_id = sent.ext_fields["msgId"]
+    group = {"consumerGroup": "g", "clientId": "c"}
+    asked: list[tuple[int, dict[str, Any]]] = [
+        (12, {"topic": "TT", "key": "a", **ALWAYS}),
+        (33, {"offset": decode_message_id(message_id)[2]}),
+        (309, {"msgId": message_id, **group}),
+        (36, {"offset": decode_message_id(message_id)[2], "group": "g", "delayLevel": 1}),
+    ]
+
+    async def read_all(*_: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(node.store.log), "read_all", read_all)
+        for code, fields in asked:
+            assert (await node.ask(code, **fields)).code == ResponseCode.SYSTEM_BUSY, code
+    assert await query(node, "a") == [b"one"]
 
 
 async def test_hash_collision_is_not_returned(node: Node) -> None:

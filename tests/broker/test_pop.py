@@ -354,9 +354,22 @@ async def test_retry_topic_comes_first_now_and_then(node: Node) -> None:
     await send(node, b"failed")
     await pop_messages(node, invisibleTime=1000)
     await trio.sleep(2)
-    await send(node, *(b"new" for _ in range(10)))
-    found = [(await pop_messages(node, maxMsgNums=1))[0].body for _ in range(5)]
-    assert found.count(b"failed") == 1
+    await send(node, *(b"new" for _ in range(100)))
+    found = [(await pop_messages(node, maxMsgNums=1))[0].body for _ in range(100)]
+    assert found.count(b"failed") == 1, "the chance that all 100 pops read the topic first is 2e-10"
+
+
+async def test_each_group_pops_from_each_queue_first(node: Node) -> None:
+    """Of two groups that pop in turn, each began with the same queue every time."""
+    for queue_id in range(2):
+        for _ in range(40):
+            assert (await node.send(b"m", e=queue_id, d=2)).code == 0
+    found: dict[str, set[int]] = {"g": set(), "h": set()}
+    for _ in range(40):
+        for group, queues in found.items():
+            [message] = await pop_messages(node, consumerGroup=group, maxMsgNums=1)
+            queues.add(message.record.queue_id)
+    assert found == {"g": {0, 1}, "h": {0, 1}}
 
 
 # ---- change of the invisible time

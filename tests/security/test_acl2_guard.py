@@ -228,6 +228,23 @@ async def test_whitelists(autojump_clock: MockClock, tmp_path: Path) -> None:
         assert "aclRequireTls" in await refusal(nobody, 30, topic="B", queueId=0)
 
 
+async def test_an_unsigned_request_is_of_no_account(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Whoever named a super user got all passwords, and could make themselves one."""
+    async with open_users(tmp_path) as node:
+        guard = node.broker.acl_guard
+        assert guard is not None
+        codes = frozenset({"3001", "3005"})
+        guard._options = AclGuardOptions(unauthenticated_codes=codes, unauthorized_codes=codes)
+        nobody = Client(node, None)
+        claims: list[dict[str, Any]] = [{}, {"AccessKey": SUPER}, {"AccessKey": SUPER, "Signature": "AAAA"}]
+        for forged in claims:
+            answer = await nobody.ask(3005, **forged)
+            assert (answer.code, b"password" in bytes(answer.body)) == (0, False)
+            answer = await nobody.ask(3001, user("eve", password="p", userType="Super"), username="eve", **forged)
+            assert (answer.code, answer.remark) == (1, "The super user can only be create by super user")
+        assert SUPER_PASSWORD.encode() in bytes((await root(node).ask(3005)).body), "as it is signed"
+
+
 async def test_authentication_without_authorization(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with open_users(tmp_path, authorization_enabled=False) as node:
         await create(node)

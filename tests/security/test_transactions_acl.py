@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from ha.acl import AclGuardOptions
 from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import RequestCode
 from ha.protocol.message_id import decode_message_id
@@ -66,6 +67,25 @@ async def producer(node: Node, name: str, client_id: str) -> AsyncIterator[tuple
         body = json.dumps({"clientID": client_id, "producerDataSet": [{"groupName": "pg"}]}).encode()
         assert (await client.ask(RequestCode.HEART_BEAT, body)).code == 0
         yield client, received
+
+
+async def test_lists_of_exceptions_count_for_ends_of_transactions(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path, ACCOUNTS) as node:
+        payer, nobody = Client(node, credentials("payer")), Client(node, None)
+        guard, codes = node.broker.acl_guard, frozenset({"37"})
+        assert guard is not None
+        where = place(await send_half(payer))
+        guard._options = AclGuardOptions(unauthenticated_codes=codes)
+        claims: list[dict[str, Any]] = [{}, {"AccessKey": "payer-key"}]
+        for forged in claims:
+            assert (await end(nobody, where, COMMIT, **forged)).code in (1, 16)
+        guard._options = AclGuardOptions(unauthorized_codes=codes)
+        assert (await end(Client(node, credentials("other")), where, COMMIT)).remark == DENIED, "it is about users"
+        assert await records(node, "payments", 0) == []
+        guard._options = AclGuardOptions(unauthenticated_codes=codes, unauthorized_codes=codes)
+        assert (await end(nobody, where, COMMIT)).code == 0
+        [record] = await records(node, "payments", 0)
+        assert record.body == b"half"
 
 
 async def test_ending_a_half_message_needs_pub_on_its_topic(autojump_clock: MockClock, tmp_path: Path) -> None:

@@ -173,6 +173,15 @@ def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
     assert descriptor_count(tmp_path) <= 5
 
 
+def test_created_files_count_as_open(tmp_path: Path) -> None:
+    disk = OsDisk()
+    files = OpenFiles(disk, count_max=5)
+    for number in range(50):
+        files.add(disk.create(tmp_path / str(number), 100, allocate=False))
+    assert descriptor_count(tmp_path) == 5
+    assert files.get(tmp_path / "0").pread(9, 0) == bytes(9)
+
+
 def test_the_limit_of_open_files_can_be_lowered(tmp_path: Path) -> None:
     disk = OsDisk()
     files = OpenFiles(disk, count_max=50)

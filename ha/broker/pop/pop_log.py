@@ -424,17 +424,14 @@ class PopLog:
         while True:
             try:
                 read = await self._reader.read(queue, offset)
+                if read.status is ReadStatus.FOUND and read.next_offset != offset + read.message_count:
+                    # Some in between are lost: read the others one at a time.
+                    read = await self._reader.read(queue, offset, 1)
             except OSError as error:
                 self._log.write("pop.read_failed offset=%d reason=%r", offset, str(error))
             else:
                 if read.status is ReadStatus.FOUND:
-                    records = list(split(read.body))
-                    if read.next_offset == offset + len(records):
-                        return records
-                    # Some in between are lost: read the others one at a time.
-                    read = await self._reader.read(queue, offset, 1)
-                    if read.status is ReadStatus.FOUND:
-                        return list(split(read.body))
+                    return list(split(read.body))
                 if read.status is ReadStatus.MESSAGE_WAS_REMOVING or self._losses.is_lost(offset):
                     logger.error('pop.record_lost offset=%d hint="messages may be delivered again"', offset)
                     return []

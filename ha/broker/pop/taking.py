@@ -1,8 +1,8 @@
 """Takes messages for a pop: from which queues, how many, and what the answer says about them.
 
-A request for all queues begins with a different queue each time; in a topic with priorities, with the highest queue id.
-The group's retry topics come last, but first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue that
-another pop is reading is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
+A request for all queues begins with a random queue; in a topic with priorities, with the highest queue id. The group's
+retry topics come last, but first by RETRY_FIRST_CHANCE, so that neither starves. A queue that another pop is reading is
+skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
 
 `take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same generator (`_steps`), which
 yields what they have to read.
@@ -11,6 +11,7 @@ yields what they have to read.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import lru_cache
@@ -27,7 +28,8 @@ from ha.broker.pop.ordered import OrderedBatch, ordered_batch
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopQueue, PopState, QueueKey
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
-from ha.broker.queue_times import bounds, busy_if_passing
+from ha.broker.queue_times import bounds
+from ha.broker.refused import busy_if_passing
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import (
@@ -52,8 +54,8 @@ from ha.store.consume_queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 
-RETRY_FIRST_EVERY = 5
-"""One of this many pops reads the retry topic first (RocketMQ: popFromRetryProbability, 20 %)."""
+RETRY_FIRST_CHANCE = 0.2
+"""Share of the pops that read the retry topic first (RocketMQ: popFromRetryProbability)."""
 SCAN_COUNT_MAX = 8192
 """Maximum number of messages of one queue that a pop scans for selected ones."""
 INIT_MAX = 1
@@ -130,26 +132,23 @@ class Taker:
             core.store.log, options, run_blocking=core.store.run_blocking, repair_entry=core.store.scrub.repair_entry
         )
         self._log = LimitedLog(logger)
-        self._pop_number = 0
-        """Decides which queue comes first"""
 
     # ---- which queues
 
     def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> tuple[Source, ...]:
         """The queues to read from, in order."""
-        self._pop_number = pop_number = self._pop_number + 1
         normal = _queues_of(config.topic_name, config.read_queue_nums, NORMAL)
         if request.queue_id >= 0:
             normal = normal[request.queue_id : request.queue_id + 1]
         elif (config.attributes or {}).get(MESSAGE_TYPE) == PRIORITY_TYPE:
             normal = normal[::-1]
         else:
-            first = pop_number % max(1, len(normal))
+            first = random.randrange(max(1, len(normal)))
             normal = normal[first:] + normal[:first]
         if is_order:
             return normal
         retries = self._retry_sources(request.consumer_group, config.topic_name)
-        return retries + normal if pop_number % RETRY_FIRST_EVERY == 0 else normal + retries
+        return retries + normal if random.random() < RETRY_FIRST_CHANCE else normal + retries
 
     def _retry_sources(self, group: str, topic: str) -> tuple[Source, ...]:
         found: tuple[Source, ...] = ()
@@ -181,7 +180,6 @@ class Taker:
             for wanted in steps:
                 wanted.read = self._read_nowait(wanted)
                 if wanted.read is None and not taken.count:
-                    self._pop_number -= 1  # so that `take` begins with the same queue
                     return None
         return taken if taken.count or not self._store.dispatcher.is_making_files else None
 
