@@ -91,13 +91,6 @@ async def test_queue_from_which_another_pop_reads_is_skipped(node: Node, monkeyp
     assert bodies(found) == [b"0"]
 
 
-async def test_queues_take_turns(node: Node) -> None:
-    for queue_id in range(4):
-        await send(node, *(b"%d" % queue_id for _ in range(8)), e=queue_id)
-    found = [(await pop_messages(node, maxMsgNums=1))[0].body for _ in range(4)]
-    assert sorted(found) == [b"0", b"1", b"2", b"3"]
-
-
 async def test_nothing_there(node: Node) -> None:
     await send(node, b"a")
     assert bodies(await pop_messages(node)) == [b"a"]

@@ -22,7 +22,7 @@ from ha.causes import Cause
 from ha.errors import DiskFailed
 from ha.poller import open_poller
 from ha.protocol.codes import PutStatus
-from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record
+from ha.protocol.pop_records import SNAPSHOT_END_CODE, PopRecord, decode_pop_record, encode_pop_record
 from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.topic_names import POP_TOPIC
@@ -555,8 +555,12 @@ async def test_slave_refuses(tmp_path: Path) -> None:
         assert "SLAVE" in str(answer.remark)
 
 
-async def test_redelivery_in_a_crash_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies are stored and the record of their removal is not: the next start finds them."""
+@pytest.mark.parametrize("waited", [False, True], ids=["no record follows", "a record made before the copies follows"])
+async def test_redelivery_in_a_crash_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: bool) -> None:
+    """The copies are stored and the record of their removal is not: the next start finds them.
+
+    A record that had to wait for a new segment may have been made before the copies, and be appended after them.
+    """
     async with open_node(tmp_path) as node:
         await node.send(b"a")
         await node.send(b"b")
@@ -564,6 +568,8 @@ async def test_redelivery_in_a_crash_comes_once(tmp_path: Path, monkeypatch: pyt
         assert (await change(node, messages[1], 50_000))[0].code == 0
         monkeypatch.setattr(node.broker.pop._pop_log, "_write_changes", _never)
         await trio.sleep(2)
+        if waited:
+            await node.broker.put_service.put([Message(POP_TOPIC, 0, encode_pop_record(PopRecord()))])
     async with open_node(tmp_path) as node:
         await trio.sleep(2)
         [found] = await pop_messages(node)

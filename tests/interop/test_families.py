@@ -79,10 +79,15 @@ def pick(events: Iterable[Event], *keys: str) -> list[tuple[Any, ...]]:
 async def wait_got(calls: list[Any], wanted: set[int], within_s: float = 60.0) -> None:
     """Waits until the calls together have received these messages."""
 
-    def is_there() -> bool:
-        return wanted <= {event["sequence"] for call in calls for event in only("got", call.events)}
+    def missing() -> set[int]:
+        return wanted - {event["sequence"] for call in calls for event in only("got", call.events)}
 
-    await eventually(f"{len(wanted)} messages are got", is_there, within_s, 0.05)
+    try:
+        await eventually(f"{len(wanted)} messages are got", lambda: not missing(), within_s, 0.05)
+    except AssertionError as error:
+        error.add_note(f"missing: {sorted(missing())}")
+        error.add_note(f"queues: {[only('owns', call.events)[-3:] for call in calls]}")
+        raise
 
 
 async def wait_owns(calls: list[Any], queues: list[str], within_s: float = 60.0) -> None:
@@ -239,7 +244,8 @@ async def order(place: Place) -> Any:
         statuses = {event["status"] for event in only("sent", await send.result(within_s=300))}
         assert statuses == {"SEND_OK"}, statuses
     wanted = {1000 * queue + number for queue in (0, 2) for number in range(ORDERED_COUNT)}
-    await wait_got(members, wanted, 180)
+    # After a restart the members learn of each other with their heartbeats, every 30 s, and a lock may last 60 s.
+    await wait_got(members, wanted, 400)
     seen: dict[int, list[tuple[int, int]]] = {0: [], 2: []}
     got = [event for member in members for event in only("got", member.events) if event["queueId"] in seen]
     for event in sorted(got, key=lambda event: int(event["at"])):

@@ -418,15 +418,6 @@ def test_a_copy_that_is_stored_is_not_made_again_while_no_record_can_be_stored(o
     assert outcome.statuses["IN_SYNC_REPLICAS_NOT_ENOUGH"]
 
 
-def test_a_copy_that_was_appended_before_a_record_made_earlier_is_not_made_again(outcome: Outcome) -> None:
-    """A master is killed after copies of due messages and a POP record, which waited for a new segment together.
-
-    The record was made before the copies were appended, so it did not have the removal of their messages, and the next
-    start looked for copies only behind it: the messages were copied again.
-    """
-    assert any("pop.copies_found" in line for line in outcome.trace)
-
-
 def test_a_connection_to_a_machine_that_lost_power_has_ended_before_the_cluster_is_calm(outcome: Outcome) -> None:
     """A slave has not noticed yet that its master lost power and is back, with a log of the same end.
 
