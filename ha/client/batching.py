@@ -185,7 +185,8 @@ class Batching:
         finally:
             self._is_closed = True
             for lane in self._lanes.values():
-                for batch in lane.waiting:
+                while lane.waiting:
+                    batch = lane.waiting.popleft()
                     batch.fail(_closed(batch))
 
     def _new_batch(self, lane: _Lane, topic: str, kind: Kind, timeout_s: float) -> _Batch:

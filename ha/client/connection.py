@@ -28,7 +28,7 @@ from ha.client.tls import Connect, connector
 from ha.errors import ConnectionFailed, RemoteProtocolError, RequestTimedOut
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import HEADER_SIZE_MAX, RemotingCommand, encode_command
-from ha.protocol.remoting_protocol import ConnectionLimits, RemotingProtocol
+from ha.protocol.remoting_protocol import CloseCause, ConnectionLimits, ConnectionState, RemotingProtocol
 from ha.tls.files import reason_of
 
 _log = logging.getLogger(__name__)
@@ -79,12 +79,15 @@ class Connection:
             outbox_bytes_max=sys.maxsize,
             outbox_total_bytes_max=sys.maxsize,
         )
+        self._send_timeout_s = limits.send_timeout_s
         self._clock = clock_here()
         self._protocol = RemotingProtocol[Parking](limits, self._clock())
         self._new_parking = parking_here()
         self._scope = anyio.CancelScope()
         self._socket: socket.socket | None = None
         self._was_open = False
+        self._settled = anyio.Event()
+        """Set when the connection is established, or has ended."""
         self._outbox_filled = anyio.Event()
         self._outbox_drained = anyio.Event()
         self._deadlines: list[tuple[float, int, float]] = []
@@ -144,10 +147,14 @@ class Connection:
         return response
 
     async def send_oneway(self, command: RemotingCommand, timeout_s: float) -> None:
-        """Queues `command`, which is never answered. Waits only while the outbox is full (`outbox_size_max`).
+        """Queues `command`, which is never answered. Waits only while the connection is being established, for at most
+        `timeout_s`, and while the outbox is full (`outbox_size_max`).
 
-        It may be lost after this has returned. Raises ConnectionFailed if this connection has ended, and
-        RequestTimedOut if the outbox stays full for `timeout_s`."""
+        It may be lost after this has returned. Raises ConnectionFailed if this connection can't be established or has
+        ended, and RequestTimedOut if the outbox stays full for `timeout_s`."""
+        if self._protocol.state is ConnectionState.OPENING:
+            with anyio.move_on_after(timeout_s):
+                await self._settled.wait()
         await self._admit(timeout_s)
         if self._credentials is not None:
             self._credentials.sign(command)
@@ -171,6 +178,7 @@ class Connection:
             self._protocol.close("closed by this client")
             for waiting in self._protocol.finish():
                 waiting.give((ConnectionFailed(self.address, self._protocol.cause, was_sent=self._was_open),))
+            self._settled.set()
             self._outbox_drained.set()
 
     async def _connect_and_serve(self) -> None:
@@ -185,6 +193,7 @@ class Connection:
         self._socket = _socket_of(stream)
         self._was_open = True
         self._protocol.open()
+        self._settled.set()
         async with stream:
             try:
                 async with anyio.create_task_group() as tasks:
@@ -237,6 +246,7 @@ class Connection:
         protocol = self._protocol
         while True:
             if batch := protocol.data_to_send():
+                protocol.start_send_timeout(self._clock())
                 await stream.send(batch)
                 protocol.data_sent(len(batch), self._clock())
                 if not self._outbox_drained.is_set():
@@ -250,15 +260,19 @@ class Connection:
         be gone.
 
         That is the case when a request times out whose timeout was at least request_timeout_s, nothing was received for
-        that long, and nothing waits to be sent. RocketMQ 5's clients close the connection after any timeout
+        that long, and nothing waits to be sent; or when the system has not accepted a whole batch for
+        `_send_timeout_s`, and nothing was received either. RocketMQ 5's clients close the connection after any timeout
         (clientCloseSocketIfTimeout)."""
         deadlines, protocol = self._deadlines, self._protocol
         while True:
             now = self._clock()
-            if deadlines and deadlines[0][0] <= now:
+            if (deadlines and deadlines[0][0] <= now) or protocol.overdue(now):
                 # The event loop may have been blocked: what arrived meanwhile is to be read first.
                 for _ in range(_TURNS_TO_READ):
                     await anyio.lowlevel.checkpoint()
+            is_stuck = protocol.overdue(now) is CloseCause.PEER_DOES_NOT_READ
+            if is_stuck and now - protocol.received_at >= self._send_timeout_s:
+                raise OSError("the server does not read")
             while deadlines and deadlines[0][0] <= now:
                 _, opaque, timeout_s = heapq.heappop(deadlines)
                 pending = protocol.forget(opaque)
@@ -269,7 +283,7 @@ class Connection:
                         raise OSError(f"silent for {silent_s:.1f} s")
             self._next_look = deadlines[0][0] if deadlines else math.inf
             self._deadline_came = anyio.Event()
-            with anyio.move_on_after(self._next_look - now):
+            with anyio.move_on_after(min(self._next_look - now, self._send_timeout_s)):
                 await self._deadline_came.wait()
 
     def _watch_deadline(self, deadline: float, opaque: int, timeout_s: float) -> None:

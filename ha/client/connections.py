@@ -21,6 +21,8 @@ class Connections:
     def __init__(self, options: ClientOptions, on_request: RequestHandler | None = None) -> None:
         self.on_new: Callable[[str], None] | None = None
         """Called with the address of each connection that is about to be opened. Must not block."""
+        self.opened_count = 0
+        """Number of connections that were opened, or tried to be, so far."""
         self._options = options
         self._on_request = on_request
         self._connect = connector(options.tls, options.connect)
@@ -38,6 +40,7 @@ class Connections:
         connection = self._live.get(address)
         if connection is None or connection.is_closed:
             connection = self._live[address] = Connection(address, self._options, self._connect, self._on_request)
+            self.opened_count += 1
             self._wanted.append(connection)
             self._wanted_came.set()
             if self.on_new is not None:

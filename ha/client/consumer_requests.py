@@ -6,6 +6,7 @@ Sources: ClientRemotingProcessor, DefaultMQPushConsumerImpl (consumerRunningInfo
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 
 import anyio
@@ -36,6 +37,9 @@ from ha.protocol.record import decode_record
 from ha.protocol.remoting import RemotingCommand
 
 _log = logging.getLogger(__name__)
+
+_DESCRIPTION_SIZE_MAX = 65_536
+"""Maximum number of characters that describe a handler's exception."""
 
 
 class ConsumerRequests:
@@ -139,8 +143,14 @@ class ConsumerRequests:
         if isinstance(failure, RetryLater):
             result.consume_result = "CR_LATER"
         elif failure is not None:
-            result.consume_result, result.remark = "CR_THROW_EXCEPTION", f"{type(failure).__name__}: {failure}"
+            result.consume_result, result.remark = "CR_THROW_EXCEPTION", _description(failure)
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(result))
+
+
+def _description(failure: Exception) -> str:
+    """Returns the type and text of `failure`, as far as a response can carry it: the text may be anything."""
+    text = "".join(traceback.format_exception_only(failure)).strip()
+    return text[:_DESCRIPTION_SIZE_MAX].encode(errors="backslashreplace").decode()
 
 
 def _info(held: HeldQueue) -> ProcessQueueInfo:

@@ -63,17 +63,6 @@ class Message(msgspec.Struct, frozen=True):
     deliver_at_ms: int | None = None
     priority: int | None = None
 
-    @property
-    def is_special(self) -> bool:
-        """Whether it has a delay or priority, so that brokers may store it in a queue other than the one it is sent
-        to."""
-        return (
-            bool(self.delay_level)
-            or self.delay_s is not None
-            or self.deliver_at_ms is not None
-            or self.priority is not None
-        )
-
 
 class SendStatus(Enum):
     """How safely a message is stored; RocketMQ's names (SendStatus). With each of them the master has the message."""

@@ -15,6 +15,7 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 
+from ha.client.connections import Connections
 from ha.client.messages import MessageQueue
 from ha.client.queue_requests import QueueRequests
 from ha.errors import ClientError, RemoteProtocolError
@@ -32,6 +33,10 @@ class Positions(Protocol):
     def place_of(self, queue: MessageQueue) -> str:
         """Returns a name of the place where the position of `queue` is saved."""
 
+    @property
+    def loss_count(self) -> int:
+        """Grows when saved positions may have been lost, so that they have to be saved again."""
+
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
         """Saves `offsets`, whose queues have the same place. Calls `on_saved` with each queue that was saved; failures
         are logged."""
@@ -40,8 +45,9 @@ class Positions(Protocol):
 class BrokerPositions:
     """A group's positions, stored by the brokers."""
 
-    def __init__(self, requests: QueueRequests) -> None:
+    def __init__(self, requests: QueueRequests, connections: Connections) -> None:
         self._requests = requests
+        self._connections = connections
         self._failing: set[MessageQueue] = set()
 
     async def load(self, queue: MessageQueue) -> int | None:
@@ -51,6 +57,11 @@ class BrokerPositions:
     def place_of(self, queue: MessageQueue) -> str:
         """As in Positions: the broker set."""
         return queue.broker_name
+
+    @property
+    def loss_count(self) -> int:
+        """As in Positions: a broker that was killed, or its successor, may lack those saved last."""
+        return self._connections.opened_count
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
         """As in Positions. For each topic, commits one offset first and then the others concurrently.
@@ -107,6 +118,11 @@ class FilePositions:
     def place_of(self, queue: MessageQueue) -> str:
         """As in Positions: the file."""
         return str(self._file)
+
+    @property
+    def loss_count(self) -> int:
+        """As in Positions: a file loses none."""
+        return 0
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
         """As in Positions."""

@@ -136,9 +136,9 @@ class Producer(ClientUser):
     ) -> None:
         """Sends one message without waiting for a response, so whether it was stored is unknown. No retries.
 
-        Waits for the route, and while the connection's outbox is full, for at most `timeout_s` (default
-        options.send_timeout_s). Raises RouteNotFound, ConnectionFailed, RequestTimedOut, and ValueError, TypeError or
-        LocalProtocolError as `send`."""
+        Waits for the route and the connection, and while the connection's outbox is full, for at most `timeout_s`
+        (default options.send_timeout_s). Raises RouteNotFound, ConnectionFailed, RequestTimedOut, and ValueError,
+        TypeError or LocalProtocolError as `send`."""
         _check_topic(queue, message)
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
 

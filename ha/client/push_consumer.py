@@ -164,7 +164,7 @@ class PushConsumer(ClientUser):
             await file_positions.open()
             positions: Positions = file_positions
         else:
-            positions = BrokerPositions(requests)
+            positions = BrokerPositions(requests, client.connections)
         needs_lock = self._mode is ConsumeMode.ORDERLY and self._model is MessageModel.CLUSTERING
         self._handling = Handling(
             self._handler,

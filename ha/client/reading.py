@@ -16,7 +16,6 @@ import anyio
 import anyio.lowlevel
 
 from ha.client.messages import MessageQueue, PullResult, PullStatus, Stretch
-from ha.errors import ClientError, RemoteProtocolError
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class Reading:
                 elif anyio.current_time() - asked_at < _QUICK_ANSWER_S:
                     # The broker does not support long polls, or is a slave that is behind.
                     await anyio.sleep(_PAUSE_S)
-        except (ClientError, RemoteProtocolError) as error:
+        except Exception as error:  # raised by the iteration
             await self._hand_out(error)
         finally:
             self._task_count -= 1

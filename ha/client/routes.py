@@ -107,7 +107,7 @@ class Routes:
         self._known: dict[str, TopicRoute] = {}
         self._stale: set[str] = set()
         self._masters: dict[str, str] = {}  # by broker name: the last one seen
-        self._former_masters: set[str] = set()  # addresses in whose place another master was seen
+        self._former_masters: set[str] = set()  # addresses of replaced masters that were not registered again since
         self._unknown_since: dict[str, float] = {}  # known topic -> since when name servers don't know it
         self._expected: set[str] = set()  # known topics that don't exist yet; their routes are made from the template's
         self._lookups: dict[str, _Lookup] = {}
@@ -158,6 +158,9 @@ class Routes:
                 template = await self.find(AUTO_CREATE_TOPIC)
             except RouteNotFound:
                 raise not_found from None
+        created = self.known(topic)
+        if created is not None:  # another task has found it meanwhile
+            return created
         limit = self._options.default_topic_queue_nums
         queues = tuple(
             MessageQueue(topic, queue.broker_name, queue.queue_id)
@@ -251,6 +254,7 @@ class Routes:
         self._expected.discard(route.topic)
         for name, addresses in route.addresses.items():
             self._record_master(name, addresses.get(MASTER_ID))
+            self._former_masters.difference_update(addresses.values())
         if self._known.get(route.topic) != route:
             self._known[route.topic] = route
             self._notify_changed()
@@ -260,7 +264,6 @@ class Routes:
         if address is None or address == before:
             return
         self._masters[broker_name] = address
-        self._former_masters.discard(address)
         if before is not None:
             self._former_masters.add(before)
 
@@ -304,9 +307,9 @@ class Routes:
         """Asks one name server after the other, starting with the one that answered last, until one responds. Raises
         BrokerError if it rejects the request, and NameServersUnreachable if none responds."""
         reasons = []
-        count = len(self._name_servers)
+        count, first = len(self._name_servers), self._answering  # other lookups may change it meanwhile
         for turn in range(count):
-            index = (self._answering + turn) % count
+            index = (first + turn) % count
             address = self._name_servers[index]
             try:
                 answer = await self._connections.request(address, command)

@@ -51,6 +51,7 @@ class Saving:
     def start(self, tasks: TaskGroup, held: Mapping[MessageQueue, HeldQueue]) -> None:
         """Starts the periodic saves of the `held` queues in `tasks`. Call this before the other methods."""
         self._tasks = tasks
+        self._loss_count = self._positions.loss_count
         tasks.start_soon(self._save_periodically, held)
 
     def want(self, queues: Iterable[HeldQueue]) -> None:
@@ -71,6 +72,7 @@ class Saving:
         """Saves the positions of `queues` and those whose save is pending. Logs which ones could not be saved."""
         self._is_finishing = True
         unsaved = {held.queue: held for held in queues}
+        self._mark_lost(unsaved.values())
         self.want(unsaved.values())
         for place in self._places.values():
             self._limit_silence(place)
@@ -82,6 +84,13 @@ class Saving:
         if lost:
             _log.warning("client.positions_not_saved group=%s queues=%s", self._group, lost)
 
+    def _mark_lost(self, queues: Iterable[HeldQueue]) -> None:
+        """Makes the positions of `queues` unsaved if they may have been lost since the last call."""
+        before, self._loss_count = self._loss_count, self._positions.loss_count
+        if self._loss_count != before:
+            for held in queues:
+                held.saved_offset = None
+
     def _place_of(self, held: HeldQueue) -> _Place:
         return self._places[self._positions.place_of(held.queue)]
 
@@ -92,6 +101,7 @@ class Saving:
     async def _save_periodically(self, held: Mapping[MessageQueue, HeldQueue]) -> None:
         while True:
             await anyio.sleep(self._interval_s)
+            self._mark_lost(held.values())
             self.want(held.values())
 
     async def _save_at(self, place: _Place, scope: anyio.CancelScope) -> None:

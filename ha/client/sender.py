@@ -223,10 +223,11 @@ class Sender:
             raise ValueError("a batch needs at least one message")
         parts, message_ids = [], []
         for message in messages:
-            if message.topic != first.topic or message.wait_stored != first.wait_stored or message.is_special:
+            known = self._properties(message)
+            is_special = not _UNBATCHABLE.isdisjoint(known)
+            if message.topic != first.topic or message.wait_stored != first.wait_stored or is_special:
                 raise ValueError("the messages of a batch share topic and wait_stored and have no delay or priority")
             self._check_body(message.body)
-            known = self._properties(message)
             parts.append((message.flag, message.body, encode_properties(known)))
             message_ids.append(known[names.UNIQ_KEY])
         body = encode_batch(parts)
@@ -358,8 +359,12 @@ class Sender:
         target = queue or self._next_queue(route, frozenset())
         command = self._command(outgoing, target)
         command.flag = FLAG_ONEWAY
-        connection = self._client.connections.to(route.master_of(target.broker_name))
-        await connection.send_oneway(command, deadline - anyio.current_time())
+        try:
+            connection = self._client.connections.to(route.master_of(target.broker_name))
+            await connection.send_oneway(command, deadline - anyio.current_time())
+        except ConnectionFailed:
+            routes.mark_stale(outgoing.topic)
+            raise
 
     def _next_queue(self, route: TopicRoute, tried: Set[str]) -> MessageQueue:
         """Returns the next queue, if possible of a broker that is not in `tried`. Raises NoMaster if there is none."""

@@ -18,9 +18,10 @@ import msgspec
 from ha.client.callbacks import failure_of
 from ha.client.client import Client
 from ha.client.connection import Connection
+from ha.client.connections import Connections
 from ha.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from ha.client.received import received
-from ha.client.sender import Sender
+from ha.client.sender import Sender, Sent
 from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol import properties as names
 from ha.protocol.codes import RequestCode, SysFlag
@@ -82,6 +83,7 @@ class Transactions:
         """See Producer.send_in_transaction."""
         if message.delay_level or message.delay_s is not None or message.deliver_at_ms is not None:
             raise ValueError("a message of a transaction can't be delayed")
+        connections = self._client.connections  # a client that `local` outlives has none at the end
         half = await self._sender.prepare(
             message,
             extra={names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self._group},
@@ -95,7 +97,7 @@ class Transactions:
         state = _checked(await local(result), "local") if is_safe else TransactionState.ROLLBACK
         if state is TransactionState.UNKNOWN:
             return TransactionResult(result, state, False)
-        return TransactionResult(result, state, await self._end(sent.address, result, sent.transaction_id, state))
+        return TransactionResult(result, state, await self._end(connections, sent, state))
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """39: calls `check` and sends the outcome. Sends nothing if `check` fails or returns UNKNOWN: the broker asks
@@ -129,9 +131,10 @@ class Transactions:
         await connection.send_oneway(end, self._client.options.request_timeout_s)
         return None
 
-    async def _end(self, address: str, result: SendResult, transaction_id: str | None, state: TransactionState) -> bool:
+    async def _end(self, connections: Connections, sent: Sent, state: TransactionState) -> bool:
         """Sends the outcome to the half message's broker; returns whether it was acknowledged. Never retried, because a
         second commit would deliver the message twice."""
+        result = sent.result
         try:
             _, _, physical_offset = decode_message_id(result.offset_message_id)
             header = EndTransactionRequest(
@@ -140,12 +143,12 @@ class Transactions:
                 commit_log_offset=physical_offset,
                 commit_or_rollback=_FLAG_OF_STATE[state],
                 msg_id=result.message_id,
-                transaction_id=transaction_id,
+                transaction_id=sent.transaction_id,
                 topic=result.queue.topic,
                 broker_name=result.queue.broker_name,
             )
             command = RemotingCommand(RequestCode.END_TRANSACTION, ext_fields=header.to_ext_fields())
-            await self._client.connections.request(address, command)
+            await connections.request(sent.address, command)
         except (ClientError, RemoteProtocolError) as error:
             _log.warning("client.transaction_not_ended message=%s reason=%r", result.message_id, str(error))
             return False

@@ -149,5 +149,7 @@ async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketL
     """Listens on `host:port` (0: the system chooses). AddressInUse, with configuration key `key`, if that fails."""
     try:
         return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except UnicodeError:  # it has no IDNA encoding
+        raise AddressInUse(key, host, port, "it is no host name") from None
     except (OSError, OverflowError) as error:
         raise AddressInUse(key, host, port, getattr(error, "strerror", None) or str(error)) from error

@@ -509,6 +509,23 @@ async def test_closing_fails_waiting_sends_and_batches_in_flight() -> None:
     assert may_be_stored == {b"a", b"b", b"first of queue 1"}
 
 
+@on_both_backends()
+async def test_closing_fails_sends_in_flight_at_several_brokers() -> None:
+    """They fail after the waiting batch of their lane has."""
+    brokers = [Broker(), Broker()]
+    async with open_world(list(brokers), outcome_count=3) as world:
+        for broker in brokers:
+            broker.hold()
+        await world.producer.queues("T")
+        for body in (b"1", b"2", b"waits"):
+            await world.send(body)
+        while sum(map(len, (broker.sent for broker in brokers))) < 2:
+            await settled()
+    failed = [outcome for outcome in world.outcomes.values() if isinstance(outcome, ConnectionFailed)]
+    assert [failure.was_sent for failure in failed].count(True) == 2
+    assert len(failed) == 3
+
+
 @on_both_backends(open_world_of_one, ClientOptions())
 async def test_without_batching_each_message_is_a_request(world: World, broker: Broker) -> None:
     broker.hold()

@@ -21,6 +21,7 @@ from ha.client.options import ClientOptions
 from ha.errors import ConnectionFailed, LocalProtocolError, RequestTimedOut
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand, encode_command
+from ha.protocol.remoting_protocol import ConnectionLimits
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import FakeServer, Handler, serving
 
@@ -329,6 +330,24 @@ async def test_server_that_does_not_read_causes_a_timeout() -> None:
                 await connection.invoke(request(1), 0.2)  # no room in the outbox
             with pytest.raises(RequestTimedOut):
                 await connection.send_oneway(request(1), 0.2)
+            tasks.cancel_scope.cancel()
+
+
+@on_both_backends()
+async def test_connection_to_a_server_that_does_not_read_is_closed() -> None:
+    """No request is left whose timeout would close it, because those that wait for room in the outbox were not sent."""
+    with socket.socket() as listening, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ha.client.connection.ConnectionLimits", partial(ConnectionLimits, send_timeout_s=0.3))
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        connection = Connection(address, ClientOptions(outbox_size_max=1000))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.run)
+            with pytest.raises(RequestTimedOut):
+                await connection.invoke(RemotingCommand(30, body=b"x" * 15_000_000), 0.1)
+            with pytest.raises(ConnectionFailed, match="does not read"):
+                await connection.invoke(request(1), 5)
             tasks.cancel_scope.cancel()
 
 

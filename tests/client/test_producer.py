@@ -301,6 +301,30 @@ async def test_new_topic_is_writable_once_its_creating_broker_is(producer: Produ
     assert (await producer.send(Message("Fresh", b"x"))).status is SendStatus.SEND_OK
 
 
+@on_both_backends(open_producer, [stored], topic="TBW102")
+async def test_topic_that_was_created_meanwhile_keeps_its_route(producer: Producer, cluster: Cluster) -> None:
+    """The template's route arrives last."""
+    asked, answered = anyio.Event(), anyio.Event()
+    address = cluster.brokers[0].address
+    answer = cluster.name_server.handler
+
+    async def template(command: RemotingCommand) -> RemotingCommand:
+        asked.set()
+        await answered.wait()
+        return command.reply(0, body=route_body({"a": {0: address}}, perm=7))
+
+    cluster.name_server.handler = lambda command: (
+        template(command) if command.ext_fields["topic"] == "TBW102" else answer(command)
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(producer.queues, "Fresh")
+        await asked.wait()
+        cluster.routes["Fresh"] = route_body({"a": {0: address}}, queue_nums=8)
+        assert len(await producer.queues("Fresh")) == 8
+        answered.set()
+    assert len(await producer.queues("Fresh")) == 8
+
+
 @on_both_backends(open_producer, [stored])
 async def test_unknown_topic_without_auto_creation(producer: Producer, cluster: Cluster) -> None:
     with pytest.raises(RouteNotFound) as caught:
@@ -388,6 +412,26 @@ async def test_second_name_server_is_used_if_the_first_is_down() -> None:
 
 
 @on_both_backends()
+async def test_every_name_server_is_asked_although_another_lookup_ends_meanwhile() -> None:
+    body = route_body({"a": {0: "127.0.0.1:1"}})
+    async with serving(lambda command: None) as frozen:
+
+        async def answer(command: RemotingCommand) -> RemotingCommand:
+            await frozen.received(2)  # the first lookup, which was tried here in vain, and the second one
+            return command.reply(ResponseCode.SUCCESS, body=body)
+
+        options = ClientOptions(request_timeout_s=0.2)
+        async with (
+            serving(answer) as names,
+            Producer([frozen.address, names.address], options=options) as producer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(producer.queues, "T")
+            await names.received(1)
+            assert len(await producer.queues("U")) == 4
+
+
+@on_both_backends()
 async def test_name_server_that_answered_last_is_asked_first() -> None:
     async with serving(lambda command: b"\xff" * 8) as broken, serving(name_server({})) as names:
         async with Producer([broken.address, names.address]) as producer:
@@ -432,6 +476,7 @@ async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, c
         [Message("T", b"x"), Message("U", b"x")],
         [Message("T", b"x", delay_level=1)],
         [Message("T", b"x", priority=1)],
+        [Message("T", b"x", properties={"DELAY": "3"})],
         [Message("T", b"x"), Message("T", b"x", wait_stored=False)],
     ):
         with pytest.raises(ValueError, match="batch"):
@@ -489,6 +534,39 @@ async def test_oneway_sends_set_the_flag_and_do_not_wait(producer: Producer, clu
     assert (first.is_oneway, first.body) == (True, b"first")
     assert decode_properties(first.ext_fields["i"].encode())["WAIT"] == "false"
     assert second.is_oneway is False
+
+
+@on_both_backends(open_producer, [lambda c: None if c.is_oneway else stored(c)])
+async def test_oneway_sends_follow_a_master_change(producer: Producer, cluster: Cluster) -> None:
+    """The master is killed, and none is sent in the ordinary way that would look the route up again."""
+    message = Message("T", b"x")
+    async with serving(lambda command: None) as old:
+        cluster.routes["T"] = route_body({"a": {0: old.address}})
+        await producer.send_oneway(message)
+        await old.received(1)
+    cluster.routes["T"] = route_body({"a": {0: cluster.brokers[0].address}})
+
+    async def send_on() -> None:
+        while True:
+            await producer.send_oneway(message)
+            await anyio.sleep(0.01)
+
+    with pytest.raises(ConnectionFailed, match="can't connect"):
+        await send_on()
+    await producer.send_oneway(message)
+    await cluster.brokers[0].received(1)
+
+
+@on_both_backends(open_producer, [lambda c: None])
+async def test_oneway_sends_to_a_chosen_queue_follow_a_master_change(producer: Producer, cluster: Cluster) -> None:
+    known = cluster.routes["T"]
+    cluster.routes["T"] = route_body({"a": {1: cluster.brokers[0].address}})
+    message, queue = Message("T", b"x"), MessageQueue("T", "a", 0)
+    with pytest.raises(ConnectionFailed, match="no broker with ID 0"):
+        await producer.send_oneway(message, queue=queue)
+    cluster.routes["T"] = known
+    await producer.send_oneway(message, queue=queue)
+    await cluster.brokers[0].received(1)
 
 
 @on_both_backends(open_producer, [stored])

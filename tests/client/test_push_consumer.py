@@ -405,6 +405,19 @@ async def test_offset_reset_during_a_save(world: World) -> None:
 
 
 @on_both_backends(open_world)
+async def test_positions_that_a_killed_broker_has_lost_are_saved_again(world: World) -> None:
+    for number in range(3):
+        world.master.put(0, b"%d" % number)
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 3)
+        assert world.master.server is not None
+        world.master.committed.clear()
+        await world.master.server.disconnect()
+        await until(lambda: world.master.committed == {0: 3, 1: 0})
+    assert world.bodies == [b"0", b"1", b"2"]
+
+
+@on_both_backends(open_world)
 async def test_save_in_flight_at_close_does_not_overtake_the_last_one(world: World) -> None:
     """A RocketMQ broker executes a client's requests in many threads, in any order."""
     begun, carried_out = anyio.Event(), anyio.Event()
@@ -461,6 +474,11 @@ async def test_first_offsets_survive_a_broker_race(world: World) -> None:
     assert tables[-1] == dict.fromkeys(range(queue_count), 1)
 
 
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError
+
+
 @on_both_backends(open_world)
 async def test_running_info_of_a_member(world: World) -> None:
     world.master.put(0, b"x")
@@ -485,6 +503,34 @@ async def test_running_info_of_a_member(world: World) -> None:
         answer = await tell(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, b"garbage", consumerGroup="g")
         assert answer is not None
         assert answer.code == 1
+
+
+@on_both_backends(open_world)
+@pytest.mark.parametrize(
+    ("failure", "remark"),
+    [
+        (OSError("no file caf\udce9"), "OSError: no file caf\\udce9"),
+        (OSError("x" * 17_000_000), "OSError: xxx"),
+        (SpeechlessError(), "tests.client.test_push_consumer.SpeechlessError: <exception str() failed>"),
+    ],
+    ids=["not UTF-8", "longer than a frame", "without text"],
+)
+async def test_exception_whose_text_no_answer_can_carry_does_not_end_the_consumer(
+    world: World, *, failure: Exception, remark: str
+) -> None:
+    world.master.put(0, b"x")
+
+    def fails(message: ReceivedMessage) -> None:
+        raise failure
+
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 1)
+        world.refuse = fails
+        answer = await tell(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, world.master.records[0][0], consumerGroup="g")
+        assert answer is not None
+        result = loads(answer.body)
+        assert result["consumeResult"] == "CR_THROW_EXCEPTION"
+        assert result["remark"].startswith(remark)
 
 
 def _raise(message: ReceivedMessage) -> None:

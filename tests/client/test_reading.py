@@ -4,7 +4,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from ha.client import MessageQueue, PullResult, PullStatus, Reading, Stretch
+from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus, Reading, Stretch
 from ha.client.messages import messages_of
 from ha.errors import ConnectionFailed
 from ha.protocol.record import split_records
@@ -189,6 +189,37 @@ async def test_reading_with_long_polls_waits_for_messages() -> None:
         asked = len(broker.asked)
         await settled()
         assert len(broker.asked) <= asked + 1
+
+
+@on_both_backends()
+async def test_invalid_tags_are_an_error_of_the_iteration() -> None:
+    async with open_consumer({}) as (consumer, _), consumer.reading({QUEUES[0]: 0}, tags="||") as reading:
+        with pytest.raises(ValueError, match="names no tag"):
+            await anext(reading)
+
+
+@on_both_backends()
+async def test_closing_the_consumer_ends_an_iteration_that_has_a_response_left() -> None:
+    has_response, is_closed = anyio.Event(), anyio.Event()
+
+    def answer(command: RemotingCommand) -> RemotingCommand:
+        return pulled(command, 0, record(0), next_offset=1)
+
+    async def read(consumer: PullConsumer) -> None:
+        async with consumer.reading({QUEUES[0]: 0}) as reading:
+            while not reading._ready:
+                await checkpoint()
+            has_response.set()
+            await is_closed.wait()
+            assert offsets(await anext(reading)) == [0]
+            with pytest.raises(RuntimeError, match="not open"):
+                await anext(reading)
+
+    async with anyio.create_task_group() as tasks:
+        async with open_consumer({0: answer}) as (consumer, _):
+            tasks.start_soon(read, consumer)
+            await has_response.wait()
+        is_closed.set()
 
 
 @on_both_backends()

@@ -38,8 +38,7 @@ class World:
         self.names: FakeServer
 
     def master_is(self, broker: FakeServer) -> None:
-        other = self.well if broker is self.silent else self.silent
-        self.routes["T"] = route_body({"a": {0: broker.address, 1: other.address}})
+        self.routes["T"] = route_body({"a": {0: broker.address}})
 
     @staticmethod
     def answer(command: RemotingCommand) -> RemotingCommand:
@@ -182,6 +181,24 @@ async def test_reregistered_master_is_not_replaced() -> None:
 
         nursery.start_soon(wake)
         assert (await producer.send(Message("T", b"x"), timeout_s=FOR_EVER_S)).queue_offset == 7
+
+
+async def test_former_master_that_is_a_slave_now_is_not_disconnected() -> None:
+    async with world() as w, Client(w.names.address) as client, trio.open_nursery() as nursery:
+        routes = client.routes
+        await routes.find("T")
+        w.routes["T"] = route_body({"a": {0: w.well.address, 1: w.silent.address}})
+        routes.mark_stale("T")
+        await routes.find("T")
+
+        async def ask() -> None:
+            await client.connections.invoke(w.silent.address, RemotingCommand(RequestCode.GET_MAX_OFFSET), FOR_EVER_S)
+
+        nursery.start_soon(ask)
+        await w.silent.received(1)
+        await anyio.sleep(0.3)
+        assert w.silent.address in client.connections.addresses()
+        nursery.cancel_scope.cancel()
 
 
 async def test_non_master_is_not_looked_up() -> None:

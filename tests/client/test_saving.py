@@ -20,6 +20,7 @@ class Brokers:
 
     def __init__(self, **delays_s: float) -> None:
         self.delays_s = delays_s
+        self.loss_count = 0
         self.saved: list[tuple[float, str, int]] = []
         """When, where, and the queue offset."""
 
@@ -64,6 +65,17 @@ async def test_changed_positions_are_saved_periodically(autojump_clock: object) 
         held.restart(2)
         await anyio.sleep(INTERVAL_S)
     assert brokers.saved == [(began + INTERVAL_S, "a", 1), (began + 3 * INTERVAL_S, "a", 2)]
+
+
+async def test_positions_that_may_be_lost_are_saved_again(autojump_clock: object) -> None:
+    brokers, held = Brokers(a=0.0), queue_at("a", 1)
+    began = anyio.current_time()
+    async with open_saving(brokers, held):
+        await anyio.sleep(1.5 * INTERVAL_S)
+        brokers.loss_count += 1
+        await anyio.sleep(2 * INTERVAL_S)
+        brokers.loss_count += 1
+    assert brokers.saved == [(began + times * INTERVAL_S, "a", 1) for times in (1, 2, 3.5)]
 
 
 async def test_saves_of_a_busy_broker_follow_each_other(autojump_clock: object) -> None:

@@ -158,3 +158,20 @@ async def test_local_must_return_a_state(world: World) -> None:
 
     with pytest.raises(TypeError, match="local has returned None, which is no TransactionState"):
         await world.producer.send_in_transaction(Message("T", b"half"), local)
+
+
+@on_both_backends()
+async def test_outcome_that_comes_after_the_producer_was_closed_is_not_acknowledged() -> None:
+    async with (
+        serving(answer) as broker,
+        serving(name_server({"T": route_body({"a": {0: broker.address}}, 1)})) as names,
+    ):
+
+        async def local(_: object) -> TransactionState:
+            await producer.stop()
+            return TransactionState.COMMIT
+
+        producer = Producer(names.address, group="g", check=local)
+        await producer.start()
+        result = await producer.send_in_transaction(Message("T", b"half"), local)
+        assert (result.state, result.is_acknowledged) == (TransactionState.COMMIT, False)

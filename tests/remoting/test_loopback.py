@@ -167,3 +167,9 @@ async def test_a_port_in_use_is_reported_with_its_key_and_address() -> None:
 async def test_an_address_of_another_machine_can_not_be_listened_on() -> None:
     with pytest.raises(AddressInUse):
         await open_listeners("192.0.2.1", 0, key="listenPort")
+
+
+@pytest.mark.parametrize("host", ["10.0.0..1", "x" * 64])
+async def test_a_host_that_can_be_no_name_can_not_be_listened_on(host: str) -> None:
+    with pytest.raises(AddressInUse, match=f"listenPort: can't listen on {host}:0: it is no host name"):
+        await open_listeners(host, 0, key="listenPort")
