@@ -371,7 +371,7 @@ def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float
         return None
     try:
         told_s = parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return difference(told_s, told_s + 1, asked_s, answered_s)
 

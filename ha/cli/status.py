@@ -63,7 +63,7 @@ def show_status(
         shown |= {address: {"error": error} for address, error in errors.items()}
         print_json(shown)
     else:
-        _show(list(pages.values()), _flows(list(pages.values()), fetch, sample), events)
+        _show(list(pages.values()), _flows(pages, fetch, sample), events)
     if not pages:
         notices().print(f"ha: {safe(explain_no_node(tried))}")
         return EXIT_UNREACHABLE
@@ -93,15 +93,15 @@ def _problem(node: NodeStatus) -> str:
     return f"sends to {node.name} are degraded: {node.degraded_reason}"
 
 
-def _flows(pages: list[Page], again: Callable[[], NodePages], sample_s: float) -> list[NodeFlow]:
-    """Returns the flow of each node; samples a second time for rates if a slave is behind."""
+def _flows(pages: dict[str, Page], again: Callable[[], NodePages], sample_s: float) -> list[NodeFlow]:
+    """Returns the flow of each node, in the order of `pages`; samples a second time for rates if a slave is behind."""
     flow = Flow()
-    flows = flow.add(time.monotonic(), [page.node for page in pages])
+    flows = flow.add(time.monotonic(), [page.node for page in pages.values()])
     if sample_s > 0 and any(slave.lag_bytes > 0 for node in flows for slave in node.slaves):
         time.sleep(sample_s)
-        later = list(again().pages.values())
-        if len(later) == len(pages):
-            flows = flow.add(time.monotonic(), [page.node for page in later])
+        later = again().pages
+        if later.keys() == pages.keys():
+            flows = flow.add(time.monotonic(), [later[address].node for address in pages])
     return flows
 
 

@@ -265,11 +265,12 @@ class GrpcConnection:
         self._error: RemoteProtocolError | None = None
         self._pending_bytes_max = max(options.pending_bytes_max, 2 * options.message_size_max)
         self._sent = trio.lowlevel.ParkingLot()
-        self._close_callbacks: list[Callable[[], None]] = []
+        self._close_callbacks: set[Callable[[GrpcConnection], None]] = set()
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the connection has ended. It must not raise."""
-        self._close_callbacks.append(callback)
+    def on_close(self, callback: Callable[[GrpcConnection], None]) -> None:
+        """Calls `callback` with this connection when it has ended; once, even if it is added again. It must not
+        raise."""
+        self._close_callbacks.add(callback)
 
     def close(self, cause: EndCause, detail: str = "") -> None:
         """Cancels the connection and its gRPC calls. If it is closed more than once, the first cause is kept."""
@@ -305,7 +306,7 @@ class GrpcConnection:
             for stream in list(self.protocol.streams.values()):
                 stream.is_closed = True
             for callback in self._close_callbacks:
-                callback()
+                callback(self)
             self._close_callbacks.clear()
             await trio.aclose_forcefully(self._stream)
 

@@ -1,14 +1,15 @@
 """The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
 
-Brokers may be halog's or RocketMQ's. Answers about topics and groups are used for ROUTE_AGE_S_MAX. If a master does not
-answer, or answers SERVICE_NOT_AVAILABLE, its address is looked up again at the next request, because another broker may
-be the master now. Each broker has one connection, for all clients, over which it also asks about transactions.
+Brokers may be halog's or RocketMQ's. Answers about topics and groups are used for ROUTE_AGE_S_MAX, and for as long as
+nobody can be asked, so that clients go on without name servers. If a master does not answer, or answers
+SERVICE_NOT_AVAILABLE, its address is looked up again at the next request, because another broker may be the master now.
+Each broker has one connection, for all clients, over which it also asks about transactions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -17,6 +18,7 @@ import trio
 
 from ha.acl.source import refuses_user
 from ha.errors import LocalProtocolError
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol import java_json
 from ha.protocol.admin_requests import GroupRequest, TopicRequest
 from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRouteData
@@ -59,7 +61,7 @@ _UNKNOWN_GROUP = (
 """Codes that mean that the group has no configuration (SUCCESS: if the body is empty), or that the broker (RocketMQ 4)
 has no request for one group's configuration"""
 ROUTE_AGE_S_MAX = 10.0
-"""How long an answer about a topic or group is used, in seconds."""
+"""Seconds after which a topic or group is asked about again."""
 KNOWN_COUNT_MAX = 16_384
 """Maximum number of topics, and of groups, whose answers are kept."""
 
@@ -73,11 +75,14 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class _Answers(Generic[T]):
-    """A cache of the cluster's answers about topics or groups, by name. Each is used for ROUTE_AGE_S_MAX."""
+    """A cache of the cluster's answers about topics or groups, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[str], Awaitable[T]]) -> None:
+        """`ask` returns the cluster's answer about a name. Raises BrokerUnreachable."""
+        self._ask = ask
         self._answers: dict[str, tuple[T, float]] = {}
-        """Name -> the answer, and the time until which it is used (Trio's clock)"""
+        """Name -> the answer, and the time from which it is too old (Trio's clock)"""
+        self._log_limiter = LogRateLimiter()
 
     def find(self, name: str) -> tuple[T] | None:
         """Returns the answer about a name, in a tuple because it can be None; None if there is no answer, or it is too
@@ -85,7 +90,29 @@ class _Answers(Generic[T]):
         known = self._answers.get(name)
         return None if known is None or known[1] < trio.current_time() else known[:1]
 
-    def add(self, name: str, answer: T) -> None:
+    async def get(self, name: str) -> T:
+        """Returns the answer about a name, and asks first if there is none, or it is too old. Raises BrokerUnreachable.
+
+        Other calls use an old answer while one asks, and all if that fails, except an answer that is None: what did not
+        exist may exist now.
+        """
+        if (known := self.find(name)) is not None:
+            return known[0]
+        old, _ = self._answers.get(name, (None, 0.0))
+        if old is not None:
+            self._add(name, old)
+        try:
+            answer = await self._ask(name)
+        except BrokerUnreachable as error:
+            if old is None:
+                raise
+            if times := self._log_limiter.admit("old", trio.current_time()):
+                logger.warning("proxy.old_answer_used name=%r reason=%r times=%d", name, str(error), times)
+            return old
+        self._add(name, answer)
+        return answer
+
+    def _add(self, name: str, answer: T) -> None:
         """Adds an answer; first forgets all others if there are KNOWN_COUNT_MAX."""
         if len(self._answers) >= KNOWN_COUNT_MAX:
             self._answers.clear()
@@ -104,8 +131,8 @@ class Cluster:
         self._finding = trio.Lock()
         self._search_count = 0
         """Number of searches for masters that have ended, other than by cancellation"""
-        self._routes: _Answers[Route | None] = _Answers()
-        self._groups: _Answers[GroupConfig] = _Answers()
+        self._routes: _Answers[Route | None] = _Answers(self._ask_route)
+        self._groups: _Answers[GroupConfig] = _Answers(self._ask_group)
         self.front: Front | None = None
         """Receives brokers' checks of transactions; None: they are ignored"""
         self.on_user_refused: Callable[[str], None] | None = None
@@ -116,29 +143,28 @@ class Cluster:
         return None if known is None else known[0]
 
     async def route(self, topic: str) -> Route | None:
-        if (known := self._routes.find(topic)) is not None:
-            return known[0]
+        return await self._routes.get(topic)
+
+    async def _ask_route(self, topic: str) -> Route | None:
         header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
         command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
         answer = await self._ask_name_servers(command)
-        route = None
-        if answer.code == ResponseCode.SUCCESS:
-            data = _read(TopicRouteData, answer)
-            for broker in data.broker_datas:
-                if 0 in broker.broker_addrs:
-                    self._masters[broker.broker_name] = broker.broker_addrs[0]
-            queues = tuple(
-                BrokerQueues(each.broker_name, each.perm, each.read_queue_nums, each.write_queue_nums)
-                for each in sorted(data.queue_datas, key=lambda each: each.broker_name)
-                if each.broker_name in self._masters
-            )
-            if not queues:
-                raise BrokerUnreachable(f"no broker with topic {topic} has a master")
-            route = Route(topic, await self._message_types(topic, queues), queues)
-        elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        if answer.code != ResponseCode.SUCCESS:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
-        self._routes.add(topic, route)
-        return route
+        data = _read(TopicRouteData, answer)
+        for broker in data.broker_datas:
+            if 0 in broker.broker_addrs:
+                self._masters[broker.broker_name] = broker.broker_addrs[0]
+        queues = tuple(
+            BrokerQueues(each.broker_name, each.perm, each.read_queue_nums, each.write_queue_nums)
+            for each in sorted(data.queue_datas, key=lambda each: each.broker_name)
+            if each.broker_name in self._masters
+        )
+        if not queues:
+            raise BrokerUnreachable(f"no broker with topic {topic} has a master")
+        return Route(topic, await self._message_types(topic, queues), queues)
 
     async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
         """Returns the types that a topic accepts; UNTYPED if its brokers (RocketMQ 4) know no types. Raises
@@ -161,20 +187,18 @@ class Cluster:
         return accepted_types(None)
 
     async def group(self, group: str) -> GroupConfig | None:
-        if (known := self._groups.find(group)) is not None:
-            return known[0]
+        return await self._groups.get(group)
+
+    async def _ask_group(self, group: str) -> GroupConfig:
         header = GroupRequest(group=group)
         command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
         answer = await self.ask_any(command)
-        # A broker that may create the group does so when it is first used.
-        found = GroupConfig(group_name=group)
         if answer.code == ResponseCode.SUCCESS and answer.body:
-            found = _read(GroupConfig, answer)
-        elif answer.code not in _UNKNOWN_GROUP:
+            return _read(GroupConfig, answer)
+        if answer.code not in _UNKNOWN_GROUP:
             # A guess would pop the messages of an ordered group out of order.
             raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
-        self._groups.add(group, found)
-        return found
+        return GroupConfig(group_name=group)  # a broker that may create the group does so when it is first used
 
     async def invoke(
         self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S

@@ -40,6 +40,9 @@ _UNARY_TIMEOUT_S_MAX = 60.0
 """Timeout in seconds of calls other than ReceiveMessage and Telemetry, if the client does not set a shorter one."""
 _CLIENT_ID_LENGTH_MAX = 255
 _GROUPS_PER_HEARTBEAT = 64
+_ROUTES_AT_ONCE = 64
+"""Maximum number of concurrent requests for routes, so that brokers get heartbeats in time while name servers are
+silent."""
 _REGISTER_INTERVAL_S = 5.0
 """Minimum seconds between two heartbeats of a consumer that are passed to brokers, because each short call causes a
 request with all subscriptions. Clients send one every 10 s."""
@@ -183,8 +186,7 @@ class Front:
             return None
         if len(connection.sessions) >= self._options.sessions_per_connection_max:
             return None
-        if not connection.sessions:
-            connection.on_close(lambda: self._end_all(connection))
+        connection.on_close(self._end_all)
         session = Session(connection, client_id)
         connection.sessions[client_id] = session
         if self._access is None:  # otherwise after authentication, because client ids are no secret
@@ -259,15 +261,22 @@ class Front:
         Includes brokers that accept no more messages of a topic, such as drained ones: they may still have half
         messages.
         """
-        wanted = set()
-        for topic in self._producers.topics:
+        wanted: set[tuple[str, str]] = set()
+
+        async def add(topic: str) -> None:
             try:
                 route = await self._brokers.route(topic)
             except BrokerUnreachable:
-                wanted |= {pair for pair in registered if pair[1] == topic}
-                continue  # tried again at the next heartbeat
+                wanted.update(pair for pair in registered if pair[1] == topic)  # tried again at the next heartbeat
+                return
             if route is not None:
-                wanted |= {(broker.broker_name, topic) for broker in route.brokers}
+                wanted.update((broker.broker_name, topic) for broker in route.brokers)
+
+        topics = self._producers.topics
+        for start in range(0, len(topics), _ROUTES_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                for topic in topics[start : start + _ROUTES_AT_ONCE]:
+                    nursery.start_soon(add, topic)
         return wanted
 
     async def _register(self, broker_name: str, topics: list[str], gone: list[str]) -> None:

@@ -16,7 +16,7 @@ clients, their messages stay invisible for that time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 COUNT_MAX = 262_144
 """Maximum number of messages of all clients; further ones are neither renewed nor released early."""
 CHECK_INTERVAL_S = 1.0
+CHANGES_AT_ONCE = 32
+"""Maximum number of concurrent requests to one broker. One at a time would not renew thousands of messages in time."""
 RENEWED_BEFORE_S = 45.0
 """How long before a message becomes visible it is renewed."""
 RETRY_INTERVAL_S = 5.0
@@ -218,23 +220,30 @@ class InFlight:
         return found
 
     async def _change_all(self, broker_name: str, due: list[_Due], delay: Delay, may_renew: MayRenew) -> None:
-        """Renews, releases or drops messages of one broker, one after the other. Failed renewals are tried again."""
+        """Renews, releases or drops messages of one broker, CHANGES_AT_ONCE at a time."""
+        left = iter(due)
         try:
-            for key, client, handle, message in due:
-                now = trio.current_time()
-                if client.messages.get(handle) is not message or now < message.settled_until:
-                    continue  # settled meanwhile, or about to be
-                if message.is_undelivered or client.is_gone(now):
-                    await self._change(delay, message, RELEASED_MS)
-                    self._drop(key, client, handle)
-                elif now >= message.renew_at:
-                    is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
-                    if is_over or not may_renew(client.session, message.group, message.topic):
-                        self._drop(key, client, handle)
-                    else:
-                        await self._change(delay, message, message.invisible_ms)
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(CHANGES_AT_ONCE, len(due))):
+                    nursery.start_soon(self._change_each, left, delay, may_renew)
         finally:
             self._busy.remove(broker_name)
+
+    async def _change_each(self, left: Iterator[_Due], delay: Delay, may_renew: MayRenew) -> None:
+        """Renews, releases or drops messages, one after the other. Failed renewals are tried again."""
+        for key, client, handle, message in left:
+            now = trio.current_time()
+            if client.messages.get(handle) is not message or now < message.settled_until:
+                continue  # settled meanwhile, or about to be
+            if message.is_undelivered or client.is_gone(now):
+                await self._change(delay, message, RELEASED_MS)
+                self._drop(key, client, handle)
+            elif now >= message.renew_at:
+                is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
+                if is_over or not may_renew(client.session, message.group, message.topic):
+                    self._drop(key, client, handle)
+                else:
+                    await self._change(delay, message, message.invisible_ms)
 
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
         began = trio.current_time()

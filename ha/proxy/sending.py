@@ -81,7 +81,7 @@ class Sending:
         self._wall_clock_ms = wall_clock_ms
         self._producers = producers
         self._turn = 0
-        """Number of messages without a message group, which are sent to the brokers round robin"""
+        """Number of messages without a message group, and of batches, which are sent to the brokers round robin"""
 
     def take(self, session: Session, call: Call) -> bool:
         """Serves a call with one message, if it can do so without waiting; returns whether it did. It sends the message
@@ -128,8 +128,10 @@ class Sending:
         if any(topic_name(message.topic) != topic for message in messages):
             raise CallRefused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
         route = await existing_route(self._brokers, topic)
+        turn = self._turn
         prepared = [self._prepare(session, message, route) for message in messages]
         if len(messages) > 1 and all(kind is MessageType.NORMAL for _, _, kind in prepared):
+            self._turn = turn + 1  # all go to the first one's broker
             return await self._send_batch(session, messages, prepared)
         entries = []
         for message, (broker, command, kind) in zip(messages, prepared, strict=True):

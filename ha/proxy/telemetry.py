@@ -154,6 +154,7 @@ class Telemetry:
             steps = customized.get("next") if isinstance(customized, dict) else None
             if not isinstance(steps, list) or not steps:
                 steps = [1000 * seconds for seconds in CONSUMER_BACKOFF_S]
+            policy.customized_backoff.Clear()  # of steps that the client sent
             for step in steps[:64]:
                 set_milliseconds(policy.customized_backoff.next.add(), _integer(step, 1000))
         settings.metric.on = False

@@ -337,6 +337,13 @@ def test_usage_error_is_one_line_that_says_what_is_accepted(
     assert capsys.readouterr().err == says + "\n"
 
 
+def test_schema_file_in_a_folder_of_a_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    """Topics have no equals signs, but the paths of Spark's users have."""
+    words = ["--to", "/no/archive", "--columns-from", "json", "--schema", "orders=/no/dt=1/orders.ddl"]
+    assert run(["spark", "archive", "/no/store", *words]) == 2
+    assert "directory: '/no/dt=1/orders.ddl'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("width", [60, 120])
 def test_help_fills_the_width_of_the_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

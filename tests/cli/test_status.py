@@ -18,9 +18,10 @@ import pytest
 from rich.console import Console
 
 from ha.cli import run
-from ha.cli.admin_pages import NodeStatus
+from ha.cli.admin_pages import NodeStatus, Page
 from ha.cli.flow import Flow
-from ha.cli.status import nodes_table, slaves_table
+from ha.cli.node_pages import NodePages
+from ha.cli.status import nodes_table, show_status, slaves_table
 
 MASTER = {
     "role": "SYNC_MASTER",
@@ -70,7 +71,12 @@ SLAVE = {
 
 @contextmanager
 def admin_port(
-    body: bytes, *, moved_to: str = "", tokens: list[str | None] | None = None, tls: ssl.SSLContext | None = None
+    body: bytes,
+    *,
+    moved_to: str = "",
+    tokens: list[str | None] | None = None,
+    tls: ssl.SSLContext | None = None,
+    date: str = "",
 ) -> Iterator[str]:
     """An HTTP server that answers /status with `body`, or says that it has moved; `tokens` are what it is shown."""
 
@@ -83,6 +89,9 @@ def admin_port(
                 self.send_header("Location", f"http://{moved_to}/status")
             self.end_headers()
             self.wfile.write(body)
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return date or super().date_time_string(timestamp)
 
         def log_message(self, *arguments: Any) -> None:
             pass
@@ -97,6 +106,26 @@ def admin_port(
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("year", ["x", "99999999999999", "99999999999999999999"])
+def test_a_node_with_a_date_that_makes_no_sense(year: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER).encode(), date=f"Mon, 01 Jan {year} 00:00:00 GMT") as address:
+        assert run(["status", "--admin", address, "--timeout", "1"]) == 0
+    assert "broker-a:0" in capsys.readouterr().out
+
+
+def test_nodes_that_change_places_between_two_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are listed by broker ID, which a failover changes. What one reports is not shown as the other's."""
+    damage = {"log": {"open_count": 1, "open": [{"begin": 1, "end": 2, "file": "0"}]}}
+    master = msgspec.convert(MASTER, NodeStatus)
+    slave = msgspec.convert(SLAVE | {"broker_id": 2, "damage": damage}, NodeStatus)
+    pages = {node.name: Page(b"", node, None) for node in (master, slave)}
+    orders = [pages, dict(reversed(pages.items()))]
+    show_status(lambda: NodePages(orders.pop(0), {}, {}), sample=0.01)
+    out = capsys.readouterr().out
+    assert not orders
+    assert "broker-a:2 DAMAGED" in out
 
 
 def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:

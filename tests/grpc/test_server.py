@@ -227,7 +227,7 @@ async def test_server_that_may_not_serve() -> None:
         may_serve = False
         [connection] = server.connections
         closed = trio.Event()
-        connection.on_close(closed.set)
+        connection.on_close(lambda _: closed.set())
         await closed.wait()
         await in_thread(next, steps)
         steps.close()

@@ -96,6 +96,48 @@ async def test_answers_are_used_for_a_while(autojump_clock: MockClock) -> None:
         assert len(servers.asked) == 6
 
 
+async def test_old_answers_are_used_while_nobody_answers(autojump_clock: MockClock) -> None:
+    """As in RocketMQ, clients go on while all name servers are down. Only one call at a time waits for them."""
+    async with opened() as (cluster, servers):
+        route, group = await cluster.route("t"), await cluster.group("g")
+        answer = servers.invoke
+
+        async def silent(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            await trio.sleep(timeout_s)
+            raise trio.TooSlowError
+
+        servers.invoke = silent  # type: ignore[method-assign]
+        await trio.sleep(10 * ROUTE_AGE_S_MAX)
+        took_s = []
+
+        async def call() -> None:
+            began = trio.current_time()
+            assert await cluster.route("t") is route
+            took_s.append(trio.current_time() - began)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(call)
+        assert took_s == [0, 0, 6]
+        assert await cluster.group("g") is group
+        servers.invoke = answer  # type: ignore[method-assign]
+        await trio.sleep(ROUTE_AGE_S_MAX + 0.1)
+        assert await cluster.route("t") is not route
+
+
+async def test_a_topic_is_not_reported_as_missing_while_nobody_answers(autojump_clock: MockClock) -> None:
+    """It may have been created meanwhile."""
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(
+            ResponseCode.TOPIC_NOT_EXIST, "no"
+        )
+        assert await cluster.route("t") is None
+        await trio.sleep(ROUTE_AGE_S_MAX + 0.1)
+        servers.gone = {"n1:1", "n2:1"}
+        with pytest.raises(BrokerUnreachable, match="no name server answers"):
+            await cluster.route("t")
+
+
 async def test_unknown_topics_and_groups() -> None:
     async with opened() as (cluster, servers):
         servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(

@@ -106,6 +106,16 @@ async def test_slow_consumer(autojump_clock: MockClock) -> None:
         assert len(world.changes) == 2
 
 
+async def test_many_slow_consumers(autojump_clock: MockClock) -> None:
+    """All of their messages are renewed in time, although each request takes as long as a synchronous flush."""
+    async with opened() as world:
+        world.answers_after_s = 0.02
+        for offset in range(5_000):
+            world.table.add(world.session, "g", "t", receipt(offset))
+        await trio.sleep(1000)
+        assert world.table.count == 5_000
+
+
 async def test_silent_broker_does_not_delay_the_messages_of_others(autojump_clock: MockClock) -> None:
     async with opened() as world:
         for offset in range(100):
@@ -234,8 +244,11 @@ async def test_messages_of_ordered_groups_are_renewed_in_time(autojump_clock: Mo
         assert world.changes == [(855, 0, INVISIBLE_MS), (1710, 0, INVISIBLE_MS), (2565, 0, INVISIBLE_MS)]
 
 
-async def test_messages_that_are_acknowledged_while_others_are_renewed(autojump_clock: MockClock) -> None:
+async def test_messages_that_are_acknowledged_while_others_are_renewed(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     """They are not renewed: RocketMQ would deliver them again."""
+    monkeypatch.setattr("ha.proxy.in_flight.CHANGES_AT_ONCE", 1)
     async with opened() as world:
         world.answers_after_s = 0.5
         for offset in range(3):

@@ -107,6 +107,13 @@ async def test_settings_of_a_group_that_retries_for_ever(tmp_path: Path) -> None
             assert answer.settings.backoff_policy.max_attempts == 0x7FFFFFFF
 
 
+async def test_settings_that_contain_a_policy(tmp_path: Path) -> None:
+    """The group's policy replaces it, for example in a client that sends the settings that it was answered."""
+    async with open_site(tmp_path) as site, chatting(Client(site.address)) as chat:
+        first = (await chat.tell(consumer("g", "t"))).settings
+        assert (await chat.tell(first)).settings.backoff_policy == first.backoff_policy
+
+
 async def test_large_settings(tmp_path: Path) -> None:
     """As many topics as a client may have, with the longest names."""
     async with open_site(tmp_path) as site, chatting(Client(site.address)) as chat:
@@ -160,6 +167,19 @@ async def test_heartbeats_and_the_end_of_a_client(tmp_path: Path) -> None:
             assert site.node.broker.clients.consumer_ids("g") == ["vm@1"]
             assert (await client.call("NotifyClientTermination", ending)).status.code == Code.OK
             assert site.node.broker.clients.consumer_ids("g") == []
+
+
+async def test_clients_that_come_and_go_on_one_connection(tmp_path: Path) -> None:
+    """In Node.js, all clients of a process share one. It keeps nothing of those that have ended."""
+    async with open_site(tmp_path) as site:
+        client = Client(site.address)
+        for _ in range(3):
+            async with chatting(client) as chat:
+                await chat.tell(producer("t"))
+                ending = service.NotifyClientTerminationRequest()
+                assert (await client.call("NotifyClientTermination", ending)).status.code == Code.OK
+        [connection] = site.server.connections
+        assert len(connection._close_callbacks) == 1
 
 
 async def test_settings_after_the_end_of_a_client(tmp_path: Path) -> None:
@@ -247,7 +267,7 @@ async def test_lost_connections_end_their_clients(tmp_path: Path) -> None:
             assert site.node.broker.clients.consumer_ids("g") == ["vm@1"]
             [connection] = site.server.connections
             ended = trio.Event()
-            connection.on_close(ended.set)
+            connection.on_close(lambda _: ended.set())
             await trio.to_thread.run_sync(client.channel.close)
             await ended.wait()
             assert site.node.broker.clients.consumer_ids("g") == []

@@ -81,6 +81,29 @@ async def test_front_stays_registered_while_no_name_server_answers(autojump_cloc
     assert sorted(brokers.asked) == 2 * [("a", RequestCode.HEART_BEAT)] + 2 * [("b", RequestCode.HEART_BEAT)]
 
 
+async def test_front_with_many_topics_stays_registered_while_name_servers_are_silent(autojump_clock: MockClock) -> None:
+    """Brokers forget a producer after 120 s without a heartbeat."""
+    brokers = Brokers()
+    answer = brokers.route
+
+    async def silent(topic: str) -> Route:
+        await trio.sleep(6)
+        raise BrokerUnreachable("no name server answers")
+
+    front = front_of(brokers)
+    session = Session(SimpleNamespace(), "vm@1")  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(front.serve_clients)
+        front._producers.add(session, [f"t{number}" for number in range(200)])
+        await trio.sleep(5)
+        assert brokers.route == answer
+        brokers.route = silent  # type: ignore[method-assign]
+        brokers.asked.clear()
+        await trio.sleep(120)
+        nursery.cancel_scope.cancel()
+    assert set(brokers.asked) == {("a", RequestCode.HEART_BEAT), ("b", RequestCode.HEART_BEAT)}
+
+
 async def test_brokers_take_turns() -> None:
     """Also if a message is prepared twice, because it could not be sent at once."""
     brokers = Brokers()
@@ -91,6 +114,16 @@ async def test_brokers_take_turns() -> None:
         call: Any = SimpleNamespace(message=request.SerializeToString())
         assert not sending.take(session, call)
         await sending.send(session, request)
+    assert sorted(name for name, _ in brokers.asked) == ["a", "a", "b", "b"]
+
+
+async def test_brokers_take_turns_with_batches() -> None:
+    """Whatever number of messages a batch has."""
+    brokers = Brokers()
+    sending = front_of(brokers)._sending
+    session: Any = None
+    for _ in range(4):
+        await sending.send(session, service.SendMessageRequest(messages=[message("t"), message("t")]))
     assert sorted(name for name, _ in brokers.asked) == ["a", "a", "b", "b"]
 
 

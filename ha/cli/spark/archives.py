@@ -121,7 +121,7 @@ def _counts(by_topic: dict[str, int]) -> str:
 def _schema(pair: str, columns_from: str | None) -> tuple[str, str | tuple[bytes, str]]:
     """Return the topic and the content of the file in TOPIC=FILE; with Protobuf also the message in
     TOPIC=FILE:MESSAGE."""
-    topic, _, file = pair.rpartition("=")
+    topic, _, file = pair.partition("=")
     message = ""
     if columns_from == "protobuf":
         file, _, message = file.rpartition(":")
