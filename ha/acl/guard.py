@@ -186,7 +186,7 @@ class AclGuard:
         )
         if account is None or rule is None:
             return
-        if not (account.dialect is ACL2 and str(command.code) in self._options.unauthorized_codes):
+        if not self._needs_no_right(account, str(command.code)):
             denial = account.denial(rule, command, host)
             if denial:
                 raise AclRefusal(account.dialect, denial, is_authentication=False)
@@ -197,10 +197,19 @@ class AclGuard:
     def _is_exempt(self, rule: Rule | None, code: str) -> bool:
         """Whether a request needs neither a signature nor a permission. Rights belong to a user who has signed, so a
         request that needs some must be in both lists."""
-        options = self._options
-        if code not in options.unauthenticated_codes or options.requires_tls:
+        if not self._needs_no_signature(code):
             return False
-        return code in options.unauthorized_codes or rule is None or rule.kind is Needs.SIGNATURE
+        return code in self._options.unauthorized_codes or rule is None or rule.kind is Needs.SIGNATURE
+
+    def _needs_no_signature(self, code: str) -> bool:
+        return code in self._options.unauthenticated_codes and not self._options.requires_tls
+
+    def _needs_no_right(self, account: Account | None, code: str) -> bool:
+        """Whether a request of `account` (None: nobody has signed it) needs no right. An account of the file needs one
+        unless everybody can do without a signature."""
+        if code not in self._options.unauthorized_codes:
+            return False
+        return account is None or account.dialect is ACL2 or self._needs_no_signature(code)
 
     def _authenticated(
         self, access_key: str, has_signed: Callable[[SigningKey], bool], host: str, *, is_encrypted: bool
@@ -252,7 +261,7 @@ class AclGuard:
         if self.may(connection, access_key, resource, right):
             return
         account = self.account(access_key)
-        if str(command.code) in self._options.unauthorized_codes and (account is None or account.dialect is ACL2):
+        if self._needs_no_right(account, str(command.code)):
             return
         if account is None:  # deleted since the request was admitted, or it needed none
             refusal = AclRefusal(ACL2, ACL2.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=False)
@@ -275,25 +284,23 @@ class AclGuard:
     def authenticate(
         self, metadata: Mapping[str, str], peer: tuple[str, int], call: str, *, is_encrypted: bool = False
     ) -> str:
-        """Returns the access key that signed a gRPC call; "" if the call needs none.
+        """Returns the access key that signed a gRPC call; "" if none did, and the call needs none.
 
         `metadata`: the call's, with names in lower case; `call`: the full name of its request message, as
         `authenticationWhitelist` has it. Raises AclRefusal if authentication fails.
         """
         host = peer[0]
-        options = self._options
-        if self._admits(host) or (call in options.unauthenticated_codes and not options.requires_tls):
+        if self._admits(host):
             return ""
         try:
             signature = read_signature(metadata)
             self._authenticated(signature.access_key, signature.is_by, host, is_encrypted=is_encrypted)
-        except AclRefusal as refusal:
+        except (AclRefusal, RemoteProtocolError) as error:
+            if self._needs_no_signature(call):
+                return ""
+            refusal = error if isinstance(error, AclRefusal) else AclRefusal(ACL2, str(error), is_authentication=True)
             self._note(peer, call, refusal)
-            raise
-        except RemoteProtocolError as error:
-            malformed = AclRefusal(ACL2, str(error), is_authentication=True)
-            self._note(peer, call, malformed)
-            raise malformed from None
+            raise refusal from None
         return signature.access_key
 
     def authorize(
@@ -309,8 +316,7 @@ class AclGuard:
         account = self.account(access_key)
         if account is not None and account.trusts(host):
             return
-        is_of_file = account is not None and account.dialect is PLAIN
-        if call in self._options.unauthorized_codes and not is_of_file:
+        if self._needs_no_right(account, call):
             return
         for resource, right in needs:
             if account is None:

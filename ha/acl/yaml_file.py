@@ -9,9 +9,9 @@
         topicPerms, groupPerms     [name=right …]
 
 Refused, although RocketMQ silently misreads them: duplicate keys, and unquoted text that YAML reads as another type and
-RocketMQ would convert (0123456 is octal, 1e5 a number with an exponent). An unknown right is DENY, as in RocketMQ, with
-a warning. Errors never quote a value, which may be a secret. Sources: PlainAccessConfig, PlainPermissionManager,
-Permission.parseResourcePerms.
+RocketMQ would convert (0123456 is octal, 1e5 a number with an exponent). Also refused: the key `<<`, with which YAML
+adds the keys of another mapping. An unknown right is DENY, as in RocketMQ, with a warning. Errors never quote a value,
+which may be a secret. Sources: PlainAccessConfig, PlainPermissionManager, Permission.parseResourcePerms.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ KEY_LENGTH_MIN = 7
 
 _STRING = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
+_MERGE = "tag:yaml.org,2002:merge"
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
 """Text for PyYAML, a number for SnakeYAML."""
 _SAME_EVERYWHERE = re.compile(r"0|[1-9][0-9]{0,17}|true|false")
@@ -106,7 +107,7 @@ def parse_acl_file(content: bytes) -> AclFile:
         mark = error.problem_mark
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise AclFileError(f"it is not valid YAML{where}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
         raise AclFileError("it is not valid YAML") from None
     if root is None:
         return AclFile([], [], [])
@@ -160,6 +161,8 @@ class _Reader:
             raise AclFileError(f"{where} is not a mapping")
         found: dict[str, yaml.Node] = {}
         for key, value in node.value:
+            if key.tag == _MERGE:
+                raise AclFileError(f"{where}: << is not supported; repeat the keys that it would add")
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in found:
                 raise AclFileError(f"{where}: {name} is duplicated")

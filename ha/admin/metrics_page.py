@@ -33,7 +33,10 @@ class MetricsPage:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Returns the page and its content type, in the format that the header `accept` requests."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # it has a version that is no number
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
 

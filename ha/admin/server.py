@@ -302,10 +302,14 @@ class AdminServer:
             await TCPServer(app, self._config, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
             # Any exception: untrusted input in another project's parser must not stop the node.
-            logger.warning("admin.connection_failed peer=%s reason=%r", peer, group.exceptions[0])
+            if times := self._log_limiter.admit((connection.host, "failed"), trio.current_time()):
+                reason = group.exceptions[0]
+                logger.warning("admin.connection_failed peer=%s reason=%r times=%d", peer, reason, times)
         else:
-            if not request_count:
-                logger.info("admin.closed_without_request peer=%s", peer)
+            if request_count:
+                return
+            if times := self._log_limiter.admit((connection.host, "no request"), trio.current_time()):
+                logger.info("admin.closed_without_request peer=%s times=%d", peer, times)
 
 
 def _peer(stream: trio.SocketStream) -> str:

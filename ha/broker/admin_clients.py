@@ -13,10 +13,11 @@ from typing import Any
 
 import trio
 
+from ha.acl import Right
 from ha.broker.clients import BROADCASTING, Member, subscription_body
 from ha.broker.core import BrokerCore
 from ha.broker.message_queries import read_record
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import busy_if_passing, check_right
 from ha.errors import DamagedBytes, LocalProtocolError, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
@@ -61,6 +62,7 @@ class AdminClients:
         self._groups = core.tables.groups
         self._clients = core.tables.clients
         self._options = core.options
+        self._guard = core.guard
         self._wall_clock_ms = core.world.wall_clock_ms
         self._relay_count = 0
         self._send, self._receive = trio.open_memory_channel[tuple[RemotingConnection, RemotingCommand, Relay]](
@@ -213,9 +215,10 @@ class AdminClients:
         _, _, offset = decode_message_id(request.msg_id or "")
         try:
             with busy_if_passing():
-                record, _ = await read_record(self._store, offset)
+                raw, record = await read_record(self._store, offset)
         except (OffsetGone, DamagedBytes, RemoteProtocolError) as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message {request.msg_id}: {error}")
+        check_right(self._guard, connection, command, record.topic, Right.SUB | Right.GET)
         fields = _without_signature(command.ext_fields)
         fields["brokerName"] = self._options.broker_name
         topic, group = self._topics.get(request.topic or ""), self._groups.get(request.consumer_group)
@@ -223,7 +226,7 @@ class AdminClients:
             fields["topicSysFlag"] = str(topic.topic_sys_flag)
         if group is not None:
             fields["groupSysFlag"] = str(group.group_sys_flag)
-        return self._ask_consumer(connection, command, request, fields, record)
+        return self._ask_consumer(connection, command, request, fields, raw)
 
     def _ask_consumer(
         self,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ha.acl import AclGuard, AclRefusal
 from ha.broker.standing import Standing
 from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingConnection
 from ha.store.files import is_passing
 
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
@@ -37,6 +40,18 @@ def check_stores(standing: Standing) -> None:
     refusal = standing.why_not_stored()
     if refusal:
         raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
+
+
+def check_right(
+    guard: AclGuard | None, connection: RemotingConnection, command: RemotingCommand, topic: str, right: int
+) -> None:
+    """Raises RefusedError if there is access control, and the account of an admitted request lacks `right` on a topic
+    that only the handler knows."""
+    if guard is not None:
+        try:
+            guard.check(connection, command, topic, right)
+        except AclRefusal as refusal:
+            raise RefusedError(refusal.code, refusal.remark) from None
 
 
 @contextmanager

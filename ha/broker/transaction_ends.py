@@ -9,12 +9,12 @@ from typing import Protocol
 
 import trio
 
-from ha.acl import AclRefusal, Right
+from ha.acl import Right
 from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, is_timer, real_message, store_delayed
 from ha.broker.message_queries import find_record
 from ha.broker.put_request import PutRequest
-from ha.broker.refused import RefusedError, busy_if_passing
+from ha.broker.refused import RefusedError, busy_if_passing, check_right
 from ha.broker.send_message import take_timer
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
@@ -97,10 +97,7 @@ class TransactionEnds:
         properties = record.property_map()
         if self._guard is not None:
             topic = properties.get(REAL_TOPIC, "")
-            try:
-                self._guard.check(connection, command, topic, Right.PUB)
-            except AclRefusal as refusal:
-                raise RefusedError(refusal.code, refusal.remark) from None
+            check_right(self._guard, connection, command, topic, Right.PUB)
             if request.topic and request.topic != topic:
                 raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
         if properties.get(PRODUCER_GROUP) != request.producer_group:

@@ -44,13 +44,13 @@ def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePort
             ("adminListenPort", config.admin_bind_address, config.admin_listen_port),
         )
     ]
-    fast = _take_fast_port(config, platform, bound)
-    grpc = _take_grpc_port(config, platform, bound)
     name_server = None
     if config.embeds_name_server:
         # If the system chooses listenPort, there may be several nodes on this machine.
         wanted = NAME_SERVER_PORT if config.listen_port else 0
         name_server = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
+    fast = _take_fast_port(config, platform, bound)  # last, as a node also runs without these
+    grpc = _take_grpc_port(config, platform, bound)
     return NodePorts(remoting=remoting, ha=ha, admin=admin, fast=fast, grpc=grpc, name_server=name_server)
 
 

@@ -4,6 +4,8 @@ Code that needs one of these modules earlier also imports it in a worker thread,
 loop.
 """
 
-import ha.admin.server
+from contextlib import suppress
+from importlib import import_module
 
-__all__ = ["ha"]
+with suppress(ImportError, OSError):  # too many files are open: the first connection of the admin port imports it
+    import_module("ha.admin.server")

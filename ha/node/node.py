@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
+from typing import Annotated
 
 import msgspec
 import trio
+from msgspec import Meta
 
 from ha.acl import AclGuard
 from ha.admin import RecentEvents
+from ha.broker.admin_topics import QUEUE_COUNT_MAX
 from ha.broker.broker import Broker
 from ha.broker.put_request import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
@@ -20,6 +23,7 @@ from ha.failover.member_state import MemberState
 from ha.grpc import GrpcServer
 from ha.poller import Poller
 from ha.protocol.codes import PutStatus
+from ha.protocol.headers import Int32, Int64
 from ha.protocol.message_id import UniqueIdGenerator
 from ha.protocol.properties import find_property
 from ha.protocol.record import Message, encode_host
@@ -37,6 +41,7 @@ from .reading import Reading, ReadResult, read_queue, wait_messages
 from .tls import NodeTls
 
 NOT_JOINED = "it has not joined its group yet"
+_HOST_SIZES = len(encode_host("127.0.0.1", 0)), len(encode_host("::1", 0))
 
 
 class Node:
@@ -97,21 +102,22 @@ class Node:
         """Stores messages in order with one append. On a slave, each result is SERVICE_NOT_AVAILABLE.
 
         As for a client's send, the topic is created if autoCreateTopicEnable allows it, and a missing born timestamp
-        or UNIQ_KEY is added. A message whose topic can't be created gets MESSAGE_ILLEGAL; the others are stored. The
-        caller chooses the queue IDs. A cancelled put may still be stored.
+        or UNIQ_KEY is added. The caller chooses the queue IDs. A message whose topic can't be created, or whose values
+        don't fit into a record, gets MESSAGE_ILLEGAL; the others are stored. A cancelled put may still be stored.
         """
         if self.broker.standing.is_slave:
             return await self.broker.put_service.put(messages)
+        faults = [_message_fault(message) for message in messages]
         queue_ids: dict[str, int] = {}
-        for message in messages:
-            queue_ids[message.topic] = max(message.queue_id, queue_ids.get(message.topic, 0))
-        faults = {topic: await self._topic_fault(topic, queue_id) for topic, queue_id in queue_ids.items()}
-        stored = iter(await self.broker.put_service.put([self._complete(m) for m in messages if not faults[m.topic]]))
+        for message, fault in zip(messages, faults, strict=True):
+            if not fault:
+                queue_ids[message.topic] = max(message.queue_id, queue_ids.get(message.topic, 0))
+        topic_faults = {topic: await self._topic_fault(topic, queue_id) for topic, queue_id in queue_ids.items()}
+        faults = [fault or topic_faults[message.topic] for message, fault in zip(messages, faults, strict=True)]
+        sound = [self._complete(message) for message, fault in zip(messages, faults, strict=True) if not fault]
+        stored = iter(await self.broker.put_service.put(sound))
         return [
-            PutResult(status=PutStatus.MESSAGE_ILLEGAL, remark=faults[message.topic])
-            if faults[message.topic]
-            else next(stored)
-            for message in messages
+            PutResult(status=PutStatus.MESSAGE_ILLEGAL, remark=fault) if fault else next(stored) for fault in faults
         ]
 
     async def read(self, topic: str, queue_id: int, queue_offset: int, *, count_max: int = 32) -> ReadResult:
@@ -204,6 +210,30 @@ class Node:
             f"READY role={self.role} remoting={self.remoting_address} ha={self.ha_address}"
             f" admin={self.admin_address} store={self.config.store_path_root_dir}"
         )
+
+
+class _Storable(msgspec.Struct):
+    """The values of a `Message` that fit into a record. Nothing checks those of a library user."""
+
+    topic: str
+    queue_id: Annotated[int, Meta(ge=0, lt=QUEUE_COUNT_MAX)]
+    body: bytes
+    properties: bytes
+    flag: Int32
+    sys_flag: Int32
+    born_timestamp_ms: Int64
+    born_host: bytes
+    reconsume_times: Int32
+    prepared_transaction_offset: Int64
+
+
+def _message_fault(message: Message) -> str:
+    """Why a message fits into no record, or ""."""
+    try:
+        msgspec.convert(message, _Storable, from_attributes=True, builtin_types=(bytes, bytearray, memoryview))
+    except msgspec.ValidationError as error:
+        return f"the message can't be stored: {error}"
+    return "" if len(message.born_host) in _HOST_SIZES else "the message can't be stored: born_host is no host"
 
 
 def _unique_ids(address: str, platform: Platform) -> UniqueIdGenerator:

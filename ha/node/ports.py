@@ -26,7 +26,7 @@ class BoundPort:
         self.host = host
         self._sockets: list[socket.socket] = []
         try:
-            for family, kind, protocol, _, address in _addresses(host, port):
+            for family, kind, protocol, _, address in _addresses(host, port, socket.AI_PASSIVE):
                 bound = socket.socket(family, kind, protocol)
                 self._sockets.append(bound)
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,16 +66,20 @@ class BoundPort:
         self.release()
 
 
-def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+def _addresses(host: str, port: int | None, flags: int = 0) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    """Returns the addresses of `host` as getaddrinfo does. OSError, also if `host` can't be a host name."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError:  # it has no IDNA encoding
+        raise OSError("it is no host name") from None
     return list(dict.fromkeys((int(a), int(b), c, d, (str(e[0]), *e[1:])) for a, b, c, d, e in found))
 
 
 def resolve(host: str) -> str:
     """Returns a numeric address of `host`, preferring IPv4. OSError."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = _addresses(host, None)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return str(found[0][4][0])
+    return found[0][4][0]
 
 
 def own_address() -> str:

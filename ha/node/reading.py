@@ -4,15 +4,20 @@ disk are verified, and a member of a failover group returns only confirmed messa
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Self
 
 import msgspec
+import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader
 from ha.protocol.record import MessageRecord, decode_records
 from ha.store.message_store import MessageStore
+
+UNREADABLE_RETRY_S = 1.0
+"""Pause before the next attempt to read messages that can't be read at present."""
 
 
 class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +65,9 @@ async def wait_messages(store: MessageStore, topic: str, queue_id: int, queue_of
         if found.messages:
             return found.messages
         if found.next_offset == queue_offset:
-            await dispatched.wait_beyond(seen)
+            is_unreadable = queue_offset < found.max_offset
+            with trio.move_on_after(UNREADABLE_RETRY_S if is_unreadable else math.inf):
+                await dispatched.wait_beyond(seen)
         queue_offset = found.next_offset
 
 

@@ -114,11 +114,11 @@ def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
         context.load_cert_chain(files.certificate, key, password)
     except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise CertificateUnusable(key, f"it is not the key of {files.certificate}") from None
         if asked:
             wrong = "its password is missing" if files.key_password is None else "its password is wrong"
             raise CertificateUnusable(key, wrong) from None
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise CertificateUnusable(key, f"it is not the key of {files.certificate}") from None
         raise CertificateUnusable(files.certificate, f"{reason_of(error)} (with the key in {key})") from None
     except OSError as error:
         _unreadable(files.certificate, error)
@@ -127,10 +127,12 @@ def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _load_trust(context: ssl.SSLContext, path: str) -> None:
+    pem = read_pem(path)
     try:
-        context.load_verify_locations(cadata=read_pem(path))
+        context.load_verify_locations(cadata=pem)
     except (ssl.SSLError, ValueError):
-        raise CertificateUnusable(path, "it contains no PEM certificates") from None
+        found = "a damaged PEM certificate" if "CERTIFICATE-----" in pem else "no PEM certificates"
+        raise CertificateUnusable(path, f"it contains {found}") from None
 
 
 def _unreadable(path: str, error: OSError) -> NoReturn:

@@ -295,6 +295,25 @@ async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert [record for record in caplog.records if "done=false" in record.getMessage()]
 
 
+async def test_what_was_done_is_said_if_the_session_ends_meanwhile() -> None:
+    actions = Actions()
+    answers: list[httpx.Response] = []
+    async with acting(actions) as client:
+        asked = await act(client, "send", **SEND)
+        actions.gate, actions.arrived = trio.Event(), trio.Event()
+
+        async def do() -> None:
+            answers.append(await confirm(client, "send", asked.text, **SEND))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(do)
+            await actions.arrived.wait()
+            assert (await client.post("/dashboard/logout")).status_code == 303
+            actions.gate.set()
+    [answer] = answers
+    assert (answer.status_code, "It is so." in answer.text, len(actions.done)) == (200, True, 1)
+
+
 async def test_nothing_is_done_without_the_form_of_the_session() -> None:
     actions = Actions()
     async with acting(actions) as client, acting(Actions()) as other_session:
@@ -317,7 +336,8 @@ async def test_nothing_is_done_without_the_form_of_the_session() -> None:
             for each in (path, "/dashboard/login"):
                 assert (await client.post(each, content=content, headers=headers)).status_code == 403, headers
         large = urlencode({**values, "form_token": good, "body": "x" * ACTION_SIZE_MAX}).encode()
-        assert (await client.post(path, content=large)).status_code == 403
+        answer = await client.post(path, content=large)
+        assert (answer.status_code, "is larger than 256 KiB" in answer.text) == (403, True)
         assert actions.done == []
         # A GET shows a form, whatever the query says.
         assert (await client.get(f"{path}?{urlencode({**values, 'form_token': good})}")).status_code == 200

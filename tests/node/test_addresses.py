@@ -10,8 +10,8 @@ import trio
 
 from ha.broker.registration import MasterAddresses
 from ha.config import Config, OptionalPort, load_config
-from ha.errors import AddressInUse
-from ha.node.addresses import take_ports
+from ha.errors import AddressInUse, ConfigError
+from ha.node.addresses import advertise, take_ports
 from ha.node.master_address import ask_min_offset, master_broker_address
 from ha.node.platform import Platform, Port
 from ha.node.ports import BoundPort, join, own_address, resolve
@@ -91,6 +91,15 @@ async def test_a_bound_port_refuses_until_it_is_listened_on() -> None:
             assert await stream.receive_some(1) == b""
 
 
+@pytest.mark.parametrize("host", ["10.0.0..1", "x" * 64])
+async def test_a_host_that_can_be_no_name_is_an_error_of_its_key(host: str) -> None:
+    with pytest.raises(AddressInUse, match=f"listenPort: can't listen on {host}:0: it is no host name"):
+        BoundPort("listenPort", host, 0)
+    config = load_config(Config, settings=["listenPort=0", f"brokerIP1={host}", "bindAddress=127.0.0.1"]).config
+    with ExitStack() as bound, pytest.raises(ConfigError, match=f"brokerIP1: {host}: it is no host name"):
+        await advertise(config, Platform(), take_ports(config, Platform(), bound))
+
+
 def test_a_bound_port_is_free_again() -> None:
     with BoundPort("listenPort", "127.0.0.1", 0) as port:
         number = port.port
@@ -110,6 +119,20 @@ def test_a_node_starts_without_the_default_grpc_port_but_not_without_one_that_is
         chosen = load_config(Config, settings=["grpcListenPort=8081"]).config
         with pytest.raises(AddressInUse, match="grpcListenPort: can't listen on"):
             take_ports(chosen, Platform(bind=bind), bound)
+
+
+def test_the_fast_port_does_not_take_that_of_the_name_server() -> None:
+    taken: set[int] = set()
+
+    def bind(key: str, host: str, port: int) -> AbstractContextManager[Port]:
+        if port in taken:
+            raise AddressInUse(key, host, port, "Address already in use")
+        taken.add(port)
+        return BoundPort(key, host, 0)
+
+    with ExitStack() as bound:
+        ports = take_ports(load_config(Config, settings=["listenPort=9878"]).config, Platform(bind=bind), bound)
+        assert (ports.fast is None, ports.name_server is None) == (True, False)
 
 
 def test_the_default_grpc_port_is_bound_if_it_is_free() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from importlib import import_module
 
 import msgspec
 import pytest
@@ -67,6 +69,18 @@ async def test_pages() -> None:
         ] == 403
 
 
+@pytest.mark.parametrize("version", ['"1.0.0"', "x"])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+async def test_metrics_for_who_accepts_an_unknown_version(
+    kind: str, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with admin() as (port, _):
+        request = GET.format("/metrics").replace("Host: x", f"Host: x\r\nAccept: {kind};version={version}")
+        code, body = await ask(port, request)
+        assert (code, "# TYPE process_cpu_seconds_total counter" in body) == (200, True)
+    assert not caplog.records
+
+
 async def test_a_worker_loads_what_answers_when_somebody_asks() -> None:
     calls: list[object] = []
 
@@ -106,6 +120,22 @@ async def test_a_first_connection_without_file_descriptors_ends_no_node(caplog: 
 
 POST = "POST {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\nAuthorization: Bearer {}\r\n\r\n"
 TOKEN = "sixteen characters and more"
+
+
+def test_a_start_without_file_descriptors_leaves_the_import_to_the_first_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended the node."""
+
+    class NoDescriptors:
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            if name == "ha.admin.server":
+                raise OSError(errno.EMFILE, "Too many open files", name)
+
+    for name in ("ha.node.later", "ha.admin.server"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoDescriptors(), *sys.meta_path])
+    import_module("ha.node.later")
 
 
 async def test_a_switch_is_asked_for_with_the_token_alone() -> None:
@@ -373,3 +403,22 @@ async def test_who_asks_nothing_that_can_be_understood_is_closed_and_logged(
     logger.removeHandler(listener)
     [line] = told
     assert f"peer=127.0.0.1:{own_port}" in line
+
+
+@pytest.mark.parametrize("text", ["", "GET\r\n\r\n"])
+async def test_a_stranger_does_not_fill_the_log(
+    text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ha.admin.server.KEPT_S", 0.05)  # how long a closed connection lingers
+    with caplog.at_level("INFO", "ha.admin"):
+        async with admin() as (port, _):
+            for _ in range(5):
+                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                    await stream.send_all(text.encode())
+                    await stream.send_eof()
+                    with trio.fail_after(20):
+                        async for _ in stream:
+                            pass
+            await trio.sleep(0.5)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" peer=127.0.0.1:")[0] for line in lines] == ["admin.closed_without_request"]

@@ -18,15 +18,18 @@ import ha
 from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
 from ha.namesrv import NameServerOptions, open_name_server
 from ha.node import Node
+from ha.node.platform import Platform
 from ha.node.ports import BoundPort, join
+from ha.node.startup import open_node
 from ha.node.status import describe
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
-from ha.protocol.record import decode_record
+from ha.protocol.record import decode_record, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from ha.replication.progress import SlaveState
+from tests.broker.test_queue_read import FewDescriptors
 from tests.interop.processes import free_ports
 from tests.store.stores import dispatched
 
@@ -141,6 +144,25 @@ async def test_reading_waits_for_messages(tmp_path: Path) -> None:
             assert reading.next_offset == number + 1
 
 
+async def test_reading_goes_on_once_files_can_be_opened(tmp_path: Path) -> None:
+    disk = FewDescriptors()
+    async with open_node(config(tmp_path), Platform(disk=disk)) as node:
+        await node.put(ha.LogMessage(topic="t", queue_id=0, body=b"x"))
+        await dispatched(node.store)
+        disk.is_exhausted = True
+        node.store.queues._files._files.clear()
+
+        async def close_files() -> None:
+            await trio.sleep(0.2)
+            disk.is_exhausted = False
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(close_files)
+            with trio.fail_after(10):
+                assert bytes((await anext(node.messages("t", 0))).body) == b"x"
+            assert not disk.is_exhausted
+
+
 async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path, auto_create_topic=False)) as master:
         await master.broker.topics.ensure("known", 4)
@@ -157,6 +179,36 @@ async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) ->
         assert "does not exist" in results[1].remark
         assert "illegal characters" in results[2].remark
         assert [result.queue_offset for result in results] == [0, -1, -1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"queue_id": -1}, "queue_id"),
+        ({"queue_id": 16_384}, "Expected `int` <= 16383 - at `$.queue_id`"),
+        ({"queue_id": 1 << 31}, "queue_id"),
+        ({"topic": b"t"}, "topic"),
+        ({"body": "text"}, "Expected `bytes`, got `str` - at `$.body`"),
+        ({"properties": "TAGS\x01a\x02"}, "properties"),
+        ({"flag": 1 << 31}, "flag"),
+        ({"sys_flag": 1 << 40}, "sys_flag"),
+        ({"born_timestamp_ms": 1 << 63}, "born_timestamp_ms"),
+        ({"born_host": b"\x7f\x00\x00\x01"}, "born_host"),
+        ({"reconsume_times": 1 << 31}, "reconsume_times"),
+        ({"prepared_transaction_offset": 1 << 63}, "prepared_transaction_offset"),
+    ],
+)
+async def test_values_that_fit_into_no_record_are_refused(values: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """Some were acknowledged, others ended the node if its log had to wait for the next file."""
+    async with ha.open_master(config(tmp_path)) as master:
+        good = ha.LogMessage(topic="t", queue_id=0, body=memoryview(b"x"), born_host=encode_host("::1", 7))
+        results = await master.put_many([good, msgspec.structs.replace(good, **values), good])
+        ok, illegal = ha.PutStatus.PUT_OK, ha.PutStatus.MESSAGE_ILLEGAL
+        assert [result.status for result in results] == [ok, illegal, ok]
+        assert why in results[1].remark
+        created = master.broker.topics.get("t")
+        assert created is not None
+        assert created.write_queue_nums == 8
 
 
 async def test_properties_of_the_caller_are_kept(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from ha.acl.evaluation import DENIED, Policies, parse_entry
 from ha.acl.requirements import Needs
 from ha.protocol.access_bodies import PolicyEntryInfo, PolicyInfo, UserConfig
 from ha.protocol.acl import AclCredentials
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import TABLES_TOPIC
 from scripts.permissions_table import BODIES, FIELDS, for_users
 from tests.broker.node import PULL, SEND_V1, SEND_V2, Node
 from tests.interop.acl2_cases import ALICE, PASSWORD, SUPER, SUPER_PASSWORD, acl, entry, policies, user
@@ -142,6 +145,18 @@ async def test_only_super_users_see_passwords(autojump_clock: MockClock, tmp_pat
             assert b"password" not in answer
             assert b"secret" not in answer
             assert SUPER_PASSWORD.encode() in bytes((await root(node).ask(code, **ext)).body)
+
+
+async def test_only_who_may_read_a_message_has_it_consumed_again(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """In a failover group, the log contains the passwords of super users."""
+    async with open_users(tmp_path) as node:
+        await create(node, entry("Cluster:*", "Update"), entry("Group:g", "Sub"), entry("Topic:A", "Sub"))
+        for topic, is_allowed in ((TABLES_TOPIC, False), ("B", False), ("A", True)):
+            [put] = await node.broker.put_service.put([Message(topic, 0, b"hello")])
+            message_id = encode_message_id(encode_host("127.0.0.1", 1), put.physical_offset)
+            ext: dict[str, Any] = {"msgId": message_id, "consumerGroup": "g", "clientId": "c"}
+            assert (await refusal(alice(node), 309, **ext) == "") is is_allowed, topic
+            assert await refusal(root(node), 309, **ext) == "", topic
 
 
 async def test_secrets_are_not_logged(

@@ -102,9 +102,11 @@ async def test_guard_authenticates_and_authorizes_calls(autojump_clock: MockCloc
             guard.authorize("", PEER, SEND, [("A", Right.PUB)])
 
         guard._options = AclGuardOptions(unauthenticated_codes=frozenset({SEND}))
-        assert guard.authenticate({}, PEER, SEND) == ""
+        for unsigned in ({}, {**PYTHON, "x-mq-date-time": "2026"}, {**PYTHON, "authorization": "x"}):
+            assert guard.authenticate(unsigned, PEER, SEND) == ""
         with pytest.raises(AclRefusal, match="username cannot be null"):  # it names no user whose rights count
             guard.authorize("", PEER, SEND, [("A", Right.PUB)])
+        assert guard.authenticate(PYTHON, PEER, SEND) == ALICE, "who has signed keeps the rights of the user"
         guard._options = AclGuardOptions(unauthorized_codes=frozenset({SEND}))
         guard.authorize(ALICE, PEER, SEND, [("B", Right.PUB)])
         guard.authorize("", PEER, SEND, [("B", Right.PUB)])  # as if it were in both lists
@@ -124,5 +126,8 @@ async def test_accounts_of_the_file_sign_calls_too(autojump_clock: MockClock) ->
     guard._options = AclGuardOptions(unauthorized_codes=frozenset({SEND}))
     with pytest.raises(AclRefusal, match="No default permission"):  # authorizationWhitelist is about users
         guard.authorize(ALICE, PEER, SEND, [("readable", Right.PUB)])
+    guard._options = AclGuardOptions(unauthenticated_codes=frozenset({SEND}), unauthorized_codes=frozenset({SEND}))
+    assert guard.authenticate(PYTHON, PEER, SEND) == ALICE
+    guard.authorize(ALICE, PEER, SEND, [("readable", Right.PUB)])  # as everybody may do it without a signature
     with pytest.raises(AclRefusal, match="No acl config for alice"):
         AclGuard(AclPolicy()).authenticate(PYTHON, PEER, SEND)

@@ -74,7 +74,7 @@ async def test_lists_of_exceptions_count_for_ends_of_transactions(autojump_clock
         payer, nobody = Client(node, credentials("payer")), Client(node, None)
         guard, codes = node.broker.acl_guard, frozenset({"37"})
         assert guard is not None
-        where = place(await send_half(payer))
+        where, second = place(await send_half(payer)), place(await send_half(payer))
         guard._options = AclGuardOptions(unauthenticated_codes=codes)
         claims: list[dict[str, Any]] = [{}, {"AccessKey": "payer-key"}]
         for forged in claims:
@@ -86,6 +86,7 @@ async def test_lists_of_exceptions_count_for_ends_of_transactions(autojump_clock
         assert (await end(nobody, where, COMMIT)).code == 0
         [record] = await records(node, "payments", 0)
         assert record.body == b"half"
+        assert (await end(Client(node, credentials("other")), second, COMMIT)).code == 0, "nobody needs a right"
 
 
 async def test_ending_a_half_message_needs_pub_on_its_topic(autojump_clock: MockClock, tmp_path: Path) -> None:

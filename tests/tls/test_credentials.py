@@ -234,6 +234,17 @@ def test_what_is_no_certificate_is_refused(pki: Pki) -> None:
         earliest_end_ms("hello")
 
 
+@pytest.mark.parametrize(
+    ("share", "reason"), [(0.5, "it contains a damaged PEM certificate"), (0, "it contains no PEM certificates")]
+)
+def test_authorities_that_can_not_be_read(share: float, reason: str, pki: Pki) -> None:
+    trust = Path(pki.trust)
+    pem = trust.read_text()
+    trust.write_text(pem + pem[: round(len(pem) * share)] if share else "hello")
+    with pytest.raises(CertificateUnusable, match=reason):
+        client_context(TlsFiles(trust=pki.trust))
+
+
 # Keys
 
 
@@ -251,6 +262,10 @@ async def test_an_encrypted_key(pki: Pki, capfd: pytest.CaptureFixture[str]) -> 
         with pytest.raises(CertificateUnusable, match=reason) as caught:
             server_context(files(password))
         assert caught.value.path == key
+    pki.issue("other")
+    shutil.copy(pki.folder / "other.pem", certificate)
+    with pytest.raises(CertificateUnusable, match=f"it is not the key of {certificate}"):
+        server_context(files(PASSWORD))
     assert capfd.readouterr().err == "", "nobody is asked on the terminal"
 
 

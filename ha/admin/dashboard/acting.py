@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from ..credentials import ACT_PATH, AdminGuard
 from ..sessions import session_label
+from .formats import size
 from .forms import ACTION_SIZE_MAX, form_fields, is_from_here
 from .operations import Operation, Refusal
 
@@ -52,12 +53,15 @@ class Acting:
             return operation
         sessions = self._guard.sessions
         assert sessions is not None
-        session = self._guard.session_of(request.scope)
         values = await form_fields(request, ACTION_SIZE_MAX)
+        session = self._guard.session_of(request.scope)
         token = values.pop("form_token", "")
         if session is None or not is_from_here(request) or not sessions.is_form_valid(session, token):
             self._guard.log_rejected(request.scope, 403)
-            reason = "This form has expired, was used already, or is not from this page. Nothing was done."
+            reason = (
+                f"This form has expired, was used already, is larger than {size(ACTION_SIZE_MAX)}, or is not from this "
+                "page. Nothing was done."
+            )
             return self._page(request, "missing.html", 403, title="Not done", reason=reason)
         is_confirmed = values.pop("confirmed", "") == "1"
         if is_confirmed:
@@ -104,7 +108,6 @@ class Acting:
     ) -> Response:
         sessions, session = self._guard.sessions, self._guard.session_of(request.scope)
         assert sessions is not None
-        assert session is not None
         return self._page(
             request,
             "act.html",
@@ -112,6 +115,6 @@ class Acting:
             operation=operation,
             stage=stage,
             values={field.name: values.get(field.name, field.default) for field in operation.fields},
-            form_token=sessions.form_token(session),
+            form_token="" if session is None else sessions.form_token(session),  # it may have ended meanwhile
             **{"error": "", "plan": None, "outcome": None, **shown},
         )
