@@ -93,7 +93,7 @@ class Confirmed:
         if not isinstance(head, RecordHead) or head.physical_offset != physical or head.total_size != size:
             return None
         is_own = queue.dtype is not ENTRY_DTYPE or key.topic.startswith(LIGHT_QUEUE_PREFIX)
-        is_own = is_own or (head.queue_id, head.queue_offset) == (key.queue_id, start)
+        is_own = is_own or (head.topic, head.queue_id, head.queue_offset) == (*key, start)
         return (physical, physical + size) if is_own else None
 
     def _is_before_end(self, queue: QueueFiles, end: int) -> bool:

@@ -131,7 +131,7 @@ class _Decoder:
             places = places if chosen is None else places.keep(chosen)
             self.counts.rows += len(places)
             return self._from_places(places)
-        # Topic and properties follow the body: another cold cache line for each record, read only if requested.
+        # Properties follow topic and body: another cold cache line for each record, read only if requested.
         check_parts = (
             places is None
             or bool(self.needed & PROPERTY_COLUMNS)

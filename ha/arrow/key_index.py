@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ha.arrow.heads import Int64s
 from ha.protocol.store_files import (
@@ -34,19 +35,28 @@ _CHAIN_MAX = 10_000_000
 
 
 class KeyHits(NamedTuple):
-    """Physical offsets (ascending) of records that may have one of the keys, complete for the records within
-    [begin, end]."""
+    """Physical offsets (ascending) of records that may have one of the keys, according to the index files.
+
+    `spans`: physical offsets of the first and the last record of each file, ascending. A file has all keys of the
+    records between these two, which themselves may have keys in another file.
+    """
 
     offsets: Int64s
-    begin: int
-    end: int
+    spans: list[tuple[int, int]]
+
+    def may_be_at(self, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Return which records may have one of the keys: those found, and those between files."""
+        begins, ends = np.array(self.spans, np.int64).T
+        file = np.searchsorted(begins, physical_offsets) - 1
+        is_between: npt.NDArray[np.bool_] = (file < 0) | (physical_offsets >= ends[file])
+        return is_between | np.isin(physical_offsets, self.offsets)
 
 
 def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
     """Look up `keys` under each topic. None if there is no index, or one of its files can't be read, is shorter than a
     header (being created), or does not have four entries for each slot.
 
-    Hits are by hash: compare the records' own keys. Entries written during the call may be missing after `end`.
+    Hits are by hash: compare the records' own keys.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -54,8 +64,7 @@ def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> Ke
         return None
     hashes = sorted({index_key_hash(index_key(topic, key)) for topic in topics for key in keys})
     found: list[int] = []
-    begin: int | None = None
-    end = -1
+    spans: list[tuple[int, int]] = []
     for name in names:
         path = directory / name
         try:
@@ -72,13 +81,10 @@ def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> Ke
             slot_count = _slot_count(mapped, header)
             if slot_count is None:
                 return None
-            begin = header.begin_physical_offset if begin is None else begin
-            end = max(end, header.end_physical_offset)
+            spans.append((header.begin_physical_offset, header.end_physical_offset))
             for wanted in hashes:
                 found.extend(_chain(mapped, slot_count, wanted))
-    if begin is None:
-        return None
-    return KeyHits(np.unique(np.array(found, np.int64)), begin, end)
+    return KeyHits(np.unique(np.array(found, np.int64)), sorted(spans)) if spans else None
 
 
 def _slot_count(mapped: mmap.mmap, header: IndexHeader) -> int | None:

@@ -209,10 +209,18 @@ class LogReader:
         return end
 
     def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-        """Return the existing entries of the queue offsets [begin, end) (ENTRY_DTYPE). For a batch queue, `begin`
-        and `end` are positions of entries (BATCH_ENTRY_DTYPE)."""
+        """Return the entries of the queue offsets [begin, end) (ENTRY_DTYPE), zeros for those that no file holds. For
+        a batch queue, `begin` and `end` are positions of entries (BATCH_ENTRY_DTYPE)."""
         queue = self._queues.get(QueueId(topic, queue_id))
-        return np.empty(0, ENTRY_DTYPE) if queue is None else queue.read(begin, end)[1]
+        found = np.zeros(end - begin, ENTRY_DTYPE if queue is None else queue.dtype)
+        at = begin
+        while queue is not None and at < end:
+            start, entries = queue.read(at, end)
+            if not len(entries):
+                break
+            found[start - begin : start - begin + len(entries)] = entries
+            at = start + len(entries)
+        return found
 
     def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
         """Return the bytes of the records of queue offsets [begin, end); for a batch queue, those of whole batches."""
@@ -278,7 +286,8 @@ class LogReader:
         """Yield the messages of queue offsets [begin, end) in order.
 
         RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped. CorruptLog only if
-        `options.on_damage` is "fail". OptionError if `options.decompress` needs a package that is not installed.
+        `options.on_damage` is "fail". StoreUnreadable if a resync replaces the log meanwhile. OptionError if
+        `options.decompress` needs a package that is not installed.
         """
         return self._batches(self.queue_runs(topic, queue_id, begin, end, options), options)
 
@@ -405,8 +414,7 @@ class LogReader:
             wanted = [tags_code(tag) for tag in where.tags]
             chosen &= np.isin(codes, wanted) | (codes < _TAG_CODE_MIN) | is_scheduled(places)
         if hits is not None:
-            at = places.physical_offsets
-            chosen &= np.isin(at, hits.offsets) | (at < hits.begin) | (at > hits.end)
+            chosen &= hits.may_be_at(places.physical_offsets)
         if not chosen.all():
             places = places.keep(chosen)
         row = 0
@@ -415,6 +423,9 @@ class LogReader:
             physical = int(places.physical_offsets[row])
             mapped = self._segments.mapped_at(physical)
             if mapped is None:
+                former = self._segments.find(physical)
+                if former is not None and self._segments.is_replaced(former):
+                    raise StoreUnreadable(self.path, "its log was replaced while it was read")
                 self._segments.refresh()
                 mapped = self._segments.mapped_at(physical)
             if mapped is None:

@@ -6,13 +6,14 @@ merged into physical order for reads of the whole log.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ha.arrow.heads import Heads, Int64s
+from ha.arrow.heads import Heads, Int64s, gather
 from ha.arrow.queues import Entries, QueueId
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.arrow.segments import Segment
@@ -41,7 +42,7 @@ class Places:
     ) -> None:
         """`topics`: the topic of all rows, or a list of topics, whose index for each row is in `topic_numbers`.
 
-        `is_strict`: the record must have the same queue and queue offset (not so for light queues, %LMQ%).
+        `is_strict`: the record must have the same topic, queue id and queue offset (not so for light queues, %LMQ%).
 
         `is_batch`: a place may hold several messages, so the number of rows is known only from the records.
         """
@@ -65,10 +66,23 @@ class Places:
         return np.array(found, bool)[self.topic_numbers]
 
     def check(self, heads: Heads) -> None:
-        """Mark records as unsound that differ from their entries in size or, where strict, queue id or queue offset."""
-        agrees = heads.total_size == self.sizes
+        """Mark records as unsound that differ from their entries in size or, where strict, topic, queue id or queue
+        offset."""
+        heads.sound &= heads.total_size == self.sizes
         same = (heads.field("queue_id") == self.queue_ids) & (heads.field("queue_offset") == self.queue_offsets)
-        heads.sound &= agrees & (same | ~np.asarray(self.is_strict))
+        heads.sound &= (same & self._has_topic(heads)) | ~np.asarray(self.is_strict)
+
+    def _has_topic(self, heads: Heads) -> Mask:
+        """Return a mask of the rows whose record has the topic of the queue."""
+        topics = [bytes([len(topic)]) + topic for topic in map(os.fsencode, self.topics)]
+        sizes = np.array([len(topic) for topic in topics])[self.topic_numbers]
+        at = heads.body_at + heads.body_size + heads.is_v2  # of the last byte of the topic's size
+        same: Mask = heads.sound & (at + sizes <= heads.record_end)
+        for size in {len(topic) for topic in topics}:
+            rows = np.flatnonzero(same & (sizes == size))
+            kind = np.dtype(f"S{size}")
+            same[rows] = gather(heads.raw, at[rows], kind) == np.array(topics, kind)[self.topic_numbers[rows]]
+        return same
 
     def keep(self, chosen: Mask | Int64s) -> Places:
         """Return the chosen rows only."""
@@ -143,7 +157,9 @@ def merged_places(
     places and tags codes.
 
     `pieces`: consecutive entries of one queue each, the first of them at queue offset `starts[i]`; `owners[i]` is the
-    index of the queue in `keys`. Of several entries for one record, the first in this order counts.
+    index of the queue in `keys`, where light queues are last. A light queue's entry is left out if there is another
+    one for the record. Entries of several other queues for one record are all kept, as only the record shows which of
+    them are stale.
     """
     counts = [len(piece) for piece in pieces]
     entries = np.concatenate(pieces)
@@ -153,20 +169,14 @@ def merged_places(
         [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
     )
     order = np.argsort(physical, kind="stable")
-    ascending = physical[order]
-    is_first = np.ones(len(order), bool)
-    is_first[1:] = ascending[1:] != ascending[:-1]
     # A blank entry may have the physical offset of a record, but is not an entry of it.
-    is_blank = entries["size"][order] == BLANK_SIZE
-    if is_blank.any():
-        order = order[~is_blank]
+    order = order[entries["size"][order] != BLANK_SIZE]
+    strict = np.array([not key.topic.startswith(LIGHT_QUEUE_PREFIX) for key in keys])
+    if not strict.all():
         ascending = physical[order]
-        is_first = np.ones(len(order), bool)
-        is_first[1:] = ascending[1:] != ascending[:-1]
-    order = order[is_first]
+        order = order[strict[owner[order]] | (np.diff(ascending, prepend=-1) != 0)]
     owner = owner[order]
     queue_ids = np.array([key.queue_id for key in keys], np.int64)
-    strict = np.array([not key.topic.startswith(LIGHT_QUEUE_PREFIX) for key in keys])
     places = Places(
         [key.topic for key in keys],
         owner,

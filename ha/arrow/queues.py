@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ha.errors import StoreUnreadable
 from ha.protocol.store_files import segment_start
 
 ENTRY_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -59,7 +60,7 @@ class _File(NamedTuple):
 
 class QueueFiles:
     """The files of one queue, listed when they are first needed. Positions and counts are entries: for ordinary queues
-    these are queue offsets."""
+    these are queue offsets. StoreUnreadable if they can't be listed."""
 
     def __init__(self, directory: str, dtype: np.dtype[np.void] = ENTRY_DTYPE) -> None:
         self.directory = directory
@@ -76,15 +77,13 @@ class QueueFiles:
         """The files, ascending; a missing directory is an empty queue."""
         if self._listed is None:
             files: list[_File] = []
-            try:
-                with os.scandir(self.directory) as found:
-                    for item in found:
-                        start = segment_start(item.name)
-                        if start is not None:
-                            size = item.stat().st_size
-                            files.append(_File(start // self.dtype.itemsize, size // self.dtype.itemsize, item.path))
-            except FileNotFoundError:
-                files = []
+            width = self.dtype.itemsize
+            for name in _names_in(self.directory):
+                start = segment_start(name)
+                if start is not None:
+                    path = f"{self.directory}/{name}"
+                    with suppress(FileNotFoundError):  # deleted since it was listed
+                        files.append(_File(start // width, os.stat(path).st_size // width, path))
             files.sort()
             self._listed = files
         return self._listed
@@ -158,6 +157,8 @@ class QueueFiles:
             low, high = max(begin, file.start), min(end, file.start + file.room)
             if low >= high:
                 continue
+            if pieces and low > start + sum(map(len, pieces)):
+                break  # a file between them is missing
             try:
                 descriptor = os.open(file.path, os.O_RDONLY)
             except FileNotFoundError:
@@ -210,7 +211,8 @@ class QueueFiles:
 
 
 class Queues(Mapping[QueueId, QueueFiles]):
-    """The queues of a store by their id, listed topic by topic when they are first needed."""
+    """The queues of a store by their id, listed topic by topic when they are first needed. StoreUnreadable if a
+    directory can't be listed."""
 
     def __init__(self, root: Path) -> None:
         self._folders = (f"{root}/consumequeue", ENTRY_DTYPE), (f"{root}/batchconsumequeue", BATCH_ENTRY_DTYPE)
@@ -229,29 +231,21 @@ class Queues(Mapping[QueueId, QueueFiles]):
     def topic_names(self) -> frozenset[str]:
         """Return the topics that have a directory, even an empty one."""
         if self._names is None:
-            found: list[str] = []
-            for folder, _ in self._folders:
-                with suppress(OSError):
-                    found += os.listdir(folder)
-            self._names = frozenset(found)
+            self._names = frozenset(name for folder, _ in self._folders for name in _names_in(folder))
         return self._names
 
     def of_topic(self, topic: str) -> Mapping[int, QueueFiles]:
         """Return the queues of a topic by queue id."""
         if topic not in self._listed:
-            self._listed.add(topic)
             self._topics[topic] = self._list(topic) if topic in self.topic_names() else {}
+            self._listed.add(topic)
         return self._topics[topic]
 
     def _list(self, topic: str) -> dict[int, QueueFiles]:
         known = self._topics.get(topic, {})
         found: dict[int, QueueFiles] = {}
         for folder, dtype in self._folders:
-            try:
-                names = os.listdir(f"{folder}/{topic}")
-            except OSError:
-                continue
-            for name in names:
+            for name in _names_in(f"{folder}/{topic}"):
                 if name.isdecimal():
                     queue = known.get(int(name))
                     if queue is None or queue.dtype is not dtype:
@@ -269,3 +263,13 @@ class Queues(Mapping[QueueId, QueueFiles]):
 
     def __len__(self) -> int:
         return sum(len(self.of_topic(topic)) for topic in self.topic_names())
+
+
+def _names_in(directory: str) -> list[str]:
+    """Return the names in a directory; none if there is no such directory. StoreUnreadable if it can't be listed."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreUnreadable(Path(directory), error.strerror or str(error)) from error

@@ -55,7 +55,7 @@ class Segments:
         self._segments: list[Segment] = []
         self._starts: list[int] = []
         self._mapped: OrderedDict[int, memoryview] = OrderedDict()
-        self._inodes: dict[int, int] = {}
+        self._files: dict[int, tuple[int, int]] = {}
         self.refresh()
 
     def refresh(self) -> bool:
@@ -67,7 +67,7 @@ class Segments:
                 raise StoreUnreadable(self.directory, error.strerror or str(error)) from error
             names = []
         found: list[Segment] = []
-        inodes: dict[int, int] = {}
+        files: dict[int, tuple[int, int]] = {}  # inode and size
         for name in names:
             start = segment_start(name)
             if start is None:
@@ -79,15 +79,15 @@ class Segments:
                 continue  # removed since it was listed
             if status.st_size:
                 found.append(Segment(start, status.st_size, path))
-                inodes[start] = status.st_ino
+                files[start] = status.st_ino, status.st_size
         found.sort()
         for start in list(self._mapped):
-            if inodes.get(start) != self._inodes.get(start):
+            if files.get(start) != self._files.get(start):
                 del self._mapped[start]
-        has_changed = found != self._segments or inodes != self._inodes
+        has_changed = files != self._files
         self._segments = found
         self._starts = [segment.start for segment in found]
-        self._inodes = inodes
+        self._files = files
         return has_changed
 
     def __len__(self) -> int:
@@ -111,7 +111,8 @@ class Segments:
         return segment if physical_offset < segment.end else None
 
     def buffer(self, segment: Segment) -> memoryview | None:
-        """Return the segment's mapped bytes; None if the file is gone. OSError if it can't be opened or mapped."""
+        """Return the segment's mapped bytes; None if the file is gone or was replaced. OSError if it can't be opened
+        or mapped."""
         kept = self._mapped.get(segment.start)
         if kept is not None:
             self._mapped.move_to_end(segment.start)
@@ -121,6 +122,8 @@ class Segments:
         except FileNotFoundError:
             return None
         try:
+            if os.fstat(descriptor).st_ino != self._files[segment.start][0]:
+                return None
             mapped = mmap.mmap(descriptor, segment.size, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
@@ -129,6 +132,13 @@ class Segments:
         while len(self._mapped) > MAPPED_MAX:
             self._mapped.popitem(last=False)
         return buffer
+
+    def is_replaced(self, segment: Segment) -> bool:
+        """Return whether another file has the name of the segment, because a resync has set the log aside."""
+        try:
+            return os.stat(segment.path).st_ino != self._files[segment.start][0]
+        except FileNotFoundError:
+            return False
 
     def mapped_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
         """Return the segment that holds this offset, with its mapped bytes; None if there is none."""

@@ -11,7 +11,7 @@ from ha.arrow import LogReader
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
 from ha.audit.queues import QueueFold
-from ha.audit.range import CopyFacts, CopyPlace, has_plain_entries, read_entries
+from ha.audit.range import CopyFacts, CopyPlace, has_plain_entries
 from ha.audit.walk import Damaged, damage_at
 from ha.protocol.store_files import BLANK_SIZE
 
@@ -185,7 +185,7 @@ class CopyFold:
         An entry that points into damage is added to `lost`. Any other becomes a finding, unless there is one already at
         its physical offset (`named`).
         """
-        entries = read_entries(reader, topic, queue_id, begin, end)
+        entries = reader.entries(topic, queue_id, begin, end)
         physical = entries["physical_offset"].astype(np.int64)
         size = entries["size"].astype(np.int64)
         within = (size != BLANK_SIZE) & (size != 0) & (physical >= self.begin) & (physical < self.place.end)

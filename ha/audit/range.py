@@ -19,7 +19,7 @@ from ha.arrow import LogReader
 from ha.arrow.deleted import deleted_topics
 from ha.arrow.heads import Int64s
 from ha.arrow.places import Mask
-from ha.arrow.queues import ENTRY_DTYPE, Entries
+from ha.arrow.queues import ENTRY_DTYPE
 from ha.audit.compare import compare
 from ha.audit.examined import Examined
 from ha.audit.findings import Findings
@@ -240,13 +240,6 @@ def has_plain_entries(reader: LogReader, topic: str, queue_id: int) -> bool:
     return bool(reader.entries(topic, queue_id, 0, 0).dtype == ENTRY_DTYPE)
 
 
-def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-    """Return the entries [begin, end) of a queue; zeros for those in or before a missing file."""
-    entries = reader.entries(topic, queue_id, begin, end)
-    lacking = end - begin - len(entries)
-    return entries if not lacking else np.concatenate([np.zeros(lacking, entries.dtype), entries])
-
-
 def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
     """Return which records are of a topic that was deleted, and maybe created again: they are in no queue.
 
@@ -306,7 +299,7 @@ def _check_run(
 ) -> None:
     offsets = view.queue_offsets[rows]
     begin, end = int(offsets[0]), int(offsets[-1]) + 1
-    found = read_entries(reader, topic, queue_id, begin, end)[offsets - begin]
+    found = reader.entries(topic, queue_id, begin, end)[offsets - begin]
     sizes = found["size"].astype(np.int64)
     physical = found["physical_offset"].astype(np.int64)
     entry_codes = found["tags_code"].astype(np.int64)

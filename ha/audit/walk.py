@@ -13,6 +13,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
@@ -47,14 +48,16 @@ class RawLog:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         folder = self.path / "commitlog"
+        found = []
         try:
-            found = sorted(
-                (start, Path(entry.path), entry.stat().st_size)
-                for entry in os.scandir(folder)
-                if (start := segment_start(entry.name)) is not None
-            )
+            for name in os.listdir(folder):
+                if (start := segment_start(name)) is not None:
+                    file = folder / name
+                    with suppress(FileNotFoundError):  # retention has deleted it since it was listed
+                        found.append((start, file, file.stat().st_size))
         except OSError as error:
             raise StoreUnreadable(self.path, f"{folder}: {error.strerror}") from None
+        found.sort()
         self._starts = [start for start, _, _ in found]
         self._files = [file for _, file, _ in found]
         self._sizes = [size for _, _, size in found]

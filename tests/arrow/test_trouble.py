@@ -1,5 +1,6 @@
 """Stores that are not as they should be: damaged, cut, cleaned, replaced, or written to while they are read."""
 
+import errno
 import os
 from pathlib import Path
 from struct import Struct
@@ -640,3 +641,148 @@ def test_a_store_time_beyond_all_timestamps_passes_no_condition(tmp_path: Path) 
         for where in (RowFilter(store_begin_ms=-(1 << 61)), RowFilter(store_end_ms=1 << 61)):
             found = rows_of(reader.read_range(0, store.offset, ReadOptions(columns=columns, where=where)))
             assert [line["queueOffset"] for line in found] == [2]
+
+
+# ---- directories that change or can't be listed
+
+
+def test_a_queue_file_that_is_deleted_while_it_is_listed_does_not_empty_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path / "s", 120)
+    oldest = store.root / "consumequeue" / "t" / "0" / segment_name(0)
+    listdir = os.listdir
+
+    def names(directory: str) -> list[str]:
+        listed = listdir(directory)
+        if Path(directory) == oldest.parent:
+            oldest.unlink(missing_ok=True)
+        return listed
+
+    monkeypatch.setattr(os, "listdir", names)
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (QUEUE_FILE_ENTRIES, 120)
+
+
+@pytest.mark.parametrize("folder", ["consumequeue", "consumequeue/u"])
+def test_queues_that_cannot_be_listed_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """They are not left out, as if they did not exist."""
+    store = filled(tmp_path / "s")
+    store.put(Message("u", 0, b"cannot be found"))
+    listdir = os.listdir
+
+    def names(directory: str) -> list[str]:
+        if Path(directory) == store.root / folder:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), directory)
+        return listdir(directory)
+
+    monkeypatch.setattr(os, "listdir", names)
+    with LogReader(store.root) as reader, pytest.raises(StoreUnreadable, match=f"{folder} .*: Too many open files"):
+        reader.queues()
+
+
+# ---- entries that RocketMQ left after a crash, whose place another topic's record has taken
+
+
+def store_with_a_stale_entry(root: Path, *, is_queued: bool = True) -> StoreWriter:
+    """Topics of the same name length and record sizes: the last message of "t" was lost in a crash, and the next one of
+    "u" has its place, size, queue id and queue offset."""
+    store = StoreWriter(root)
+    for number in range(6):
+        store.put(Message("tu"[number % 2], 0, b"body %d" % number))
+    taken = store.put(Message("u", 0, b"body 6"), is_queued=is_queued)
+    store.write_entry("t", 0, 3, ENTRY.pack(taken, store.offset - taken, 0))
+    return store
+
+
+@pytest.mark.parametrize("columns", [("body",), ("body", "tags"), ("topic", "body", "crcOk")])
+def test_stale_entry_does_not_return_a_message_of_another_topic(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    store = store_with_a_stale_entry(tmp_path / "s")
+    options = ReadOptions(columns=(*columns, "queueOffset"))
+    with LogReader(store.root) as reader:
+        found = rows_of(reader.read_queue("t", 0, 0, 4, options))
+        assert [line["body"] for line in found] == [b"body 0", b"body 2", b"body 4", None]
+        assert reader.counts.damaged == 1
+        counted = ReadOptions(columns=columns, on_damage="skip")
+        assert [line["body"] for line in rows_of(reader.read_queue("t", 0, 0, 4, counted))] == [
+            b"body 0",
+            b"body 2",
+            b"body 4",
+        ]
+
+
+def test_record_with_a_stale_entry_is_read_from_the_log_by_its_own_entry(tmp_path: Path) -> None:
+    """Reads by queue and by range have the same rows."""
+    store = store_with_a_stale_entry(tmp_path / "s")
+    options = ReadOptions(columns=("topic", "queueOffset", "body"))
+    with LogReader(store.root) as reader:
+        by_queue = [row for topic in "tu" for row in rows_of(reader.read_queue(topic, 0, 0, 4, options))]
+        by_range = rows_of(reader.read_range(0, reader.end_offset(), options))
+    assert sorted(by_range, key=lambda row: (row["topic"], row["queueOffset"])) == by_queue
+    assert by_queue[-1] == {"topic": "u", "queueOffset": 3, "body": b"body 6"}
+
+
+def test_stale_entry_of_another_topic_does_not_move_the_end(tmp_path: Path) -> None:
+    store = store_with_a_stale_entry(tmp_path / "s", is_queued=False)
+    with LogReader(store.root) as reader:
+        assert (reader.end_offset(), reader.queue_range("t", 0)) == (store.offsets[-1], (0, 3))
+
+
+def test_a_segment_that_was_mapped_while_it_was_allocated_is_mapped_again(tmp_path: Path) -> None:
+    """ext4 shows the size of a file grow while it is allocated."""
+    store = filled(tmp_path / "s", 30)
+    segment = store.root / "commitlog" / segment_name(0)
+    os.truncate(segment, 4096)
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (0, 30)
+        os.truncate(segment, store.segment_size)
+        for _ in range(30):
+            store.put(Message("t", 0, b"more"))
+        reader.refresh()
+        assert reader.queue_range("t", 0) == (0, 60)
+        assert reader.counts.damaged == 0
+        assert len(rows_of(reader.read_queue("t", 0, 0, 60, BODIES))) == 60
+        assert reader.counts.damaged == 0
+
+
+def test_entries_after_a_missing_queue_file_keep_their_queue_offsets(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 120)
+    (store.root / "consumequeue" / "t" / "0" / segment_name(QUEUE_FILE_ENTRIES * ENTRY_SIZE)).unlink()
+    lenient = ReadOptions(columns=("queueOffset", "body", "crcOk"), fail_on_data_loss=False)
+    with LogReader(store.root) as reader:
+        with pytest.raises(RecordsGone, match="offsets 50 to 119 are gone"):
+            list(reader.read_queue("t", 0, 0, 120, BODIES))
+        found = rows_of(reader.read_queue("t", 0, 0, 120, lenient))
+        assert [line["queueOffset"] for line in found if line["crcOk"]] == list(range(50))
+        assert len(found) == 50
+        sizes = reader.entries("t", 0, 0, 120)["size"]
+        assert [n for n in range(120) if not sizes[n]] == list(range(50, 100))
+
+
+@pytest.mark.parametrize("size", [0, 100, 16 * 1024])
+def test_a_segment_that_a_resync_is_creating_again_is_not_read(tmp_path: Path, size: int) -> None:
+    store = filled(tmp_path / "s", 30)
+    segment = store.root / "commitlog" / segment_name(0)
+    with LogReader(store.root) as reader:
+        os.rename(segment, tmp_path / "aside")
+        segment.write_bytes(bytes(size))
+        with pytest.raises(StoreUnreadable, match="was replaced while it was read"):
+            list(reader.read_queue("t", 0, 0, 30, BODIES))
+
+
+def test_log_that_is_replaced_while_it_is_read_has_no_damaged_records(tmp_path: Path) -> None:
+    """A resync sets the log aside, and the new one has only zeros at first."""
+    store = filled(tmp_path / "s", 200, segment_size=4096)
+    with LogReader(store.root) as reader:
+        batches = reader.read_queue("t", 0, 0, 200, msgspec.structs.replace(BODIES, batch_rows=10))
+        assert next(batches).num_rows == 10
+        for folder in ("commitlog", "consumequeue"):
+            os.rename(store.root / folder, store.root / f"{folder}.aside-1")
+        again = StoreWriter(store.root, segment_size=4096)
+        for start in range(0, store.offset, 4096):
+            again.write_log(start, bytes(8))
+        with pytest.raises(StoreUnreadable, match="was replaced while it was read"):
+            list(batches)
+        assert reader.counts.damaged == 0

@@ -1,14 +1,19 @@
 """Where damage is, how findings are counted, and which ranges must be examined again."""
 
+import os
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from ha.audit.findings import Finding, Findings
 from ha.audit.fold import CopyFold
 from ha.audit.planning import plan_ranges, range_tasks, unjoined_tasks
 from ha.audit.range import CopyFacts, CopyPlace, RangeFacts
-from ha.audit.walk import Damaged, damage_at
+from ha.audit.walk import Damaged, RawLog, damage_at
 from ha.cli.log.examination import Examination
 from ha.cli.log.stores import Span
+from ha.protocol.store_files import segment_name
 
 PLACE = CopyPlace("one", "/one", "b", 0, 40)
 
@@ -27,6 +32,24 @@ def test_kinds_are_counted_over_all_copies() -> None:
     findings.add(Finding(kind="padding", copy="a"))
     assert findings.by_kind() == {"crc": 5, "padding": 1}
     assert findings.damage_count == 5
+
+
+def test_segment_that_is_deleted_while_the_log_is_listed_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    for start in (0, 16):
+        (folder / segment_name(start)).write_bytes(bytes(16))
+    listdir = os.listdir
+
+    def names(directory: Path) -> list[str]:
+        listed = listdir(directory)
+        (folder / segment_name(0)).unlink()
+        return listed
+
+    monkeypatch.setattr(os, "listdir", names)
+    assert RawLog(tmp_path).min_offset == 16
 
 
 def facts(begin: int, end: int, first: int | None, next_start: int | None, *, is_gone: bool = False) -> RangeFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import shutil
 import threading
@@ -373,6 +374,30 @@ def test_staged_files_of_killed_run_are_invisible_and_deleted(written_store: Pat
     assert visible(target) == []
     run(written_store, target)
     assert not list(target.glob("_halog/broker-b/staging/*"))
+
+
+def test_task_that_still_writes_to_staging_does_not_end_the_job(
+    written_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example one of an executor that Spark has given up. Its file is deleted later."""
+    target = tmp_path / "archive"
+    rmdir = os.rmdir
+    late: list[Path] = []
+
+    def remove_folder(path: str, *, dir_fd: int | None = None) -> None:
+        if not late:
+            [folder] = target.glob("_halog/*/staging/*")
+            late.append(folder / "late.parquet")
+            late[0].touch()
+        rmdir(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", remove_folder)
+        result = run(written_store, target)
+    assert result.covered_end == result.log_end
+    run(written_store, target)
+    assert late
+    assert not late[0].exists()
 
 
 def test_two_archivers_of_one_broker_exclude_each_other(written_store: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ha.protocol.record import Message
 from ha.protocol.store_files import BLANK_SIZE, ENTRY
 from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
-from tests.arrow.stores import StoreWriter
+from tests.arrow.stores import QUEUE_FILE_ENTRIES, StoreWriter
 from tests.protocol.golden import STORES, manifest
 from tests.spark.inline import inline_runner, inline_spark
 from tests.unpacking import unpack_store
@@ -536,3 +536,19 @@ def test_executors_find_what_the_driver_would(one: Golden, spark: SparkSession) 
     assert (result.copies, result.findings, result.topic_hours) == (inline.copies, inline.findings, inline.topic_hours)
     assert ("compare", one.end, one.end) in steps
     assert steps[-1] == ("queues", 2, 2)
+
+
+def test_entries_before_a_queue_file_that_vanished_during_an_audit_are_not_wrong(tmp_path: Path) -> None:
+    """For example while a node removes the last entries after a crash, to write them again."""
+    store = StoreWriter(tmp_path / "store")
+    for number in range(2 * QUEUE_FILE_ENTRIES + 20):
+        store.put(Message("t", 0, b"body %d" % number))
+
+    def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
+        for task in tasks:
+            yield [function(task)]
+            last = store.root / "consumequeue" / "t" / "0" / f"{2 * QUEUE_FILE_ENTRIES * ENTRY.size:020d}"
+            last.unlink(missing_ok=True)
+
+    result = audit_with(run, AuditOptions(paths=(str(store.root),), range_bytes=store.offsets[80]))
+    assert result.found == {"entry_missing": {"store": 20}}

@@ -15,6 +15,8 @@ from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.bodies import TopicConfigTable
 from ha.protocol.java_json import dumps
 from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.jobs.archive.erase import EraseOptions, erase
+from ha.spark.jobs.audit.archive import compare_archive
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import ODD_TIMES_MS, make_store, message, records_of, set_store_time
@@ -171,3 +173,21 @@ def test_a_topic_that_halog_deleted_is_no_damage(tmp_path: Path) -> None:
         assert (result.exit_code, result.found) == (0, {"topic_deleted": deleted})
     (store / "config" / "topics.json").unlink()
     assert audit_with(inline_runner(), AuditOptions(paths=(str(store),))).found == {"entry_missing": {"store": 1}}
+
+
+def test_archive_that_is_merged_or_erased_from_during_the_audit_is_clean(tmp_path: Path) -> None:
+    store, folder = tmp_path / "store", str(tmp_path / "archive")
+    for number in range(4):
+        make_store(store, [message(number)])
+        archive(inline_spark(), ArchiveOptions(path=str(store), archive=folder, compact_files_min=0))
+
+    def run(function: Callable[[Any], Any], tasks: Any, /) -> Any:
+        if function is compare_archive:
+            merged = archive(inline_spark(), ArchiveOptions(path=str(store), archive=folder, compact_files_min=2))
+            assert merged.merged_files == 4
+            erased = erase(inline_spark(), EraseOptions(archive=folder, topic=message(0).topic, dry_run=False))
+            assert erased.rows == 4
+        return inline_runner()(function, tasks)
+
+    result = audit_with(run, AuditOptions(paths=(str(store),), archive=folder))
+    assert (result.exit_code, result.found) == (0, {"erased": {"archive": 4}})

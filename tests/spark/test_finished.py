@@ -224,10 +224,11 @@ def test_findings_of_a_stopped_audit_are_kept_with_it(stores: list[Path], tmp_pa
 
 
 def test_the_key_of_an_archived_range_depends_on_all_of_the_archive_but_its_ends(built: Path) -> None:
-    archive = ArchivePlace(str(built), 0, SEGMENT, (), None, frozenset(), skips_damaged=False)
+    archive = ArchivePlace(str(built), "b", 0, SEGMENT, (), None, frozenset(), skips_damaged=False)
     place = CopyPlace("store", str(built), "b", 0, SEGMENT)
     others: dict[str, Any] = {
         "path": "/other",
+        "broker_name": "other",
         "files": (("config", "t", 0, 9),),
         "topics": frozenset({"t"}),
         "left_out": frozenset({"u", "t"}),

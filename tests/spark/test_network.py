@@ -2,13 +2,15 @@
 
 import pickle
 from collections.abc import Iterator
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 import msgspec
 import pyarrow as pa
 import pytest
+from anyio.from_thread import start_blocking_portal
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ha.arrow.read_options import ReadOptions, RowFilter
@@ -17,7 +19,7 @@ from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone, R
 from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
-from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
+from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, _read_slice, network_settings
 from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
 from ha.spark.source.offsets import StreamOffset, decode_stream, encode_stream
 from ha.spark.source.options import parse_options
@@ -338,6 +340,50 @@ def test_messages_that_the_broker_leaves_out_are_an_error_or_counted(entries: in
             gone(LeavingOut(range(40, 50), range(5, 12)))
         assert 40 <= caught.value.first < caught.value.end <= 50
         assert gone(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 10
+
+
+class AwayFor(LeavingOut):
+    """A broker that restarts: name servers don't know its topic for the first `pulls` pulls, and the broker itself for
+    the first `looks` looks."""
+
+    def __init__(self, pulls: int, looks: int) -> None:
+        super().__init__(range(0), range(0))
+        self.pulls, self.looks = pulls, looks
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        if self.pulls > 0:
+            self.pulls -= 1
+            raise RouteNotFound("T", "a", 17, "no route")
+        return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+
+    async def broker_names(self) -> list[str]:
+        self.looks -= 1
+        return [] if self.looks >= 0 else ["a"]
+
+
+def read_away(pulls: int, looks: int, *, timeout_s: float = 30.0, **options: Any) -> int:
+    """The number of rows read from such a broker, whose queue has 64 messages."""
+    settings = NetworkSettings(servers=("s:1",), pull_timeout_s=timeout_s, pull_count=64)
+    with start_blocking_portal("asyncio") as portal:
+        client = SimpleNamespace(portal=portal, consumer=AwayFor(pulls, looks), call=portal.call)
+        piece = QueueSlice(QueueKey("T", "a", 0), 0, 64)
+        batches = _read_slice(cast(Any, client), piece, settings, ReadOptions(columns=("queueOffset",), **options))
+        return sum(batch.num_rows for batch in batches)
+
+
+@pytest.mark.parametrize(("pulls", "looks"), [(1, 1), (3, 3), (1, 0)])
+def test_task_waits_for_a_broker_that_restarts(pulls: int, looks: int) -> None:
+    """With one look less than pulls, the broker is back between a pull and a look."""
+    assert read_away(pulls, looks) == 64
+    assert read_away(pulls, looks, fail_on_data_loss=False) == 64
+
+
+def test_broker_that_stays_away_is_an_error_and_a_deleted_topic_a_loss() -> None:
+    with pytest.raises(RouteNotFound):
+        read_away(1000, 1000, timeout_s=0.3)
+    with pytest.raises(RecordsGone, match="its topic was deleted"):
+        read_away(1000, 0)
+    assert read_away(1000, 0, fail_on_data_loss=False) == 0
 
 
 def test_transient_errors_are_retried_and_others_raised() -> None:

@@ -291,6 +291,37 @@ def test_in_place_keeps_the_old_files(tmp_path: Path, varied: Path, spark: Spark
         reindex(spark, options)
 
 
+@pytest.mark.parametrize("name", ["plan", "built"])
+def test_reindex_resumes_after_a_kill_while_it_writes_its_state(
+    tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def build_inline(spark: object, options: ReindexOptions, progress: Progress) -> ReindexResult:
+        return build_files(run_inline, 2, options, progress)
+
+    opened = Path.open
+
+    def open_until(path: Path, mode: str = "r", *arguments: Any, **more: Any) -> Any:
+        file = opened(path, mode, *arguments, **more)
+        if mode == "wb" and path.name.startswith(name):
+            file.close()
+            raise Killed
+        return file
+
+    store = tmp_path / "store"
+    shutil.copytree(varied, store)
+    monkeypatch.setattr(reindex_job, "_build_with", build_inline)
+    options = ReindexOptions(path=store, in_place=True, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_until)
+        with pytest.raises(Killed):
+            reindex(None, options)  # type: ignore[arg-type]
+    reindex(None, options)  # type: ignore[arg-type]
+    assert_same_files(store, varied)
+
+
 def test_interrupted_swap_is_finished(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill at any rename of the swap: the next call rebuilds nothing and ends with both folders in place."""
 

@@ -11,12 +11,13 @@ import anyio
 import pytest
 
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, ReceivedMessage
-from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed, RouteNotFound
+from ha.errors import ConnectionFailed, OptionError, RecordsGone, RequestTimedOut, RestoreFailed, RouteNotFound
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from ha.spark.jobs.restore import job as job
 from ha.spark.jobs.restore import send as restore_send
+from ha.spark.jobs.restore.send import ReplayPlan, TargetQueue
 from ha.store.message_store import wall_clock_ms
 from tests.interop.test_sdk import retry_on
 from tests.protocol.golden import manifest
@@ -358,3 +359,58 @@ def test_a_state_file_of_another_replay_is_refused(flights_store: Path, servers:
     run(flights_store, servers, "t-one", tmp_path, queues=(0,))
     with pytest.raises(OptionError, match="other values of target"):
         run(flights_store, servers, "t-two", tmp_path, queues=(0,))
+
+
+def test_messages_that_are_gone_when_the_tasks_start_are_an_error(tmp_path: Path) -> None:
+    """For example while a resync copies the log again."""
+    store = make_store(tmp_path / "store", [message(number) for number in range(20)])
+
+    def set_aside() -> None:
+        for name in ("commitlog", "consumequeue"):
+            (store / name).rename(store / f"{name}.aside-1")
+
+    with pytest.raises(RecordsGone, match="flights queue"):
+        restore(inline_spark(set_aside), RestoreOptions(path=str(store), topic="flights", dry_run=True))
+
+
+class RestartingBroker:
+    """A broker that name servers don't know for the first `away` requests. Its queue is empty."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        self.away -= 1
+        if self.away >= 0:
+            raise RouteNotFound(queue.topic, "a", 17, "no route")
+        return 0
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return 0
+
+    async def broker_names(self) -> list[str]:
+        self.away -= 1
+        return ["b"] if self.away < 0 else ["another"]
+
+
+def test_broker_that_is_away_is_not_taken_for_one_without_the_topic() -> None:
+    """The messages of an earlier run would be sent again."""
+    plan = ReplayPlan(
+        servers="s:1",
+        replay_id="r",
+        targets=(TargetQueue(MessageQueue("t", "b", 0), 0),),
+        source_brokers=("b",),
+        messages_per_s=None,
+        skip_unsendable=False,
+        is_again=False,
+    )
+
+    async def find_last(consumer: RestartingBroker) -> int:
+        task = restore_send._Task(plan, cast(Any, None), cast(Any, consumer), 1)
+        return await task._find_last(("flights", "b", 0), may_be_new=False)
+
+    with pytest.raises(RestoreFailed, match="is not registered"):
+        anyio.run(find_last, RestartingBroker(2))
+    back = RestartingBroker(1)
+    assert anyio.run(find_last, back) == -1
+    assert back.away <= -3  # the queue was looked for again, and read

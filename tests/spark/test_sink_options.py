@@ -1,24 +1,25 @@
 """What the sink's options, columns, ids and commit records mean, without a broker."""
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+import anyio
 import msgspec
 import pyarrow as pa
 import pytest
 
 from ha.arrow.read_options import ReadOptions
-from ha.client import SendStatus
-from ha.errors import OptionError, SinkFailed
+from ha.client import MessageQueue, SendStatus
+from ha.errors import OptionError, RouteNotFound, SinkFailed
 from ha.protocol.properties import encode_properties
 from ha.spark.sink.commit import commit_record, merged
 from ha.spark.sink.commits import Commits
 from ha.spark.sink.committed_source import CommittedSource
-from ha.spark.sink.control import ControlRecord, History, decode_control
+from ha.spark.sink.control import CommitTopic, ControlRecord, History, decode_control
 from ha.spark.sink.identity import SinkPart, UniqueKeys, parse_sink_property
 from ha.spark.sink.options import COMMIT_TOPIC, SinkOptions, parse_sink_options
-from ha.spark.sink.partition import PartResult
+from ha.spark.sink.partition import PartResult, PartWriter
 from ha.spark.sink.rows import check_columns, read_rows
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 
@@ -332,3 +333,47 @@ def test_a_batch_query_sees_all_rows_of_a_commit_or_none(stage: str) -> None:
         commit()
     partition = source.queue_partition([QueueSlice(queue, begin, end)])
     assert sum(batch.num_rows for batch in partition.read(ReadOptions(columns=("body",)))) in (0, 4)
+
+
+class RestartingBrokers:
+    """Brokers that name servers know after a few requests. Their commit topic is empty."""
+
+    def __init__(self, back_at: int) -> None:
+        """`back_at`: number of the last request before they are back."""
+        self.requests = 0
+        self.back_at = back_at
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        self.requests += 1
+        if self.requests <= self.back_at:
+            raise RouteNotFound(topic, "a", 17, "no route")
+        return [MessageQueue(topic, "a", 0)]
+
+    async def broker_names(self) -> list[str]:
+        self.requests += 1
+        return ["a"] if self.requests > self.back_at else []
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        return 0
+
+    min_offset = max_offset
+
+
+async def history_of(consumer: RestartingBrokers) -> None:
+    await CommitTopic(cast(Any, None), cast(Any, consumer), COMMIT_TOPIC, 1.0).history("sink")
+
+
+async def ends_of(consumer: RestartingBrokers) -> None:
+    clients = (cast(Any, None), cast(Any, consumer), cast(Any, None))
+    writer = PartWriter(SinkOptions(servers=("s:1",)), SinkPart("sink", 1, 0), clients)
+    await writer._ends([MessageQueue("t", "a", 0)], may_be_new=False)
+
+
+@pytest.mark.parametrize("ask", [history_of, ends_of])
+def test_brokers_that_are_away_are_not_taken_for_missing_topics(ask: Callable[[RestartingBrokers], Any]) -> None:
+    """A batch would be written again."""
+    with pytest.raises(SinkFailed, match="no broker is registered"):
+        anyio.run(ask, RestartingBrokers(2))
+    back = RestartingBrokers(1)
+    anyio.run(ask, back)
+    assert back.requests == 3  # the queues were asked for again, and read

@@ -806,3 +806,18 @@ def test_damaged_records_are_reported_skipped_or_fatal(tmp_path: Path) -> None:
     assert numbers_of(rows) == [n for n in range(100) if n != int(victim.body)]
     with pytest.raises(CorruptLog, match=str(log)):
         rows_of(reader_of(path, ["body"], verifyCrc="true", damagedRecords="fail"))
+
+
+def test_keys_are_found_where_an_index_file_is_missing(tmp_path: Path) -> None:
+    """For example because the index was off for a while: the files say up to where each of them has all keys."""
+    store = make_store(
+        tmp_path / "store", [message(number) for number in range(300)], index_slot_count=50, index_entry_count=200
+    )
+    files = sorted((store / "index").iterdir())
+    assert len(files) > 4
+    files[2].unlink()
+    with LogReader(store) as reader:
+        for number in range(0, 300, 10):
+            options = ReadOptions(columns=("body",), where=RowFilter(keys=frozenset({f"k{number}"})))
+            found = [row for batch in reader.read_range(0, reader.end_offset(), options) for row in batch.to_pylist()]
+            assert found == [{"body": b"%08d" % number}]

@@ -10,7 +10,7 @@ therefore blocks the streams that read its topic, like an open transaction in Ka
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -102,20 +102,23 @@ class CommittedSource(LogSource):
             slices = []
             for queue in self._inner.queues(frozenset({self._commit_topic})):
                 begin, end = self._inner.queue_range(queue)
-                begin = max(begin, self._commits_read.get(queue, 0))
+                begin = _resumed(self._commits_read, queue, begin, end)
                 if begin < end:
                     slices.append(QueueSlice(queue, begin, end))
             if slices:
-                options = ReadOptions(columns=("body",), fail_on_data_loss=False)
+                columns = ("topic", "brokerName", "queueId", "queueOffset", "body")
+                options = ReadOptions(columns=columns, fail_on_data_loss=False)
                 for batch in self._inner.queue_partition(slices).read(options):
-                    records = [decode_control(body) for body in batch.column("body").to_pylist() if body]
-                    self._commits.add(record for record in records if record is not None)
-                self._commits_read.update((piece.queue, piece.end) for piece in slices)
+                    for *queue_of, offset, body in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                        if body:  # null where a record is damaged
+                            record = decode_control(body)
+                            self._commits.add([record] if record is not None else [])
+                            self._commits_read[QueueKey(*queue_of)] = offset + 1
             self._are_fresh = True
         return self._commits
 
     def _stable_end(self, queue: QueueKey, begin: int, end: int, commits: Commits) -> int:
-        at = max(begin, self._stable.get(queue, begin))
+        at = _resumed(self._stable, queue, begin, end)
         if at < end:
             options = ReadOptions(columns=COLUMNS_NEEDED, fail_on_data_loss=False)
             for batch in self._inner.queue_partition([QueueSlice(queue, at, end)]).read(options):
@@ -123,10 +126,20 @@ class CommittedSource(LogSource):
                 if len(waiting):
                     at = batch.column("queueOffset")[int(waiting[0])].as_py()
                     break
-            else:
-                at = end
+                known = batch.column("queueOffset").drop_null()  # null where a record is damaged
+                at = known[-1].as_py() + 1 if len(known) else at
         self._stable[queue] = at
-        return min(at, end)
+        return at
+
+
+def _resumed(ends: Mapping[QueueKey, int], queue: QueueKey, begin: int, end: int) -> int:
+    """Return where to continue in a queue that has the queue offsets [begin, end) and was read up to `ends[queue]`.
+
+    That is its begin if it ends before that offset, as its topic was created again. `ends` counts only messages that
+    were there: all may be missing for a moment, while a resync copies the log again.
+    """
+    at = max(begin, ends.get(queue, begin))
+    return at if at <= end else begin
 
 
 class CommittedPartition(LogPartition):

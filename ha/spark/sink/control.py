@@ -115,12 +115,9 @@ class CommitTopic:
         """Return the records of `sink`; none if the topic does not exist.
 
         `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. ClientError;
-        SinkFailed if a record can't be read.
+        SinkFailed if a record can't be read, or if the name servers know no broker.
         """
-        try:
-            queues = await self._consumer.queues(self._topic)
-        except RouteNotFound:
-            return History(None, ())
+        queues = await existing_queues(self._consumer, self._topic)
         if not queues:
             return History(None, ())
         home = _home(sink, queues)
@@ -263,6 +260,22 @@ class CommitTopic:
                         if record is not None and record.sink == sink and slot.begin <= message.queue_offset < slot.end:
                             records.append(record)
         return records
+
+
+async def existing_queues(consumer: PullConsumer, topic: str) -> list[MessageQueue]:
+    """Return the queues of `topic`, none if it does not exist. ClientError; SinkFailed if name servers know no
+    broker."""
+    try:
+        return await consumer.queues(topic)
+    except RouteNotFound:
+        if not await consumer.broker_names():
+            raise SinkFailed(
+                f"servers: no broker is registered with the name servers, so it is unknown what {topic} has"
+            ) from None
+    try:  # there is no such topic, unless the broker that has it has just come back
+        return await consumer.queues(topic)
+    except RouteNotFound:
+        return []
 
 
 def _home(sink: str, queues: list[MessageQueue]) -> MessageQueue:

@@ -35,7 +35,16 @@ from ha.errors import (
 from ha.protocol.properties import find_property
 from ha.protocol.record import MessageRecord, decode_records
 from ha.spark.sink.calls import bounded_calls, unwrapped_tasks
-from ha.spark.sink.control import PASSING, PAUSE_S, CommitTopic, ControlRecord, Floors, History, Ranges
+from ha.spark.sink.control import (
+    PASSING,
+    PAUSE_S,
+    CommitTopic,
+    ControlRecord,
+    Floors,
+    History,
+    Ranges,
+    existing_queues,
+)
 from ha.spark.sink.identity import HASH_DIGITS, SINK_PROPERTY_BYTES, SinkPart, UniqueKeys
 from ha.spark.sink.options import SinkOptions
 from ha.spark.sink.rows import Row, read_rows, with_identity
@@ -355,15 +364,11 @@ class PartWriter:
         `may_be_new`: the topic may just have been created, so wait up to _NEW_TOPIC_PATIENCE_S for the name servers.
         """
         give_up = anyio.current_time() + _NEW_TOPIC_PATIENCE_S
-        while True:
-            try:
-                # The route is looked up here as well, as the producer assumes queues for a topic that does not exist.
-                known = set(await self._consumer.queues(queues[0].topic))
+        # The route is looked up here as well, as the producer assumes queues for a topic that does not exist.
+        while not (known := set(await existing_queues(self._consumer, queues[0].topic))):
+            if not may_be_new or anyio.current_time() > give_up:
                 break
-            except RouteNotFound:
-                if not may_be_new or anyio.current_time() > give_up:
-                    return dict.fromkeys(queues, 0)
-                await anyio.sleep(PAUSE_S)
+            await anyio.sleep(PAUSE_S)
         ends = dict.fromkeys(queues, 0)
 
         async def ask(queue: MessageQueue) -> None:

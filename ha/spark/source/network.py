@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,6 +45,8 @@ GROUP = "halog-spark"
 """Consumer group of the pulls, which brokers require and create. No offsets are committed for it."""
 _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": ReadFrom.SUGGESTED}
 _PULL_COUNT_MAX = 4096
+_AWAY_PAUSE_S = 0.2
+"""Interval at which name servers are asked for a broker that they don't know"""
 _NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
 """Topics that RocketMQ registers on every broker for its own use"""
 
@@ -293,18 +296,28 @@ def _read_slice(
 
     at = begin
     waiting = start(at) if at < end else None
+    give_up_s = monotonic() + settings.pull_timeout_s
+    was_there = False
     bodies: list[bytes] = []
     size = entry_count = 0
     while waiting is not None:
         try:
             slots = _result_of(waiting, f"{piece.queue}", settings)
         except BrokerError as error:
-            is_away = piece.queue.broker not in client.call(client.consumer.broker_names)
-            if error.code != ResponseCode.TOPIC_NOT_EXIST or is_away:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
+            is_there = piece.queue.broker in client.call(client.consumer.broker_names)
+            if not is_there and monotonic() > give_up_s:
+                raise
+            if not (is_there and was_there):  # it may restart, or have just come back
+                was_there = is_there
+                sleep(0 if is_there else _AWAY_PAUSE_S)
+                waiting = start(at)
+                continue
             report_loss(options.fail_on_data_loss, str(piece.queue), at, end, "its topic was deleted")
             slots = [Slot(end, end)]
         at = slots[-1].end
+        give_up_s, was_there = monotonic() + settings.pull_timeout_s, False
         waiting = start(at) if at < end else None
         for slot in slots:
             if tags:

@@ -45,6 +45,7 @@ class ArchivePlace(msgspec.Struct, frozen=True):
     """One broker's part of an archive: complete over physical offsets [begin, end) of its log."""
 
     path: str
+    broker_name: str
     begin: int
     end: int
     files: tuple[tuple[str, str | None, int, int], ...]
@@ -98,6 +99,7 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
     scope = state.scope
     return ArchivePlace(
         str(folder),
+        broker_name,
         state.covered_begin or 0,
         state.covered_end or 0,
         tuple((file.path, file.topic, file.physical_begin, file.physical_end) for file in state.files.values()),
@@ -120,20 +122,33 @@ def archive_tasks(
     for begin, (end, start) in sorted(starts.items()):
         low, high = max(begin, archive.begin), min(end, archive.end)
         if low < high:
-            files = tuple(file for file in archive.files if file[2] < high and file[3] > low)
-            erased = archive.erased[bisect_left(archive.erased, low) : bisect_left(archive.erased, high)]
-            narrowed = msgspec.structs.replace(archive, files=files, erased=erased)
             known = start if low == begin else low
-            tasks.append(ArchiveTask(low, high, known, store, narrowed, examples_max))
+            tasks.append(ArchiveTask(low, high, known, store, _within(archive, low, high), examples_max))
     return tasks
+
+
+def _within(archive: ArchivePlace, begin: int, end: int) -> ArchivePlace:
+    """Return the archive with the files and erased rows of physical offsets [begin, end) only."""
+    files = tuple(file for file in archive.files if file[2] < end and file[3] > begin)
+    erased = archive.erased[bisect_left(archive.erased, begin) : bisect_left(archive.erased, end)]
+    return msgspec.structs.replace(archive, files=files, erased=erased)
 
 
 def compare_archive(task: ArchiveTask) -> ArchiveFacts:
     """Compare one range; the facts are empty if retention deletes it meanwhile.
 
+    If a file is missing because a merge or an erasure has replaced it, compares with the archive as it is now.
     ArchiveDamaged if a file of the manifest is missing or can't be read; StoreUnreadable.
     """
-    facts = _compare(task)
+    while True:
+        try:
+            facts = _compare(task)
+            break
+        except FileNotFoundError as error:
+            now = _within(open_archive(task.archive.path, task.archive.broker_name), task.begin, task.end)
+            if now.files == task.archive.files:
+                raise ArchiveDamaged(Path(now.path), f"{error.filename or error} is missing") from None
+            task = msgspec.structs.replace(task, archive=now)
     if RawLog(task.store.path).min_offset > task.begin:  # retention deleted the range
         return ArchiveFacts(task.begin, task.end, 0, 0, Findings(task.examples_max))
     return facts
@@ -193,12 +208,14 @@ def _of_topics(view: Examined, ends: Mapping[str, int]) -> np.ndarray:
 
 def _archived(task: ArchiveTask) -> pa.Table:
     """Return the archive's rows of the range by physical offset, with their topic, and without the columns that were
-    decoded from bodies. ArchiveDamaged if a file can't be read."""
+    decoded from bodies. FileNotFoundError if a file is missing, ArchiveDamaged if one can't be read."""
     parts = []
     condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)
     for path, topic, _, _ in task.archive.files:
         try:
             part = pq.read_table(Path(task.archive.path, path), filters=condition, partitioning=None)
+        except FileNotFoundError:
+            raise
         except (OSError, pa.ArrowException) as error:
             raise ArchiveDamaged(Path(task.archive.path), f"{path}: {error}") from None
         part = part.select([name for name in part.column_names if name in COLUMNS or name == RAW_PROPERTIES])

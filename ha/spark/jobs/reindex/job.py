@@ -27,6 +27,7 @@ import msgspec
 
 from ha.arrow.deleted import deleted_topics
 from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.archive.synced import replace_file
 from ha.spark.jobs.reindex.index import IndexFilePlan, build_index_file, plan_index_files
 from ha.spark.jobs.reindex.plan import (
     FOLDERS,
@@ -122,7 +123,7 @@ def reindex(spark: SparkSession, options: ReindexOptions, progress: Progress = n
         check_set_aside(store, target)
         built = target / WORK / "built"
         if not built.exists():
-            built.write_bytes(msgspec.json.encode(_build_with(spark, options, progress)))
+            replace_file(built, msgspec.json.encode(_build_with(spark, options, progress)))
         result = msgspec.json.decode(built.read_bytes(), type=ReindexResult)
         swap_in(store, target)
         shutil.rmtree(target)

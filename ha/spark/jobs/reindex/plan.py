@@ -21,6 +21,7 @@ from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
 from ha.protocol.properties import DELAY_LEVELS_MS
 from ha.protocol.record import MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import ENTRY_SIZE, index_file_size
+from ha.spark.jobs.archive.synced import replace_file
 from ha.spark.jobs.reindex.scan import LogRange, ScanTask
 from ha.store.files import OsDisk
 
@@ -113,9 +114,7 @@ def begin_target(plan: Plan) -> None:
     target = Path(plan.task.target)
     plan_file = target / WORK / "plan.json"
     encoded = msgspec.json.format(msgspec.json.encode(plan))
-    if target.exists() and any(target.iterdir()):
-        if not plan_file.exists():
-            raise OptionError("target", f"{target} is not empty", "a new or empty directory")
+    if plan_file.exists():
         if plan_file.read_bytes() != encoded:
             raise OptionError(
                 "target",
@@ -123,10 +122,10 @@ def begin_target(plan: Plan) -> None:
                 "the options of that rebuild, or a new or empty directory",
             )
         return
+    if target.exists() and any(path.name != WORK for path in target.iterdir()):
+        raise OptionError("target", f"{target} is not empty", "a new or empty directory")
     plan_file.parent.mkdir(parents=True, exist_ok=True)
-    partial = plan_file.with_suffix(".partial")
-    partial.write_bytes(encoded)
-    partial.rename(plan_file)
+    replace_file(plan_file, encoded)
 
 
 @contextmanager

@@ -170,12 +170,14 @@ def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = n
 
 
 class _QueueTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue of a store."""
+    """Queue offsets [begin, end) of one queue of a store."""
 
     path: str
     broker_name: str
     topic: str
     queue_id: int
+    begin: int
+    end: int
     where: RowFilter
     fail_on_data_loss: bool
 
@@ -202,11 +204,14 @@ class _StoreSource:
                     broker_name=reader.broker_name,
                     topic=topic,
                     queue_id=queue_id,
+                    begin=begin,
+                    end=end,
                     where=where,
                     fail_on_data_loss=options.fail_on_data_loss,
                 )
-                for topic, queue_id in reader.queues()
-                if topic == options.topic and (options.queues is None or queue_id in options.queues)
+                for topic, queue_id in reader.queues([options.topic])
+                if options.queues is None or queue_id in options.queues
+                for begin, end in [reader.queue_range(topic, queue_id)]
             ]
         if not self._tasks:
             raise OptionError(
@@ -236,8 +241,7 @@ def _queue_batches(task: _QueueTask, columns: tuple[str, ...]) -> Iterator[pa.Re
         where=task.where,
     )
     with LogReader(task.path, broker_name=task.broker_name) as reader:
-        begin, end = reader.queue_range(task.topic, task.queue_id)
-        yield from reader.read_queue(task.topic, task.queue_id, begin, end, options)
+        yield from reader.read_queue(task.topic, task.queue_id, task.begin, task.end, options)
 
 
 def _count_queue(task: _QueueTask) -> QueueReplay:

@@ -369,11 +369,14 @@ class _Task:
         """Return the queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
 
         `may_be_new`: the topic may just have been created, and not be known to the name servers yet. RestoreFailed if
-        retention has deleted messages that an earlier run may have sent; ClientError.
+        retention has deleted messages that an earlier run may have sent, or if name servers don't know the broker;
+        ClientError.
         """
         target = self._plan.target_of(source[1], source[2])
+        broker_name = target.queue.broker_name
         origin = "{}/{}/{}/".format(*source).encode()
         give_up = anyio.current_time() + (_NEW_TOPIC_PATIENCE_S if may_be_new else 0)
+        was_there = False
         while True:
             try:
                 end = await self._settled_end(target.queue)
@@ -382,8 +385,12 @@ class _Task:
             except BrokerError as error:
                 if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise
-                if anyio.current_time() >= give_up:
+                if broker_name not in await self._consumer.broker_names():
+                    reason = f"{broker_name} is not registered with the name servers, so it is unknown what was sent"
+                    raise RestoreFailed(f"{target.queue.topic} queue {target.queue.queue_id}", reason) from None
+                if was_there and anyio.current_time() >= give_up:
                     return -1
+                was_there = True  # it may have just come back
             await anyio.sleep(_SETTLE_S)
         window = _WINDOW
         while end > max(begin, target.floor):

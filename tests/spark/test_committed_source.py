@@ -1,0 +1,90 @@
+"""A stream of committed rows whose log is away, or begins again, while the driver examines it. Without Spark."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ha.protocol.properties import encode_properties
+from ha.protocol.record import Message
+from ha.spark.sink.committed_source import CommittedSource
+from ha.spark.sink.control import ControlRecord
+from ha.spark.sink.identity import SINK_PROPERTY
+from ha.spark.sink.options import COMMIT_TOPIC
+from ha.spark.source.local import LocalSource
+from ha.spark.source.log_source import QueueKey
+from tests.arrow.stores import StoreWriter
+
+QUEUE = QueueKey("t", "s", 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoreWriter:
+    return StoreWriter(tmp_path / "s")
+
+
+def put_row(store: StoreWriter, batch: int) -> None:
+    store.put(Message("t", 0, b"row", properties=encode_properties({SINK_PROPERTY: f"sink/{batch}/0"})))
+
+
+def put_commit(store: StoreWriter, batch: int, queue_offset: int) -> None:
+    ranges = {"t": {"s": {0: [(queue_offset, queue_offset + 1)]}}}
+    record = ControlRecord("commit", "sink", batch, ranges=ranges, row_count=1)
+    store.put(Message(COMMIT_TOPIC, 0, msgspec.json.encode(record)))
+
+
+@contextmanager
+def set_aside(store: StoreWriter) -> Iterator[None]:
+    """A resync sets the log aside and then copies it again."""
+    folders = [store.root / "commitlog", store.root / "consumequeue"]
+    for folder in folders:
+        os.rename(folder, f"{folder}.aside-1")
+    yield
+    for folder in folders:
+        os.rename(f"{folder}.aside-1", folder)
+
+
+def test_rows_that_could_not_be_examined_may_still_be_committed(store: StoreWriter) -> None:
+    put_row(store, 0)
+    inner = LocalSource([str(store.root)])
+    source = CommittedSource(inner, stops_at_pending=True)
+    assert inner.queue_range(QUEUE) == (0, 1)
+    with set_aside(store):
+        assert source.queue_range(QUEUE) == (0, 0)
+    source.refresh()
+    assert source.queue_range(QUEUE) == (0, 0)
+    put_commit(store, 0, 0)
+    source.refresh()
+    assert source.queue_range(QUEUE) == (0, 1)
+
+
+def test_commits_that_could_not_be_read_are_read_later(store: StoreWriter) -> None:
+    put_row(store, 0)
+    put_commit(store, 0, 0)
+    inner = LocalSource([str(store.root)])
+    source = CommittedSource(inner, stops_at_pending=True)
+    for queue in (QUEUE, *inner.queues(frozenset({COMMIT_TOPIC}))):
+        assert inner.queue_range(queue) == (0, 1)
+    with set_aside(store):
+        source.queue_range(QUEUE)
+    source.refresh()
+    assert source.queue_range(QUEUE) == (0, 1)
+
+
+def test_topics_that_were_deleted_and_created_again_are_examined_from_their_first_message(store: StoreWriter) -> None:
+    for batch in range(3):
+        put_row(store, batch)
+        put_commit(store, batch, batch)
+    source = CommittedSource(LocalSource([str(store.root)]), stops_at_pending=True)
+    assert source.queue_range(QUEUE) == (0, 3)
+    for topic in ("t", COMMIT_TOPIC):
+        store.delete_topic(topic)
+    put_row(store, 3)
+    source.refresh()
+    assert source.queue_range(QUEUE) == (0, 0)
+    put_commit(store, 3, 0)
+    source.refresh()
+    assert source.queue_range(QUEUE) == (0, 1)
