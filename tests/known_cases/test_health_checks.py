@@ -79,7 +79,9 @@ async def test_8875_immediately_closed_connections_leave_no_state(end: Callable[
                     await service.wait_state(SlaveState.SHUTDOWN)
                 if number == 100:
                     before = await settled(service, 101)
-            assert await settled(service, CHECK_COUNT) == before
+            after = await settled(service, CHECK_COUNT)
+            # Fewer descriptors: the interpreter has released some that earlier tests left.
+            assert all(after[resource] <= count for resource, count in before.items()), (before, after)
         assert before["connections"] == 0
 
 
