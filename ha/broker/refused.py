@@ -1,4 +1,4 @@
-"""The exception by which a handler refuses a well-formed request."""
+"""The exception by which a handler refuses a well-formed request, and the checks that raise it."""
 
 from __future__ import annotations
 

@@ -314,8 +314,8 @@ async def test_full_outbox_blocks_senders() -> None:
         assert len(server.commands) == 20
 
 
-@on_both_backends()
-async def test_server_that_does_not_read_causes_a_timeout() -> None:
+@asynccontextmanager
+async def to_a_server_that_does_not_read() -> AsyncIterator[Connection]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -323,32 +323,31 @@ async def test_server_that_does_not_read_causes_a_timeout() -> None:
         connection = Connection(address, ClientOptions(outbox_size_max=1000))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connection.run)
-            big = RemotingCommand(30, body=b"x" * 15_000_000)
-            with pytest.raises(RequestTimedOut):
-                await connection.invoke(big, 0.2)
-            with pytest.raises(RequestTimedOut):
-                await connection.invoke(request(1), 0.2)  # no room in the outbox
-            with pytest.raises(RequestTimedOut):
-                await connection.send_oneway(request(1), 0.2)
+            yield connection
             tasks.cancel_scope.cancel()
+
+
+@on_both_backends(to_a_server_that_does_not_read)
+async def test_server_that_does_not_read_causes_a_timeout(connection: Connection) -> None:
+    big = RemotingCommand(30, body=b"x" * 15_000_000)
+    with pytest.raises(RequestTimedOut):
+        await connection.invoke(big, 0.2)
+    with pytest.raises(RequestTimedOut):
+        await connection.invoke(request(1), 0.2)  # no room in the outbox
+    with pytest.raises(RequestTimedOut):
+        await connection.send_oneway(request(1), 0.2)
 
 
 @on_both_backends()
 async def test_connection_to_a_server_that_does_not_read_is_closed() -> None:
     """No request is left whose timeout would close it, because those that wait for room in the outbox were not sent."""
-    with socket.socket() as listening, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ha.client.connection.ConnectionLimits", partial(ConnectionLimits, send_timeout_s=0.3))
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        connection = Connection(address, ClientOptions(outbox_size_max=1000))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(connection.run)
+        async with to_a_server_that_does_not_read() as connection:
             with pytest.raises(RequestTimedOut):
                 await connection.invoke(RemotingCommand(30, body=b"x" * 15_000_000), 0.1)
             with pytest.raises(ConnectionFailed, match="does not read"):
                 await connection.invoke(request(1), 5)
-            tasks.cancel_scope.cancel()
 
 
 @on_both_backends(open_connection, echo)

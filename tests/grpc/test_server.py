@@ -511,33 +511,9 @@ async def test_peer_that_reads_slowly_is_not_closed(autojump_clock: trio.testing
         nursery.cancel_scope.cancel()
 
 
-async def test_peer_has_its_time_to_answer_a_ping_that_is_late(autojump_clock: trio.testing.MockClock) -> None:
-    """As after the process was stopped for a while."""
-    server = GrpcServer(Silent(), GrpcOptions(ping_after_s=60, ping_timeout_s=20))
-    async with trio.open_nursery() as nursery:
-        ours, theirs = trio.testing.memory_stream_pair()
-        await nursery.start(server.serve, [MemoryListener()])
-        nursery.start_soon(server.handle, theirs)
-        client = H2Connection(H2Configuration(client_side=True))
-        client.initiate_connection()
-        client.send_headers(1, [(name, "/s/Chat" if name == ":path" else value) for name, value in HEADERS])
-        await ours.send_all(client.data_to_send())
-        await trio.testing.wait_all_tasks_blocked()
-        autojump_clock.jump(100)
-        while not any(isinstance(each, PingReceived) for each in client.receive_data(await ours.receive_some())):
-            pass
-        await trio.sleep(15)
-        assert len(server.connections) == 1
-        await ours.send_all(client.data_to_send())
-        await trio.sleep(15)
-        assert len(server.connections) == 1
-        nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("answers", [True, False], ids=["alive", "gone"])
-async def test_silent_peer_of_a_call_is_asked_for_a_sign_of_life(
-    autojump_clock: trio.testing.MockClock, answers: bool
-) -> None:
+@asynccontextmanager
+async def silent_call() -> AsyncIterator[tuple[GrpcServer, H2Connection, trio.abc.Stream]]:
+    """A server that asks for a sign of life after 60 s and waits 20 s for it, and a client with a call."""
     server = GrpcServer(Silent(), GrpcOptions(ping_after_s=60, ping_timeout_s=20))
     async with trio.open_nursery() as nursery:
         ours, theirs = trio.testing.memory_stream_pair()
@@ -548,6 +524,29 @@ async def test_silent_peer_of_a_call_is_asked_for_a_sign_of_life(
         client.send_headers(1, [(name, "/s/Chat" if name == ":path" else value) for name, value in HEADERS])
         client.send_data(1, framed(b"m"))
         await ours.send_all(client.data_to_send())
+        yield server, client, ours
+        nursery.cancel_scope.cancel()
+
+
+async def test_peer_has_its_time_to_answer_a_ping_that_is_late(autojump_clock: trio.testing.MockClock) -> None:
+    """As after the process was stopped for a while."""
+    async with silent_call() as (server, client, ours):
+        await trio.testing.wait_all_tasks_blocked()
+        autojump_clock.jump(100)
+        while not any(isinstance(each, PingReceived) for each in client.receive_data(await ours.receive_some())):
+            pass
+        await trio.sleep(15)
+        assert len(server.connections) == 1
+        await ours.send_all(client.data_to_send())
+        await trio.sleep(15)
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["alive", "gone"])
+async def test_silent_peer_of_a_call_is_asked_for_a_sign_of_life(
+    autojump_clock: trio.testing.MockClock, answers: bool
+) -> None:
+    async with silent_call() as (server, client, ours):
         pinged_at: list[float] = []
         began = trio.current_time()
         with trio.move_on_after(300):
@@ -566,4 +565,3 @@ async def test_silent_peer_of_a_call_is_asked_for_a_sign_of_life(
             assert len(pinged_at) == 1
             assert 60 <= pinged_at[0] <= 62
             assert 80 <= trio.current_time() - began <= 83
-        nursery.cancel_scope.cancel()

@@ -136,6 +136,7 @@ def test_a_start_without_file_descriptors_leaves_the_import_to_the_first_connect
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [NoDescriptors(), *sys.meta_path])
     import_module("ha.node.later")
+    assert "ha.admin.server" not in sys.modules
 
 
 async def test_a_switch_is_asked_for_with_the_token_alone() -> None:

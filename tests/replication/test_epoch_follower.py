@@ -576,19 +576,25 @@ async def test_a_returning_master_truncates_its_tail() -> None:
         assert [entry for entry in old.epochs.entries if entry == EpochEntry(2, 3000)]
 
 
+def torn_log() -> tuple[bytes, int]:
+    """The beginning of BYTES without the last byte of a sector, and where that byte is."""
+    torn = bytearray(BYTES[:3000])
+    at = next(end - 1 for end in range(2048, 3000, 512) if torn[end - 1])
+    torn[at] = 0
+    return bytes(torn), at
+
+
 async def test_a_member_copies_a_torn_record_again() -> None:
     master = await Member(BYTES).begin((1, 0))
-    torn = bytearray(BYTES[:3000])
-    at = next(at for at in range(2048, 3000, 512) if torn[at - 1])
-    torn[at - 1] = 0
-    slave = await Member(bytes(torn)).begin((1, 0))
+    torn, at = torn_log()
+    slave = await Member(torn).begin((1, 0))
 
     async def truncate(offset: int) -> None:
-        assert offset == at - 1
+        assert offset == at
         await slave.truncate(offset - 10)
 
     async with pair(leading(master), slave, truncate=truncate) as client:
-        assert slave.cuts == [at - 11]
+        assert slave.cuts == [at - 10]
         assert slave.log.content == master.log.content
         assert slave.history == [(1, 0)]
         assert condition_of(client) is Condition.CONNECTED
@@ -596,10 +602,8 @@ async def test_a_member_copies_a_torn_record_again() -> None:
 
 async def test_a_torn_record_stays_while_the_disk_is_full() -> None:
     master = await Member(BYTES).begin((1, 0))
-    torn = bytearray(BYTES[:3000])
-    at = next(at for at in range(2048, 3000, 512) if torn[at - 1])
-    torn[at - 1] = 0
-    slave = await Member(bytes(torn)).begin((1, 0))
+    torn, _ = torn_log()
+    slave = await Member(torn).begin((1, 0))
     is_full = True
 
     async def truncate(offset: int) -> None:

@@ -112,7 +112,8 @@ class CommittedSource(LogSource):
                     for *queue_of, offset, body in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                         if body:  # null where a record is damaged
                             record = decode_control(body)
-                            self._commits.add([record] if record is not None else [])
+                            if record is not None:
+                                self._commits.add([record])
                             self._commits_read[QueueKey(*queue_of)] = offset + 1
             self._are_fresh = True
         return self._commits

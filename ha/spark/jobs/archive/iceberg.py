@@ -32,7 +32,7 @@ from ha.errors import ArchiveConflict, OptionError
 from ha.spark.jobs.archive.files import readable_statistics
 from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, ArchivedFile, State
 from ha.spark.jobs.archive.read import archive_schema_of
-from ha.spark.jobs.archive.synced import create_file, replace_file, sync_file, sync_folder
+from ha.spark.jobs.synced import create_file, replace_file, sync_file, sync_folder
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog

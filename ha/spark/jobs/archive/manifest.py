@@ -42,7 +42,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
-from ha.spark.jobs.archive.synced import create_file, replace_file, sync_folder
+from ha.spark.jobs.synced import create_file, replace_file, sync_folder
 
 FOLDER = "_halog"
 FORMAT_VERSION = 1

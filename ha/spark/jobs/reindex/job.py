@@ -27,7 +27,6 @@ import msgspec
 
 from ha.arrow.deleted import deleted_topics
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.archive.synced import replace_file
 from ha.spark.jobs.reindex.index import IndexFilePlan, build_index_file, plan_index_files
 from ha.spark.jobs.reindex.plan import (
     FOLDERS,
@@ -51,6 +50,7 @@ from ha.spark.jobs.reindex.scan import (
     keys_path,
     scan_range,
 )
+from ha.spark.jobs.synced import replace_file
 from ha.spark.jobs.tasks import run_tasks
 
 if TYPE_CHECKING:

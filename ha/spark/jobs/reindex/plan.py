@@ -21,8 +21,8 @@ from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
 from ha.protocol.properties import DELAY_LEVELS_MS
 from ha.protocol.record import MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import ENTRY_SIZE, index_file_size
-from ha.spark.jobs.archive.synced import replace_file
 from ha.spark.jobs.reindex.scan import LogRange, ScanTask
+from ha.spark.jobs.synced import replace_file
 from ha.store.files import OsDisk
 
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
