@@ -93,8 +93,8 @@ def _end(fields: bytes, magic: bytes, offset: int) -> bytes:
 
 
 def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: int, begin: int) -> None:
-    """Writes the file in place and syncs it; everything that changes is in one sector. OSError: the content is then
-    unknown.
+    """Writes the file in place and syncs it; everything that changes is in one sector. If it raises OSError, the file's
+    content is unknown.
 
     `flushed_to`: physical offset up to which the log is flushed, 0 to leave it out. `begin`: the log's first physical
     offset, -1 if it has none.

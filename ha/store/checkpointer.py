@@ -50,7 +50,7 @@ class Checkpointer:
     async def save(self, *, with_derived: bool) -> None:
         """Saves the checksums and the checkpoint; with `with_derived`, queues and index before them.
 
-        DiskFailed if the disk fails; if it is full, the next call saves what this one did not.
+        Raises DiskFailed if the disk fails; if it is full, the next call saves what this one did not.
         """
         if with_derived:
             await self._save_derived()
@@ -70,7 +70,7 @@ class Checkpointer:
                 raise DiskFailed(self._options.root / "checkpoint", "write", str(error)) from error
 
     async def write(self, begin: int | None = None) -> None:
-        """Writes the checkpoint, unless it is unchanged. OSError.
+        """Writes the checkpoint, unless it is unchanged. Raises OSError.
 
         `begin`: physical offset at which the log will begin after a deletion; by default where it begins now.
         """
@@ -95,7 +95,8 @@ class Checkpointer:
     # ---- queues and index
 
     async def _save_derived(self) -> None:
-        """Syncs queues and index, and sets their times in the checkpoint, which the caller writes. DiskFailed."""
+        """Syncs queues and index, and sets their times in the checkpoint, which the caller writes. Raises
+        DiskFailed."""
         parts = self._parts
         log, queues = parts.log, parts.queues
         generation = log.generation
@@ -116,7 +117,7 @@ class Checkpointer:
                 self.checkpoint.index_msg_timestamp_ms = parts.index.safe_timestamp_ms
 
     async def _save_queues(self) -> None:
-        """Syncs the files of queues written up to now, and records the ends of these queues. OSError.
+        """Syncs the files of queues written up to now, and records the ends of these queues. Raises OSError.
 
         Syncs _SYNCED_AT_ONCE files at a time: handling those of a hundred thousand queues in one step would block the
         event loop.
@@ -165,7 +166,7 @@ class Checkpointer:
 
     async def cap_timestamps(self, stored_ms: int) -> None:
         """Lowers every recorded store time to at most `stored_ms` and writes the checkpoint, before bytes of later
-        records change. OSError."""
+        records change. Raises OSError."""
         parts, checkpoint = self._parts, self.checkpoint
         parts.log.last_store_timestamp_ms = min(parts.log.last_store_timestamp_ms, stored_ms)
         parts.flusher.flushed_timestamp_ms = min(parts.flusher.flushed_timestamp_ms, stored_ms)
@@ -176,7 +177,7 @@ class Checkpointer:
         await self.write()
 
     async def save_truncated(self) -> None:
-        """Saves the index and the ends of the queues after both were truncated. OSError."""
+        """Saves the index and the ends of the queues after both were truncated. Raises OSError."""
         if self._parts.index is not None:
             await self._save_index(self._parts.index)
         await self._save_ends(await self._run_blocking(self._parts.queues.ends))

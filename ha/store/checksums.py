@@ -42,7 +42,7 @@ class SegmentSums:
         self.lengths = array("I", bytes(4 * head.block_count))
         self.dirty: set[int] = set()
         self.walked = head.segment_start
-        """Records up to this physical offset were checked individually, because blocks have no entry"""
+        """Physical offset up to which records were checked individually, because blocks have no entry"""
 
     def set(self, block: int, crc: int, length: int) -> None:
         """Sets a block's entry in memory; `Checksums.write_back` writes it to the file."""
@@ -69,7 +69,7 @@ class Checksums:
 
     def load(self, start: int) -> SegmentSums:
         """Returns the entries of the segment at `start`, without those that are damaged or missing on the disk.
-        OSError."""
+        Raises OSError."""
         sums = self._loaded.get(start)
         if sums is None:
             sums = self._read(start)
@@ -123,10 +123,11 @@ class Checksums:
     @property
     def is_dirty(self) -> bool:
         """Whether any entry is not written yet."""
-        return any(sums.dirty for sums in self._loaded.values())
+        return any(sums.dirty for sums in list(self._loaded.values()))  # workers add and remove entries meanwhile
 
     def write_back(self) -> None:
-        """Writes the changed entries. OSError if the disk fails; if it is full, the next call writes the rest."""
+        """Writes the changed entries. Raises OSError if the disk fails; if it is full, the next call writes the
+        rest."""
         try:
             self._write_dirty()
         except OSError as error:
@@ -153,7 +154,7 @@ class Checksums:
 
     def verify_file(self, start: int) -> bool:
         """Compares the file of the segment at `start` with the entries in memory, and rewrites what differs; False if
-        anything did. True without a check if the entries are not loaded or not all written. OSError."""
+        anything did. True without a check if the entries are not loaded or not all written. Raises OSError."""
         sums = self._loaded.get(start)
         path = self.path_of(start)
         if sums is None or sums.dirty or not self._disk.exists(path):
@@ -212,7 +213,7 @@ class Checksums:
         return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
-        """Removes every entry that covers a byte at or beyond an offset, and syncs the change. OSError."""
+        """Removes every entry that covers a byte at or beyond an offset, and syncs the change. Raises OSError."""
         for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # the newest may have no file yet
             if start >= physical_offset:
                 self.delete(start)

@@ -13,7 +13,7 @@ CommitLog (asyncPutMessage, appendData), MappedFileQueue.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
@@ -78,8 +78,8 @@ class CommitLog(SegmentedLog):
         self.maintenance_lock = trio.Lock()
         """Serializes saving, retention, truncation and reset. Acquire it before `appends_held`"""
         self.before_delete: Callable[[int], Awaitable[None]] = _no_note
-        """Called before a segment is deleted, with the physical offset at which the log then begins. OSError: the
-        segment stays"""
+        """Called before a segment is deleted, with the physical offset at which the log then begins. If it raises
+        OSError, the segment stays"""
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """Returns the queue offset (entries) that the next message put to a queue gets."""
@@ -102,8 +102,8 @@ class CommitLog(SegmentedLog):
         `read_cached`), otherwise from the disk, read by a worker.
 
         At least one byte, up to `size_max`, of one segment; empty at `max_offset`. Bytes from the disk are verified
-        (verified_reads.py). DamagedBytes if the first byte isn't what was written; `found_by` then says who noticed.
-        OffsetGone outside [`min_offset`, `max_offset`]. OSError if the disk can't read.
+        (verified_reads.py). Raises DamagedBytes if the first byte isn't what was written; `found_by` then says who
+        noticed. Raises OffsetGone outside [`min_offset`, `max_offset`]. Raises OSError if the disk can't read.
         """
         is_pull = found_by == "pull"
         known = self.read_nowait(physical_offset, size_max) if is_pull else self.read_hot(physical_offset, size_max)
@@ -115,8 +115,8 @@ class CommitLog(SegmentedLog):
         return await self.verified.read(physical_offset, size_max, found_by)
 
     async def read_all(self, physical_offset: int, size: int, found_by: FoundBy = "read") -> bytes:
-        """Returns exactly `size` bytes of one segment. DamagedBytes if any of them isn't what was written; OffsetGone
-        if the log does not hold all of them; OSError."""
+        """Returns exactly `size` bytes of one segment. Raises DamagedBytes if any of them isn't what was written;
+        OffsetGone if the log does not hold all of them; OSError."""
         raw = bytes(await self.read(physical_offset, size, found_by))
         while len(raw) < size:
             piece = await self.read(physical_offset + len(raw), size - len(raw), found_by)
@@ -136,7 +136,7 @@ class CommitLog(SegmentedLog):
 
         Fewer results than messages: the next one needs another segment (`add_segment`), or appends are held
         (`wait_appends_allowed`). `began`: trio's time at which the caller first tried, for `append_times`; by default
-        now. DiskFailed if the file can't be written, now or in an earlier call: the node must stop.
+        now. Raises DiskFailed if the file can't be written, now or in an earlier call: the node must stop.
         """
         if self._append_lock.locked():
             return []
@@ -150,7 +150,7 @@ class CommitLog(SegmentedLog):
         """Like `append`, for a client's batch, which must be contiguous in one segment: all messages or none.
 
         If one of them is illegal, every result says so, as RocketMQ refuses the whole request. An empty list: nothing
-        was appended, because the batch needs another segment or appends are held. DiskFailed.
+        was appended, because the batch needs another segment or appends are held. Raises DiskFailed.
         """
         if self._append_lock.locked():
             return []
@@ -169,8 +169,8 @@ class CommitLog(SegmentedLog):
         """Fills up the last segment and adds the next one; returns why that failed, or None if it succeeded.
 
         For the one task that appends, when the last segment has no room. Waits for the segment for at most
-        `segment_wait_s`. If cancelled, it changes nothing. DiskFailed if the filler can't be written: the node must
-        stop.
+        `segment_wait_s`. If cancelled, it changes nothing. Raises DiskFailed if the filler can't be written: the node
+        must stop.
         """
         async with self.appends_held():
             return await self._roll()
@@ -188,9 +188,9 @@ class CommitLog(SegmentedLog):
     async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Appends messages in order, independently, waiting for segments as needed; returns the result of each.
 
-        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. DiskFailed
-        if a file can't be written. If cancelled, the first messages may be in the log and the others not. For users of
-        a store without a broker.
+        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. Raises
+        DiskFailed if a file can't be written. If cancelled, the first messages may be in the log and the others not.
+        For users of a store without a broker.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -218,7 +218,8 @@ class CommitLog(SegmentedLog):
         return results
 
     def _write(self, segment: Segment, position: int, records: bytes, now_ms: int) -> None:
-        """Writes records, made at `now_ms`, at the end of the last segment, and makes them visible. DiskFailed."""
+        """Writes records, made at `now_ms`, at the end of the last segment, and makes them visible. Raises
+        DiskFailed."""
         if not records:
             return
         if self._failure is not None:  # the records that failed have used queue offsets, so later ones would leave gaps
@@ -254,8 +255,8 @@ class CommitLog(SegmentedLog):
         start of that segment, as in RocketMQ. A chunk that does not begin there is not written, and the next offset
         that the slave requests is `max_offset`. An empty chunk only makes the segment.
 
-        ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull, OSError
-        or TooSlowError if the next segment can't be made; OSError if the disk refuses the bytes.
+        Raises ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull,
+        OSError or TooSlowError if the next segment can't be made; OSError if the disk refuses the bytes.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -263,6 +264,7 @@ class CommitLog(SegmentedLog):
             size = len(chunk)
             if not self._segments:
                 await self._add_segment(physical_offset - physical_offset % self.segment_size)
+                self.verified.reset(self.max_offset.value)
                 if physical_offset != self.max_offset.value:
                     return
             if physical_offset != self.max_offset.value:
@@ -309,8 +311,8 @@ class CommitLog(SegmentedLog):
         """Sets aside everything that the store holds, and starts empty at the segment that contains `first_offset`.
 
         Commitlog, consume queues, index and all that belongs to them are renamed to `NAME.aside-N` (log_reset.py);
-        nothing is deleted. Afterwards `max_offset` is the start of that segment. DiskFull or OSError: nothing has
-        changed. DiskFailed: the node must stop, and the next start continues with what it finds. If cancelled, the
+        nothing is deleted. Afterwards `max_offset` is the start of that segment. After DiskFull or OSError nothing has
+        changed. After DiskFailed the node must stop, and the next start continues with what it finds. If cancelled, the
         reset has either not begun or is complete.
         """
         first_offset -= first_offset % self.segment_size
@@ -400,7 +402,7 @@ class CommitLog(SegmentedLog):
 
     async def _roll(self) -> AppendResult | None:
         """Fills up the last segment and adds the next; returns why there is no next one, having changed nothing.
-        DiskFailed."""
+        Raises DiskFailed."""
         segment, position = self._tail()
         try:
             following = await self._next_segment(0 if segment is None else segment.end)
@@ -430,8 +432,8 @@ class CommitLog(SegmentedLog):
     # ---- retention
 
     async def delete_first(self) -> None:
-        """Deletes the oldest segment (never the last). Readers that hold views keep them. OSError: the segment
-        stays."""
+        """Deletes the oldest segment (never the last). Readers that hold views keep them. If it raises OSError, the
+        segment stays."""
         assert len(self._segments) > 1
         await self.before_delete(self._segments[1].start)
         with trio.CancelScope(shield=True):  # a file that remains would be the log's first at the next start
@@ -448,7 +450,8 @@ class CommitLog(SegmentedLog):
         """Deletes the files of the one segment in `held` and clears the list. In a worker, because dropping the last
         reference to a deleted file waits until its blocks are freed."""
         self.verified.checksums.delete(held[0].start)
-        self._disk.unlink(held[0].file.path)
+        with suppress(FileNotFoundError):  # deleted by hand
+            self._disk.unlink(held[0].file.path)
         held.clear()
 
 

@@ -24,7 +24,7 @@ QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128
-"""A search reads the last candidates at once when there are at most this many, instead of single entries."""
+"""Maximum number of remaining candidates that a search reads at once, instead of reading single entries."""
 
 
 class QueueEntry(NamedTuple):
@@ -81,7 +81,7 @@ class ConsumeQueue:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_cached(self, queue_offset: int, count: int) -> bytes | None:
-        """Like `read_raw`, or None if that may have to wait for the disk. OSError."""
+        """Like `read_raw`, or None if that may have to wait for the disk. Raises OSError."""
         pieces: list[bytes] = []
         for file, size, position in self._ranges(queue_offset, count):
             piece = file.pread_nowait(size, position)
@@ -112,8 +112,8 @@ class ConsumeQueue:
         """Writes entries of consecutive queue offsets, none of which exist yet.
 
         A new queue may begin anywhere. A gap before the entries is logged and filled with blank entries; if it is
-        longer than a file, the queue's files are deleted, and it begins with these entries. OSError if a file can't be
-        written or created; the entries up to there count, as `max_offset` says.
+        longer than a file, the queue's files are deleted, and it begins with these entries. Raises OSError if a file
+        can't be written or created; the entries up to there count, as `max_offset` says.
         """
         if queue_offset != self.max_offset:
             self._begin_at(queue_offset)
@@ -170,7 +170,8 @@ class ConsumeQueue:
         self.files.adopt(new.start, file)
 
     def repair(self, queue_offset: int, entries: Sequence[bytes]) -> int:
-        """Writes those of `entries` (at consecutive queue offsets) that differ in the files; returns how many. OSError.
+        """Writes those of `entries` (at consecutive queue offsets) that differ in the files; returns how many. Raises
+        OSError.
 
         Only within [`min_offset`, `max_offset`). A file that is too short is completed.
         """
@@ -206,7 +207,7 @@ class ConsumeQueue:
 
     def keep_end(self, end: int, physical_offset: int) -> None:
         """Fills the queue with blank entries up to `end`, its end before entries were lost. The record of the last lost
-        entry ended at `physical_offset`. OSError."""
+        entry ended at `physical_offset`. Raises OSError."""
         logger.error(
             "queue.end_kept topic=%s queue_id=%d end=%d found=%d", self.topic, self.queue_id, end, self.max_offset
         )
@@ -218,7 +219,7 @@ class ConsumeQueue:
 
     def load(self, is_clean: bool) -> bool:
         """Finds the entries on the disk. False if the queue is damaged and was emptied: files are missing or of a wrong
-        size, or an entry points before the end of the previous record. OSError.
+        size, or an entry points before the end of the previous record. Raises OSError.
 
         After an unclean stop the bytes after the entries have to be zeros on the disk, too: see
         `QueueFiles.take_zeroed`.
@@ -261,7 +262,7 @@ class ConsumeQueue:
     # ---- removing entries
 
     def truncate(self, physical_offset: int) -> int:
-        """Removes (and zeroes) the entries of records at or beyond a physical offset; returns how many. OSError.
+        """Removes (and zeroes) the entries of records at or beyond a physical offset; returns how many. Raises OSError.
 
         The caller syncs the zeros: see `QueueFiles.take_zeroed`.
         """
@@ -280,7 +281,7 @@ class ConsumeQueue:
 
     def correct_min(self, log_min_offset: int) -> int:
         """Sets `min_offset` to the first entry of a record at or beyond `log_min_offset`, and deletes files with only
-        older entries; returns how many. OSError.
+        older entries; returns how many. Raises OSError.
 
         The last file always stays: it holds the next queue offset.
         """
@@ -309,8 +310,8 @@ class ConsumeQueue:
         self.min_offset = begin  # a reader may have moved it meanwhile
 
     def destroy(self) -> None:
-        """Deletes the queue's files and resets it to the state without entries. OSError."""
-        for start in list(self.files.starts):
+        """Deletes the queue's files and resets it to the state without entries. Raises OSError."""
+        for start in self.files.starts[::-1]:  # the last one first: a queue that lost its end is noticed, not its begin
             self.files.remove(start)
         self.forget()
 

@@ -61,7 +61,7 @@ class ConsumeQueues:
     # ---- loading
 
     def load(self, is_clean: bool) -> bool:
-        """Finds the queues on the disk. False if one was damaged (it is empty now) and must be rebuilt. OSError.
+        """Finds the queues on the disk. False if one was damaged (it is empty now) and must be rebuilt. Raises OSError.
 
         The bytes after the entries are certain to be zeros only after `truncate`, which has to be called before records
         are dispatched.
@@ -157,7 +157,7 @@ class ConsumeQueues:
 
     def truncate(self, physical_offset: int) -> int:
         """Removes the entries of records at or beyond a physical offset from all queues; returns how many. Blocking.
-        OSError.
+        Raises OSError.
 
         On return, these entries, and what `load` found after the valid ones, are zeros on the disk, too.
         """
@@ -166,7 +166,7 @@ class ConsumeQueues:
         return removed
 
     def destroy(self) -> None:
-        """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking. OSError.
+        """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking. Raises OSError.
 
         The master that it follows next may have lost records, too, and continue these queues at lower queue offsets
         than their present ends.
@@ -176,12 +176,12 @@ class ConsumeQueues:
 
     def correct_min(self, log_min_offset: int) -> int:
         """Adjusts every queue to the first offset of the commitlog (`ConsumeQueue.correct_min`); returns how many files
-        that deleted. Blocking. OSError."""
+        that deleted. Blocking. Raises OSError."""
         return sum(queue.correct_min(log_min_offset) for queue in self)
 
     def clear(self, before: Mapping[str, int]) -> None:
         """Removes the entries of records before a physical offset; `before` maps each topic to its offset. The queues
-        keep their ends. Blocking. OSError."""
+        keep their ends. Blocking. Raises OSError."""
         for queue in self.not_empty(before):
             queue.clear(before[queue.topic])
 

@@ -34,8 +34,8 @@ from ha.store.options import StoreOptions
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
-"""Records that begin within this many bytes are dispatched before the next checkpoint, queue after queue; readers of
-the files rely on it (ha/arrow/settled.py)."""
+"""Size of a chunk of the log in bytes: the records that begin in it are dispatched before the next checkpoint, queue
+after queue; readers of the files rely on it (ha/arrow/settled.py)."""
 _RECORDS_MAX = 1024
 """Maximum number of records dispatched at once: 0.5 ms of work; 10 ms if the compiled parser can handle none of them,
 or without compiled modules"""
@@ -76,6 +76,7 @@ class Dispatcher:
         self._options = options
         self._subscribers: list[Callable[[list[Arrival]], None]] = []
         self._skipped_queues: set[str] = set()  # already logged
+        self._arrivals: list[Arrival] = []  # in queues, not yet passed to the subscribers
         self.paused_reason = ""
         """Why dispatch does not continue although there are records to dispatch; empty if it does"""
         self.dispatched_timestamp_ms = 0
@@ -103,8 +104,10 @@ class Dispatcher:
         self._subscribers.append(callback)
 
     async def run(self) -> None:
-        """Dispatches until cancelled. DiskFailed if a queue or the index can't be written, not if the disk is full;
-        OSError if the log can't be read."""
+        """Dispatches until cancelled. Retries while the disk is full or no file can be opened.
+
+        Raises DiskFailed if a queue or the index can't be written for another reason; OSError if the log can't be read.
+        """
         log = self._log
         offsets = log.flushed_offset if self._options.is_sync_flush else log.max_offset, log.dispatch_limit
         for offset in offsets:
@@ -180,10 +183,10 @@ class Dispatcher:
         if not digest.size or self._lacks_files(digest):
             return False
         try:
-            arrivals = self._build(digest)
+            self._build(digest)
         except OSError:
             return False  # the task tries again, and reports it
-        self._finish(digest, position, arrivals)
+        self._finish(digest, position)
         return position + digest.size == end
 
     async def wait_files_made(self) -> None:
@@ -204,9 +207,14 @@ class Dispatcher:
         if self._file_waiters:
             self._file_waiters.unpark_all()
 
+    def dispatch_again(self, physical_offset: int) -> None:
+        """Continues at an earlier record, because the index has lost the keys from there on."""
+        self._log.dispatched_offset.reset(min(self._log.dispatched_offset.value, physical_offset))
+        self._arrived.unpark_all()
+
     async def catch_up(self) -> None:
         """Dispatches everything up to the log's end or limit, as far as possible. Must not be called while `run` is
-        active. DiskFailed, OSError."""
+        active. Raises DiskFailed, OSError."""
         while self._log.dispatched_offset.value < self._log.dispatchable_end:
             if not await self._advance(self._log.dispatchable_end):
                 return
@@ -214,7 +222,7 @@ class Dispatcher:
 
     async def catch_up_for_stop(self) -> None:
         """Dispatches the rest before closing, unless dispatch is paused for another reason than damage, such as a full
-        disk: then the next start does it. DiskFailed, OSError."""
+        disk: then the next start does it. Raises DiskFailed, OSError."""
         if not self.paused_reason or self._damaged is not None:
             await self.catch_up()
 
@@ -243,13 +251,11 @@ class Dispatcher:
             return False
         if digest.damage is not None and not digest.size:
             return self._skip_bytes(position, digest.damage, min(end, log.segment_at(position).end))
-        arrivals = await self._build_when_possible(digest, position)
-        if arrivals is None:
-            return True
-        self._finish(digest, position, arrivals)
+        if await self._build_when_possible(digest, position):
+            self._finish(digest, position)
         return True
 
-    def _finish(self, digest: RecordDigest, position: int, arrivals: list[Arrival]) -> None:
+    def _finish(self, digest: RecordDigest, position: int) -> None:
         """Raises `dispatched_offset` to the end of the records of `digest`, which begin at `position` and have their
         entries now, and calls the subscribers."""
         log = self._log
@@ -260,6 +266,7 @@ class Dispatcher:
             self.dispatched_timestamp_ms = digest.store_timestamp_ms
             log.last_store_timestamp_ms = max(log.last_store_timestamp_ms, self.dispatched_timestamp_ms)
         log.dispatched_offset.raise_to(position + digest.size)
+        arrivals, self._arrivals = self._arrivals, []
         if arrivals:
             for callback in self._subscribers:
                 callback(arrivals)
@@ -268,7 +275,7 @@ class Dispatcher:
         """Returns the records from `position` on, or a digest of size 0 with the `damage` if the bytes are no record;
         None if the next record is incomplete, or the log was truncated or set aside meanwhile.
 
-        DamagedBytes, OffsetGone, OSError.
+        Raises DamagedBytes, OffsetGone, OSError.
         """
         log, size = self._log, _CHUNK_BYTES
         generation = log.generation
@@ -287,7 +294,7 @@ class Dispatcher:
         return None
 
     async def _read_more(self, position: int, chunk: memoryview | bytes, size: int) -> bytes:
-        """Extends a chunk that ended within a record to `size` bytes, fewer at the end of the log. DamagedBytes,
+        """Extends a chunk that ended within a record to `size` bytes, fewer at the end of the log. Raises DamagedBytes,
         OffsetGone, OSError."""
         pieces = bytes(chunk)
         while len(pieces) < size:
@@ -297,13 +304,17 @@ class Dispatcher:
             pieces += piece
         return pieces
 
-    async def _build_when_possible(self, digest: RecordDigest, position: int) -> list[Arrival] | None:
-        """Builds the entries of records, retrying while the disk is full; None if the log changed. DiskFailed."""
+    async def _build_when_possible(self, digest: RecordDigest, position: int) -> bool:
+        """Builds the entries of records, retrying while the disk is full; False if the log changed. Raises
+        DiskFailed."""
         generation = self._log.generation
         while True:
             try:
                 await self._make_files(digest)
-                return self._build(digest) if generation == self._log.generation else None
+                if generation != self._log.generation:
+                    return False
+                self._build(digest)
+                return True
             except OSError as error:
                 if not is_passing(error):
                     raise DiskFailed(self._options.root, "dispatch", str(error)) from error
@@ -313,7 +324,7 @@ class Dispatcher:
             self._stop_making()
             await trio.sleep(_PAUSE_S)
             if generation != self._log.generation:
-                return None
+                return False
 
     def _pause(self, position: int, reason: str) -> None:
         if reason != self.paused_reason:
@@ -321,10 +332,11 @@ class Dispatcher:
         self.paused_reason = reason
 
     def cap_timestamp(self, stored_ms: int) -> None:
-        """Lowers `dispatched_timestamp_ms` to at most `stored_ms`, and clears `paused_reason`, because the log is
-        truncated."""
+        """Lowers `dispatched_timestamp_ms` to at most `stored_ms`, and clears the rest, because the log is truncated or
+        set aside."""
         self.dispatched_timestamp_ms = min(self.dispatched_timestamp_ms, stored_ms)
         self.paused_reason = ""
+        self._arrivals = []
 
     def _on_damage(self, position: int, damaged: DamagedBytes) -> bool:
         """Skips damaged bytes if the queues have every record in them. Otherwise returns False: dispatch waits until
@@ -347,7 +359,7 @@ class Dispatcher:
             count_max=_RECORDS_MAX,
             bytes_max=_CHUNK_BYTES,
             delay_levels_ms=self._options.delay_levels_ms,
-            with_keys=index is not None and index.is_attached,
+            with_keys=index is not None,
             with_tags=index is not None and index.has_tags,
         )
 
@@ -375,8 +387,8 @@ class Dispatcher:
         return index.lacks_file(len(digest.keys) // KEY_SIZE, digest.last_offset)
 
     async def _make_files(self, digest: RecordDigest) -> None:
-        """Makes the files that queues and index lack for these records, in a worker, because that waits for the disk.
-        OSError.
+        """Creates the queue and index files that are missing for these records, in a worker thread, because that waits
+        for the disk. Raises OSError.
 
         If the log is truncated or set aside meanwhile, they are deleted again.
         """
@@ -422,16 +434,16 @@ class Dispatcher:
             with suppress(FileNotFoundError):  # set aside with the others
                 self._disk.unlink(file.path)
 
-    def _build(self, digest: RecordDigest) -> list[Arrival]:
-        arrivals = []
+    def _build(self, digest: RecordDigest) -> None:
+        """Adds the records to their queues and to the index. Raises OSError; if the call is repeated, it continues
+        where it failed."""
         for run in digest.queues:
             arrival = self._build_queue(run)
             if arrival is not None:
-                arrivals.append(arrival)
+                self._arrivals.append(arrival)
         index = self._index
         if index is not None and index.is_attached and digest.count:
             index.put(digest.keys, digest.first_offset, digest.last_offset)
-        return arrivals
 
     def _build_queue(self, run: QueueRun) -> Arrival | None:
         topic, queue_id = run.topic, run.queue_id
@@ -488,8 +500,8 @@ class Dispatcher:
 
 
 def _make_next_files(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
-    """Makes the files of queues, adding each to `made` as soon as it exists, and the next one of an index. Blocking.
-    OSError."""
+    """Creates the files in `wanted`, adding each to `made` as soon as it exists, and then the next file of `index`.
+    Blocking. Raises OSError."""
     for new in wanted:
         made.append((new, new.make()))
     if index is not None:

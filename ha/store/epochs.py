@@ -72,7 +72,7 @@ class EpochHistory:
     async def load(self) -> None:
         """Reads the file, or its copy if that is damaged or missing; no entries if there is neither.
 
-        CorruptLog if both are damaged, OSError if the disk refuses.
+        Raises CorruptLog if both are damaged, OSError if the disk refuses.
         """
         async with self._lock:
             self._entries = await self._run_blocking(self._load)
@@ -80,8 +80,9 @@ class EpochHistory:
     async def append(self, epoch: int, start_offset: int) -> None:
         """Adds a term that begins at a physical offset; durable on return.
 
-        ValueError unless both are larger than the last entry's: drop a term without bytes first (`truncate_from`).
-        DiskFull if there is no room (nothing has changed then), DiskFailed if the disk refuses.
+        Raises ValueError unless both are larger than the last entry's: drop a term without bytes first
+        (`truncate_from`). Raises DiskFull if there is no room (nothing has changed then), DiskFailed if the disk
+        refuses.
         """
         async with self._lock:
             last = self.last
@@ -90,16 +91,19 @@ class EpochHistory:
             await self._write((*self._entries, EpochEntry(epoch, start_offset)))
 
     async def truncate_from(self, offset: int) -> None:
-        """Drops the terms that begin at or after a physical offset. DiskFull (nothing has changed then), DiskFailed."""
+        """Drops the terms that begin at or after a physical offset. Raises DiskFull (nothing has changed then),
+        DiskFailed."""
         async with self._lock:
             await self._write(tuple(entry for entry in self._entries if entry.start_offset < offset))
 
     async def drop_beyond(self, log_end: int) -> None:
-        """Drops the terms that begin after the log's end, for a log that has lost bytes. DiskFull, DiskFailed."""
+        """Drops the terms that begin after the log's end, for a log that has lost bytes. Raises DiskFull,
+        DiskFailed."""
         await self.truncate_from(log_end + 1)
 
     async def drop_before(self, min_offset: int) -> None:
-        """Drops the terms that ended before the log's first byte: retention deleted them. DiskFull, DiskFailed."""
+        """Drops the terms that ended before the log's first byte: retention deleted them. Raises DiskFull,
+        DiskFailed."""
         async with self._lock:
             ends = _ends(self._entries, 1 << 63)
             await self._write(tuple(entry for entry, end in ends if end >= min_offset))

@@ -18,6 +18,7 @@ import mmap
 import os
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,7 @@ _HELD_S_MAX = 60.0
 _HELD_CHECK_S = 0.1
 """Interval for checking whether a deleted file is still in use. Its map is kept for at most _HELD_S_MAX, so that
 usually no reader has to unmap it."""
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _OWN_REFERENCES = 2
 """sys.getrefcount of an object that only a list refers to"""
 
@@ -102,7 +104,8 @@ class File(Protocol):
         """Fills a range with zeros, not synced; its space stays allocated."""
 
     def write_back(self, position: int, size: int) -> None:
-        """Writes a range back to the disk and waits for it. It is not durable before `sync`. OSError, as for `sync`.
+        """Writes a range back to the disk and waits for it. It is not durable before `sync`. Raises OSError, as for
+        `sync`.
 
         While the kernel submits the pages of a sync, a write to one of them waits. If the pages that no longer change
         were written back before, only few are left for the sync.
@@ -152,7 +155,8 @@ class Disk(Protocol):
         """Makes a directory and its parents, if missing; their names are durable on return."""
 
     def list_dir(self, path: Path) -> list[str]:
-        """Returns the names in a directory, sorted; none if it does not exist. NotADirectoryError if it is a file."""
+        """Returns the names in a directory, sorted; none if it does not exist. Raises NotADirectoryError if it is a
+        file."""
 
     def exists(self, path: Path) -> bool:
         """Returns whether there is such a file, directory or symbolic link, even one whose target does not exist."""
@@ -167,8 +171,8 @@ class Disk(Protocol):
         """Creates a file of `size` zeros at `path`, completely or not at all; its name is durable on return.
 
         `allocate`: reserves its space (OSError ENOSPC if there is none). Otherwise the file is sparse, and each write
-        may find the disk full. FileExistsError if the name exists. On a file system without O_TMPFILE, a crash may
-        leave a shorter file.
+        may find the disk full. Raises FileExistsError if the name exists. On a file system without O_TMPFILE, a crash
+        may leave a shorter file.
         """
 
     def open(self, path: Path) -> File:
@@ -507,35 +511,40 @@ class OsDisk:
 
 
 class OpenFiles:
-    """LRU cache of open files, so that thousands of queues don't need as many descriptors."""
+    """LRU cache of open files, so that thousands of queues don't need as many descriptors. Workers use it, too."""
 
     def __init__(self, disk: Disk, count_max: int = 512) -> None:
         self._disk = disk
         self._count_max = count_max
         self._files: dict[Path, File] = {}
+        self._lock = threading.Lock()  # not held while a file is opened, which may wait for the disk
         self.unsynced: dict[Path, Any] = {}
         """Files that were written and are not synced, open or not, with their owner; ordered by the first such write,
         so that simulated runs with the same seed sync in the same order"""
 
     def get(self, path: Path) -> File:
         """Returns the file at `path`. If it is not in the cache, opens it; if the limit is reached, first closes the
-        least recently used one. OSError; FileNotFoundError."""
-        file = self._files.pop(path, None)
+        least recently used one. Raises OSError, among others FileNotFoundError."""
+        with self._lock:
+            file = self._files.pop(path, None)
+            if file is None:
+                self._close_above(self._count_max - 1)
         if file is None:
-            self._close_above(self._count_max - 1)
             file = self._disk.open(path)
-        self._files[path] = file
+        self.add(file)
         return file
 
     def limit(self, count_max: int) -> None:
         """Sets the maximum number of open files (at least 1), and closes the least recently used ones above it."""
-        self._count_max = count_max
-        self._close_above(count_max)
+        with self._lock:
+            self._count_max = count_max
+            self._close_above(count_max)
 
     def add(self, file: File) -> None:
         """Adds a file that was just created; if the limit is reached, first closes the least recently used one."""
-        self._close_above(self._count_max - 1)
-        self._files[file.path] = file
+        with self._lock:
+            self._close_above(self._count_max - 1)
+            self._files[file.path] = file
 
     def _close_above(self, count: int) -> None:
         while len(self._files) > count:
@@ -543,7 +552,8 @@ class OpenFiles:
 
     def forget(self, path: Path) -> None:
         """Removes a file that was deleted or renamed from the cache and from `unsynced`."""
-        self._files.pop(path, None)
+        with self._lock:
+            self._files.pop(path, None)
         self.unsynced.pop(path, None)
 
 
@@ -574,6 +584,15 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def boot_id() -> str | None:
+    """Return an ID of the machine's current boot; None if there is none."""
+    try:
+        return _BOOT_ID_FILE.read_text().strip() or None
+    except OSError:
+        return None
+
+
 def is_open_to_others(path: Path) -> bool:
-    """Returns whether users other than the file's owner and group may read it. OSError if there is no such file."""
+    """Returns whether users other than the file's owner and group may read it. Raises OSError if there is no such
+    file."""
     return bool(os.stat(path).st_mode & stat.S_IROTH)

@@ -68,7 +68,8 @@ class Flusher:
         self._timer.note(deadline)
 
     async def run(self) -> None:
-        """Flushes until cancelled. DiskFailed if a sync fails. At the end, waiting requests get FLUSH_DISK_TIMEOUT."""
+        """Flushes until cancelled. Raises DiskFailed if a sync fails. At the end, waiting requests get
+        FLUSH_DISK_TIMEOUT."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._timer.run)
@@ -78,7 +79,7 @@ class Flusher:
                 on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 
     async def flush(self) -> None:
-        """Flushes everything that is written by now. DiskFailed if a sync fails, or has failed before."""
+        """Flushes everything that is written by now. Raises DiskFailed if a sync fails, or has failed before."""
         log = self._log
         async with self._flush_lock:
             if self.failure is not None:

@@ -86,7 +86,7 @@ class IndexFile:
 
     def load_slots(self) -> bool:
         """Reads the slot table; False if it is too short or a slot has no valid entry number according to the header.
-        OSError."""
+        Raises OSError."""
         slots = blank_slots(self.slot_count)
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
             piece = self._slots_on_disk(begin)
@@ -132,8 +132,8 @@ class IndexFile:
     def put(self, keys: bytes, new_bytes_max: int) -> int:
         """Adds keys (`record_digest.KEY`), ascending by physical offset, until the file is full; returns how many.
 
-        Before that, writes the entries that are only in memory if they have `new_bytes_max` bytes or more. OSError:
-        nothing has changed then.
+        Before that, writes the entries that are only in memory if they have `new_bytes_max` bytes or more. Raises
+        OSError: nothing has changed then.
         """
         assert self.slots is not None
         first = self.next_entry
@@ -208,7 +208,7 @@ class IndexFile:
             self._dirty_pages[page] = 1
 
     def write(self, unwritten: Unwritten) -> None:
-        """Writes what `take_unwritten` returned, without syncing it. Blocking. OSError."""
+        """Writes what `take_unwritten` returned, without syncing it. Blocking. Raises OSError."""
         slots, pages = self.slots, unwritten.pages
         assert slots is not None
         self._write_new()
@@ -226,7 +226,7 @@ class IndexFile:
         self.file.pwrite(unwritten.header, 0)
 
     def _write_new(self) -> None:
-        """Writes the new entries, which are then read from the file. OSError. Not concurrently with `put`."""
+        """Writes the new entries, which are then read from the file. Raises OSError. Not concurrently with `put`."""
         new = self._new
         if new.raw:
             self.file.pwrite(new.raw, index_entry_position(self.slot_count, new.first))
@@ -248,10 +248,10 @@ class IndexFile:
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Returns up to `count_max` physical offsets for a hash, stored within [begin_ms, end_ms] (to the second),
-        newest first. Blocking. OSError."""
-        slot = key_hash % self.slot_count
-        if self.slots is not None:
-            number = self.slots[slot]
+        newest first. Blocking. Raises OSError."""
+        slot, slots = key_hash % self.slot_count, self.slots  # once: a worker may drop them meanwhile
+        if slots is not None:
+            number = slots[slot]
         else:
             number = INDEX_SLOT.unpack(self.file.pread(INDEX_SLOT_SIZE, index_slot_position(slot)))[0]
         found: list[int] = []

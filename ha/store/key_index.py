@@ -31,8 +31,8 @@ _NEW_BYTES_MAX = 128 << 10
 notices a full disk.
 """
 _NEW_BYTES_MAX_SAVING = 16 << 20
-"""_NEW_BYTES_MAX while a worker saves: `put` would have to wait until the file system has allocated the worker's
-blocks.
+"""Replaces _NEW_BYTES_MAX while a worker saves, because `put` would have to wait until the file system has allocated
+the worker's blocks.
 """
 QUERY_COUNT_MAX = 64
 _BEYOND = "beyond the end of the log"
@@ -108,8 +108,8 @@ class KeyIndex:
         """Indexes `keys` (`record_digest.KEY`): all keys of the records that begin at `first_offset` to `last_offset`
         (physical).
 
-        Skips records already indexed. OSError if they could not be written; the call may be repeated and continues
-        where it stopped.
+        Skips records already indexed. Raises OSError if they could not be written; the call may be repeated and
+        continues where it stopped.
         """
         done = self._indexed_to
         if first_offset <= done:
@@ -126,7 +126,7 @@ class KeyIndex:
         self.write_pending()
 
     def write_pending(self) -> None:
-        """Adds the pending keys to files, unless a worker is writing entries and slots. OSError."""
+        """Adds the pending keys to files, unless a worker is writing entries and slots. Raises OSError."""
         if self._saving is _Saving.WRITING:
             return
         files, pending = self._files, self._pending
@@ -152,7 +152,7 @@ class KeyIndex:
 
     def trouble_in(self, file: IndexFile, stop: int, slots: Slots | None) -> str:
         """Returns what is inconsistent within a file; an empty string if nothing is, or the file was removed. Blocking.
-        OSError.
+        Raises OSError.
 
         `stop` and `slots`: see `IndexFile.trouble`.
         """
@@ -176,8 +176,8 @@ class KeyIndex:
 
     def delete(self, files: list[IndexFile]) -> None:
         """Deletes files that are no longer part of the index. Blocking."""
-        for file in files:
-            with suppress(FileNotFoundError):  # set aside with the others
+        for file in reversed(files):  # so that a crash in between leaves no gap
+            with suppress(FileNotFoundError):  # set aside with the others, or deleted by hand
                 self._disk.unlink(file.path)
 
     def attach(self) -> None:
@@ -201,7 +201,7 @@ class KeyIndex:
 
     def make_spare(self) -> None:
         """Creates the next file in advance. Blocking, because its name is synced and 20 MB of slots are allocated (by
-        default). OSError."""
+        default). Raises OSError."""
         self._spare = self._make_file()
 
     def drop_spare(self) -> None:
@@ -223,14 +223,17 @@ class KeyIndex:
         return file
 
     def _add_file(self) -> None:
-        previous = self._files[-1] if self._files else None
-        file = self._make_file() if self._spare is None else self._spare
-        self._spare = None
+        if self._spare is None:
+            self.make_spare()
+        file, previous = self._spare, self._files[-1] if self._files else None
+        assert file is not None
         if previous is not None:
             file.begin_physical_offset = file.end_physical_offset = previous.end_physical_offset
             file.begin_timestamp_ms = file.end_timestamp_ms = previous.end_timestamp_ms
-            self._retired.append(previous)
         file.write_header()
+        self._spare = None  # not before: if the disk is full, the next call uses it
+        if previous is not None:
+            self._retired.append(previous)
         self._files.append(file)
 
     # ---- saving
@@ -275,12 +278,12 @@ class KeyIndex:
     # ---- loading
 
     def load(self, safe_timestamp_ms: int | None) -> None:
-        """Finds the files on the disk. Deletes damaged ones and all that follow them. Blocking. OSError.
+        """Finds the files on the disk. Deletes damaged ones and all that follow them. Blocking. Raises OSError.
 
         `safe_timestamp_ms`: after a crash, the checkpoint's indexMsgTimestamp, because newer files weren't synced; None
         after a clean stop.
         """
-        has_gap = False
+        bad: list[tuple[Path, str]] = []
         for name in self._disk.list_dir(self._directory):
             if len(name) != _NAME_DIGITS or not name.isdigit():
                 continue
@@ -299,13 +302,14 @@ class KeyIndex:
                     reason = f"{file.next_entry} entries of at most {self._entry_count}"
                 elif self._files and file.begin_physical_offset < self._files[-1].end_physical_offset:
                     reason = "overlaps the previous file"
-            if not reason and has_gap:
+            if not reason and bad:
                 reason = "follows a deleted file"  # indexing continues at the end of the last one, so no gaps
             if reason:
-                has_gap = True
-                self._unlink(path, reason)
+                bad.append((path, reason))
                 continue
             self._files.append(file)
+        for path, reason in reversed(bad):  # so that a crash in between leaves no gap
+            self._unlink(path, reason)
         if self._files and not self._files[-1].load_slots():
             self._drop_last("slots and entries disagree")
         self._set_indexed_to()
@@ -329,7 +333,7 @@ class KeyIndex:
 
     def drop_files_beyond(self, physical_offset: int) -> None:
         """Deletes files that have records at or beyond a physical offset; dispatch then rebuilds them. Blocking.
-        OSError."""
+        Raises OSError."""
         while self._reaches(physical_offset):
             self._drop_last(_BEYOND)
         self._set_indexed_to()
@@ -344,13 +348,13 @@ class KeyIndex:
         """Removes the keys of records at or beyond a physical offset. A file with other keys changes on the disk with
         the next `write`.
 
-        Blocking, while nothing is put. OSError. `store_ms_of` returns the store time of the record at a physical
+        Blocking, while nothing is put. Raises OSError. `store_ms_of` returns the store time of the record at a physical
         offset, 0 if it can't be read: then its whole file is deleted. Returns the physical offset from which records
         have to be put again, None if none have to.
         """
         self.generation += 1
+        is_whole = not self._pending  # some may be of earlier records
         self._pending = []
-        is_whole = True
         while self._reaches(physical_offset):
             file = self._files[-1]
             if file in self._retired:
@@ -388,14 +392,14 @@ class KeyIndex:
 
     def delete_before(self, log_min_offset: int) -> int:
         """Deletes files whose records are all deleted from the commitlog, never the newest; returns how many. Blocking.
-        OSError."""
+        Raises OSError."""
         deleted = 0
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
             file = self._files.pop(0)
             self.generation += 1
             if file in self._retired:
                 self._retired.remove(file)
-            self._disk.unlink(file.path)
+            self.delete([file])
             deleted += 1
         return deleted
 

@@ -1,7 +1,8 @@
-"""Proves bytes that a peer sends for a damaged range, and writes them to the log.
+"""Verifies the bytes that a peer sends for a damaged range, and writes them to the log.
 
-The healer (`ha/replication/healer.py`) fetches them. Bytes are proven by the checksums that the blocks had when they
-were written here; where none are known, by being sound records that end exactly where the damage does.
+The healer (`ha/replication/healer.py`) fetches the bytes. They are proven to be correct if they have the checksums that
+were computed when the blocks were written here; if no checksums are known, if they are valid records that end exactly
+where the damage does.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class LogRepair:
     async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven to be what was written.
 
-        They are proven by the checksums of whole blocks, if these are known; otherwise by being sound records, the last
-        of which ends where the damage does. If `raw` ends within a record, that record is not proven.
+        Whole blocks are compared with their checksums, if these are known. Otherwise the bytes must be valid records,
+        the last of which ends where the damage does. If `raw` ends within a record, that record is not proven.
         """
         segment = self._log.segment_at(begin)
         if damage.by_checksum:
@@ -82,11 +83,10 @@ class LogRepair:
         return proven
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven independently of what
-        follows them.
+        """Like `proves`, but for the start of a damaged range whose end is not available.
 
-        They are proven by the checksums of whole blocks or, if none are known, by being sound records that have consume
-        queue entries.
+        Whole blocks are compared with their checksums, if these are known. Otherwise the bytes must be valid records
+        that have consume queue entries.
         """
         if damage.by_checksum:
             return await self.proves(damage, begin, raw)
@@ -107,11 +107,11 @@ class LogRepair:
         return at
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Writes proven bytes over damaged ones, synced, and reads them back. OSError if they can't be written, or
-        differ then.
+        """Writes proven bytes over damaged ones, synced, and reads them back. Raises OSError if they can't be written,
+        or differ then.
 
-        OffsetGone if no listed range contains them: the log was truncated before their end meanwhile, and may have
-        other bytes there now, or its start was deleted.
+        Raises OffsetGone if no listed range contains them: the log was truncated before their end meanwhile, and may
+        have other bytes there now, or its start was deleted.
         """
         log = self._log
         async with self._verified.checksums_held():

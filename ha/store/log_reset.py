@@ -49,7 +49,8 @@ def waiting_segment(disk: Disk, options: StoreOptions) -> Path | None:
 
 
 def make_waiting_segment(disk: Disk, options: StoreOptions, start: int) -> Path:
-    """Creates the first segment of the new log, beside the log. Blocking. DiskFull or OSError: nothing has changed."""
+    """Creates the first segment of the new log, beside the log. Blocking. After DiskFull or OSError nothing has
+    changed."""
     directory = real_path(options.commitlog_path)
     path = directory.with_name(f"{directory.name}.new-{segment_name(start)}")
     try:
@@ -65,7 +66,8 @@ def make_waiting_segment(disk: Disk, options: StoreOptions, start: int) -> Path:
 def move_aside(disk: Disk, options: StoreOptions, waiting: Path) -> Segment:
     """Moves the store aside; returns the first segment of the new log, mapped. Blocking.
 
-    OSError: nothing has changed. DiskFailed if part of it could not be moved back: the process must stop then.
+    After OSError nothing has changed. Raises DiskFailed if part of it could not be moved back; the process must then
+    stop.
     """
     root, log = options.root, real_path(options.commitlog_path)
     paths = [*(real_path(root / name) for name in _DERIVED), log, *(root / name for name in _RECORDS)]
@@ -90,7 +92,7 @@ def move_aside(disk: Disk, options: StoreOptions, waiting: Path) -> Segment:
 
 def finish_reset(disk: Disk, options: StoreOptions) -> None:
     """Completes a reset that a crash interrupted, or deletes its segment if the log was not moved. Blocking.
-    OSError."""
+    Raises OSError."""
     waiting = waiting_segment(disk, options)
     if waiting is None:
         return

@@ -23,8 +23,8 @@ from ha.store.files import Disk, File, is_full
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
-"""`Segment.sync` writes pages back only up to a multiple of this: appends during the sync nearly always change later
-pages."""
+"""`Segment.sync` writes pages back only up to a multiple of this number of bytes: appends during the sync nearly always
+change later pages."""
 _BULK_BYTES = 1 << 20
 """From this size on, the pages before the tail are written back before the sync. With less, appends are blocked only
 for a moment during the sync, and the write-back would make it wait for the disk twice."""
@@ -80,7 +80,7 @@ class Segment:
         return view
 
     def sync(self, flushed: int, target: int) -> None:
-        """Flushes this segment's part of the physical offsets [`flushed`, `target`). Blocking. OSError."""
+        """Flushes this segment's part of the physical offsets [`flushed`, `target`). Blocking. Raises OSError."""
         begin = max(flushed - self.start, 0)
         tail = min(target - self.start, self.size)
         tail -= tail % _TAIL_BYTES
@@ -137,7 +137,7 @@ class SegmentAllocator:
         return ready
 
     async def take(self, start: int, timeout_s: float) -> Segment:
-        """Waits for the segment at `start`. DiskFull or OSError if it can't be created, TooSlowError after
+        """Waits for the segment at `start`. Raises DiskFull or OSError if it can't be created, TooSlowError after
         `timeout_s`."""
         self.want(start)
         with trio.fail_after(timeout_s):
@@ -153,7 +153,7 @@ class SegmentAllocator:
 
     async def drop_ready(self) -> None:
         """Deletes a segment that was created, or is being created, and not taken: only the log's own files remain.
-        OSError."""
+        Raises OSError."""
         self._wanted = None
         async with self._making:
             ready, self._ready = self._ready, None

@@ -120,7 +120,8 @@ class MessageStore:
         self.recovery = RecoverySummary()
         """What the recovery at the start found"""
         self._writable_from = 0
-        """A master accepts puts when dispatch has reached this offset: until then the next queue offsets are unknown"""
+        """Physical offset that dispatch must reach before a master accepts puts: until then the next queue offsets are
+        unknown"""
 
     # ---- for the packages above
 
@@ -190,7 +191,7 @@ class MessageStore:
 
     async def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Returns physical offsets of records that may have `key`, newest first; see `KeyIndex.query`. An empty list if
-        there is no index. While the index is being rebuilt, waits up to QUERY_WAIT_S. OSError."""
+        there is no index. While the index is being rebuilt, waits up to QUERY_WAIT_S. Raises OSError."""
         if self.index is None:
             return []
         with trio.move_on_after(QUERY_WAIT_S):
@@ -202,8 +203,8 @@ class MessageStore:
         """Removes messages before a physical offset from the queues, which keep their ends; `before` maps each topic
         to its offset.
 
-        DiskFull, DiskFailed. The log keeps the records until retention deletes them. Records that are not dispatched
-        yet, and queues that are rebuilt from the log because their files were damaged, need another call.
+        Raises DiskFull, DiskFailed. The log keeps the records until retention deletes them. Records that are not
+        dispatched yet, and queues that are rebuilt from the log because their files were damaged, need another call.
         """
         if not self.queues.not_empty(before):
             return
@@ -225,7 +226,7 @@ class MessageStore:
         wait for a flush beyond it get FLUSH_DISK_TIMEOUT. The next message that a master puts into a queue follows the
         queue's last remaining message. Does nothing if the log ends there anyway.
 
-        ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing has changed;
+        Raises ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing has changed;
         DiskFailed if the node must stop: the next start completes the truncation. On a master, also CorruptLog or
         DamagedBytes if the records that are not dispatched yet can't be read afterwards. If cancelled, the truncation
         has either not begun or is complete.
@@ -246,14 +247,15 @@ class MessageStore:
 
     async def truncate_record(self, offset: int) -> None:
         """Truncates the log at the start of the record that contains a physical offset, whether or not it is confirmed.
-        The same errors as `truncate`, and OSError if the log can't be read."""
+        Raises the same errors as `truncate`, and OSError if the log can't be read."""
         begin = await self.run_blocking(boundary_before, self.log.segments, self.options, self.queues, offset)
         if self.log.dispatch_limit.value != UNLIMITED:
             self.log.limit_dispatch(min(self.log.dispatch_limit.value, begin))
         await self.truncate(begin)
 
     async def record_end(self, offset: int) -> int | None:
-        """Returns where the record or filler at a physical offset ends; None if no intact one starts there. OSError."""
+        """Returns where the record or filler at a physical offset ends; None if no intact one starts there. Raises
+        OSError."""
         end: int | None = await self.run_blocking(record_end, self.log.segments, self.options, offset)
         return end
 
@@ -291,7 +293,7 @@ class MessageStore:
     # ---- life
 
     async def recover(self) -> None:
-        """Brings log, queues and index to one end (`StoreRecovery.run`). CorruptLog, OSError."""
+        """Brings log, queues and index to one end (`StoreRecovery.run`). Raises CorruptLog, OSError."""
         self.recovery = await StoreRecovery(self._parts, self.checkpointer).run()
         self._writable_from = self.recovery.max_offset
         self.state = StoreState.SERVING
@@ -316,7 +318,8 @@ class MessageStore:
         """Flushes the log, dispatches the rest, saves queues, index and checkpoint, and deletes the abort file: the
         store is sound.
 
-        The abort file stays on DiskFailed or OSError, or if dispatch could not finish, except for lack of time.
+        The abort file stays on DiskFailed or OSError, if the disk was too full to sync the queues, or if dispatch could
+        not finish, except for lack of time.
         """
         await self.log.allocator.drop_ready()
         await self.flusher.flush()
@@ -326,8 +329,14 @@ class MessageStore:
         await self.checkpointer.save(with_derived=True)
         self.state = StoreState.CLOSED
         is_only_late = catching_up.cancelled_caught and not self.dispatcher.paused_reason
-        if self._is_behind and not self.log.is_slave and not is_only_late:
-            logger.warning("store.closed_behind dispatched=%d", self.log.dispatched_offset.value)
+        is_stuck = self._is_behind and not self.log.is_slave and not is_only_late
+        unsynced_count = self.queues.unsynced_count
+        if is_stuck or unsynced_count:
+            logger.warning(
+                "store.closed_behind dispatched=%d unsynced_queue_files=%d",
+                self.log.dispatched_offset.value,
+                unsynced_count,
+            )
             return  # the next start finds the abort file and dispatches again
         await self.run_blocking(self._parts.disk.unlink, self.options.root / "abort")
 
@@ -353,7 +362,7 @@ class MessageStore:
             self.index.forget()
         self.checkpointer.forget()
         self.flusher.flushed_timestamp_ms = 0
-        self.dispatcher.dispatched_timestamp_ms = 0
+        self.dispatcher.cap_timestamp(0)
 
 
 @asynccontextmanager
@@ -369,9 +378,9 @@ async def open_message_store(
     `disk`, `run_blocking` and `wall_clock_ms` are its access to the outside; tests replace them.
 
     Raises StoreLocked if another process (or store of this one) has it open, and CorruptLog as `StoreRecovery.run`
-    does. DiskFailed if the disk fails: in the block, it comes in an exception group, the block is cancelled, and the
-    store is left to recovery, as after a crash. OSError if the directories can't be created or locked. Cancelling the
-    block closes the store as leaving it does, in at most `stop_timeout_s`.
+    does. Raises DiskFailed if the disk fails: in the block, it comes in an exception group, the block is cancelled, and
+    the store is left to recovery, as after a crash. Raises OSError if the directories can't be created or locked.
+    Cancelling the block closes the store as leaving it does, in at most `stop_timeout_s`.
     """
     disk = disk if disk is not None else OsDisk()
     root = options.root

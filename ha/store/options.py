@@ -14,50 +14,54 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Directory, sizes, intervals and limits of a store; defaults are RocketMQ's unless the comment says otherwise."""
 
     root: Path
-    """[storePathRootDir]"""
+    """[storePathRootDir] directory of the store"""
     commitlog_directory: Path | None = None
-    """[storePathCommitLog] `root`/commitlog if None"""
+    """[storePathCommitLog] directory of the commitlog's segments; None: `root`/commitlog"""
     segment_size: int = 1 << 30
-    """[mappedFileSizeCommitLog] bytes"""
+    """[mappedFileSizeCommitLog] bytes of a segment"""
     preallocate: bool = True
     """Whether segments get their space on the disk when they are made. RocketMQ's get it as they are written"""
     queue_entry_count: int = 300_000
     """[mappedFileSizeConsumeQueue / 20] entries of a consume-queue file"""
     index_enabled: bool = True
-    """[messageIndexEnable]"""
+    """[messageIndexEnable] whether messages are indexed by their keys"""
     index_slot_count: int = 5_000_000
-    """[maxHashSlotNum]"""
+    """[maxHashSlotNum] hash slots of an index file"""
     index_entry_count: int = 20_000_000
-    """[maxIndexNum]"""
+    """[maxIndexNum] entries of an index file"""
     index_tags: bool = True
-    """Index `topic#T#tag` too, as 5.4 and later do; False writes what 4.9 and 5.3 write"""
+    """Whether the index also has an entry `topic#T#tag` for the tag of each message, as in 5.4 and later; 4.9 and 5.3
+    have none"""
 
     is_slave: bool = False
-    """[brokerRole=SLAVE] dispatch then waits at bytes that are no record instead of skipping them"""
+    """[brokerRole=SLAVE] whether the log is a copy of a master's: dispatch then waits at bytes that are no record,
+    instead of skipping them"""
     dispatch_confirmed: bool = False
-    """[enableControllerMode] at start, `dispatch_limit` is the end of the records that were confirmed before, until it
-    is moved"""
+    """[enableControllerMode] whether `dispatch_limit`, at the start and until it is moved, is the end of the records
+    that were confirmed before"""
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
-    """[brokerIP1:listenPort] as `encode_host` returns it"""
+    """[brokerIP1:listenPort] store host of new records, as `encode_host` returns it"""
     message_size_max: int = 4 << 20
-    """[maxMessageSize] bytes of body"""
+    """[maxMessageSize] maximum bytes of a body"""
     append_property_crc: bool = False
-    """[enabledAppendPropCRC]"""
+    """[enabledAppendPropCRC] whether each record gets a property with the CRC of the record"""
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
-    """[messageDelayLevel]"""
+    """[messageDelayLevel] delays of the delay levels, from level 1 on"""
 
     flush_mode: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = "ASYNC_FLUSH"
-    """[flushDiskType]"""
+    """[flushDiskType] whether puts are answered before (ASYNC_FLUSH) or after (SYNC_FLUSH) their flush"""
     flush_interval_s: float = 0.5
-    """[flushIntervalCommitLog] ASYNC_FLUSH"""
+    """[flushIntervalCommitLog] with ASYNC_FLUSH, interval at which unflushed bytes are checked"""
     flush_least_pages: int = 4
-    """[flushCommitLogLeastPages] 4 KiB pages"""
+    """[flushCommitLogLeastPages] with ASYNC_FLUSH, number of dirty 4 KiB pages from which on a check flushes"""
     flush_thorough_interval_s: float = 10.0
-    """[flushCommitLogThoroughInterval]"""
+    """[flushCommitLogThoroughInterval] with ASYNC_FLUSH, time since the last flush after which a check flushes any
+    dirty page"""
     derived_flush_interval_s: float = 10.0
-    """How often consume queues and index are synced. RocketMQ: 60 s thoroughly, 1 s from 2 dirty pages on"""
+    """Interval at which consume queues and index are synced. RocketMQ syncs them every second if they have 2 dirty
+    pages, and every 60 s in any case"""
     checkpoint_interval_s: float = 1.0
-    """How often the checksums of flushed blocks and the checkpoint are written"""
+    """Interval at which the checksums of flushed blocks and the checkpoint are written"""
 
     open_files_max: int = 2048
     """Number of files that the process may open. Queues use a quarter of them, and three quarters during recovery, when
@@ -85,29 +89,30 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Time between the start and the first round of the scrub"""
 
     clean_interval_s: float = 10.0
-    """[cleanResourceInterval]"""
+    """[cleanResourceInterval] interval at which expired files are deleted"""
     clean_first_s: float = 60.0
     """Time after the start in which nothing is deleted"""
     delete_when_hours: frozenset[int] = frozenset({4})
-    """[deleteWhen] local hours of the day"""
+    """[deleteWhen] hours of the day (0 to 23, local time) at which expired segments are deleted"""
     reserved_h: float = 72.0
-    """[fileReservedTime]"""
+    """[fileReservedTime] hours after its last write from which a segment is expired"""
     disk_used_ratio_max: float = 0.75
-    """[diskMaxUsedSpaceRatio / 100] above it expired segments are deleted at any hour"""
+    """[diskMaxUsedSpaceRatio / 100] used share of the disk above which expired segments are deleted at any hour"""
     clean_forcibly: bool = True
-    """[cleanFileForciblyEnable]"""
+    """[cleanFileForciblyEnable] whether segments may be deleted before they expire"""
     disk_used_ratio_forcible: float = 0.85
-    """[diskSpaceCleanForciblyRatio] above it segments are deleted before they expire, if `clean_forcibly`"""
+    """[diskSpaceCleanForciblyRatio] used share of the disk above which segments are deleted before they expire, if
+    `clean_forcibly`"""
     disk_used_ratio_warning: float = 0.90
-    """[diskSpaceWarningLevelRatio] above it the store refuses puts"""
+    """[diskSpaceWarningLevelRatio] used share of the disk above which the store refuses puts"""
     delete_files_max: int = 10
-    """[deleteFileBatchMax] segments per round"""
+    """[deleteFileBatchMax] maximum number of segments deleted in one round"""
     retain_bytes_max: int = 8 << 30
-    """[haRetainMaxBytes] an expired segment that a slave still needs is kept while the log from it to the end has at
-    most this size. RocketMQ keeps none"""
+    """[haRetainMaxBytes] maximum size of the log from an expired segment to the end at which the segment is kept for a
+    slave that still needs it. RocketMQ keeps none"""
 
     stop_timeout_s: float = 8.0
-    """Timeout of closing: the last flush, dispatch and checkpoint"""
+    """Timeout of closing the store, with its last flush, dispatch and checkpoint"""
 
     @property
     def commitlog_path(self) -> Path:

@@ -30,7 +30,7 @@ _DECODER = msgspec.json.Decoder(dict[str, dict[_Number, _Number]])
 
 
 def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
-    """Returns the recorded ends; none if there is no file or it is damaged. OSError."""
+    """Returns the recorded ends; none if there is no file or it is damaged. Raises OSError."""
     if not disk.exists(path):
         return {}
     guard, _, content = disk.read_bytes(path).partition(b"\n")
@@ -45,7 +45,7 @@ def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
 
 
 def save_queue_ends(disk: Disk, path: Path, ends: QueueEnds) -> None:
-    """Writes and syncs the file. OSError if the disk refuses; its content is then unknown."""
+    """Writes and syncs the file. Raises OSError if the disk refuses; its content is then unknown."""
     content = msgspec.json.encode(ends)
     disk.write_bytes(path, _guard(content) + b"\n" + content)
 

@@ -87,7 +87,7 @@ class QueueFiles:
         return False
 
     def file(self, start: int) -> File:
-        """Returns the file that begins at `start`, open. FileNotFoundError if it was removed; OSError."""
+        """Returns the file that begins at `start`, open. Raises FileNotFoundError if it was removed; OSError."""
         return self._open_files.get(self._path(start))
 
     def _path(self, start: int) -> Path:
@@ -101,7 +101,7 @@ class QueueFiles:
     # ---- writing
 
     def write(self, offset: int, raw: bytes) -> None:
-        """Writes whole entries from `offset` on, all of one file. OSError."""
+        """Writes whole entries from `offset` on, all of one file. Raises OSError."""
         start = self.start_of(offset)
         file = self.file(start)
         file.pwrite(raw, (offset - start) * ENTRY_SIZE)
@@ -109,7 +109,7 @@ class QueueFiles:
 
     def repair(self, offset: int, raw: bytes) -> int:
         """Replaces entries of one file by `raw` if they differ; returns how many did. Completes a file that is too
-        short. OSError."""
+        short. Raises OSError."""
         start = self.start_of(offset)
         found = self.file(start).pread(len(raw), (offset - start) * ENTRY_SIZE)
         if found == raw:
@@ -137,7 +137,7 @@ class QueueFiles:
 
     def zero_from(self, offset: int) -> None:
         """Zeroes all entries from an offset on, and removes the files that begin there or later, except for the first
-        file; see `take_zeroed`. OSError."""
+        file; see `take_zeroed`. Raises OSError."""
         for start in reversed(self.starts[1:]):
             if start < offset:
                 break
@@ -162,7 +162,7 @@ class QueueFiles:
 
     def find(self) -> bool:
         """Finds the files on the disk; False if files are missing or of a wrong size. Deletes an empty last file.
-        OSError."""
+        Raises OSError."""
         self.starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
         starts = self.starts
         sizes = {start: self._disk.size(self._path(start)) for start in starts}
@@ -176,7 +176,7 @@ class QueueFiles:
     def make(self, start: int, blank_count: int) -> File:
         """Creates a file that begins with `blank_count` blank entries, and is no file of the queue before `adopt`.
 
-        Blocking: its name is synced. OSError; the file does not exist then.
+        Blocking: its name and these entries are synced. Raises OSError; the file then does not exist.
         """
         self._disk.make_dirs(self._directory)
         path = self._directory / segment_name(start * ENTRY_SIZE)
@@ -184,6 +184,7 @@ class QueueFiles:
         if blank_count:
             try:
                 file.pwrite(ENTRY_FILL * blank_count, 0)
+                file.sync()
             except OSError:
                 self._disk.unlink(path)  # so that the next attempt finds no file of the queue either
                 raise

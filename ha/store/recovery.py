@@ -112,9 +112,10 @@ class LogRecovery:
         self._queues_prove = queues_prove and are_queues_whole and not self._is_slave
 
     async def run(self) -> Recovered:
-        """Finds the end of the log, lists the damage before it, and truncates what is after it. OSError.
+        """Finds the end of the log, lists the damage before it, and truncates what is after it. Raises OSError.
 
-        CorruptLog if the end of the log can't be determined, or another program wrote it; then nothing was changed.
+        Raises CorruptLog if the end of the log can't be determined, or another program wrote it; then nothing was
+        changed.
         """
         run, scan = self._parts.run_blocking, self.scan
         if not scan.segments:
@@ -210,8 +211,8 @@ class LogRecovery:
         return all((magic ^ each).bit_count() > 1 and not each.to_bytes(4, "big").startswith(begun) for each in known)
 
     def damage_end(self, first: int, end: LogEnd, last_ms: int) -> int | None:
-        """Returns where the log continues if flushed data was lost at `end`; None if the log ends there. CorruptLog if
-        that can't be determined.
+        """Returns where the log continues if flushed data was lost at `end`; None if the log ends there. Raises
+        CorruptLog if that can't be determined.
 
         `first` is the start of the scan, `last_ms` the store time of the last good record before the end. Older records
         after the end are ignored: a truncation may have left them.
@@ -255,7 +256,7 @@ class LogRecovery:
         """Returns up to where the queues prove that the log was flushed, None if not beyond `end`; `first`: start of
         the scan.
 
-        CorruptLog if that is beyond the last file.
+        Raises CorruptLog if that is beyond the last file.
         """
         if not self._queues_prove or self._queues.first_record_from(end.position) is None:
             return None

@@ -57,7 +57,8 @@ class Retention:
         return False, f"disk is {self.disk_used_ratio:.1%} full, puts are refused above {limit:.0%}"
 
     async def run(self) -> None:
-        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled. DiskFailed, OSError."""
+        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled. Raises DiskFailed,
+        OSError."""
         options = self._options
         clean_at = trio.current_time() + options.clean_first_s
         while True:
@@ -70,7 +71,7 @@ class Retention:
                     logger.warning("retention.postponed reason=%r", str(error))
 
     async def check_disk(self) -> None:
-        """Updates `disk_used_ratio` and `is_writable`. OSError."""
+        """Updates `disk_used_ratio` and `is_writable`. Raises OSError."""
         usages = [
             await self._run_blocking(self._disk.usage, path)
             for path in {self._options.commitlog_path, self._options.root}
@@ -86,7 +87,7 @@ class Retention:
         """Deletes the segments that are due now; returns how many. `at_any_hour`: deletes expired ones outside the
         configured hours, too.
 
-        DiskFull if files can't be written now: the disk is full, or too many files are open. DiskFailed.
+        Raises DiskFull if files can't be written now: the disk is full, or too many files are open. Raises DiskFailed.
         """
         try:
             async with self._log.maintenance_lock:
@@ -126,7 +127,10 @@ class Retention:
         return deleted
 
     async def _is_expired(self, segment: Segment, now_ms: int) -> bool:
-        modified_ms: int = await self._run_blocking(self._disk.modified_ms, segment.file.path)
+        try:
+            modified_ms: int = await self._run_blocking(self._disk.modified_ms, segment.file.path)
+        except FileNotFoundError:  # deleted by hand
+            return True
         return modified_ms + self._options.reserved_h * _MS_PER_H <= now_ms
 
     def _is_undispatched(self, segment: Segment) -> bool:

@@ -157,12 +157,13 @@ class Scrub:
                 continue
             if generation != log.generation:
                 return True
+            if behind == position:  # no record is there: dispatch has skipped these bytes
+                position = await self._resume_after(position, position + 1)
+                continue
             await self._repair(heads)
             if cursor is not None and not await cursor.follows(heads, self._run_blocking):
                 logger.error("index.mismatch_found begin=%d end=%d", position, behind)
                 return False
-            if behind == position:
-                return True  # there is no record, and dispatch found none either
             self._scrubbed_bytes += behind - position
             rate = self._options.scrub_bytes_per_s
             took_s = trio.current_time() - began
@@ -178,42 +179,45 @@ class Scrub:
     # ---- records
 
     async def _heads(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """Returns some records from a physical offset on, and where they end. DamagedBytes, OffsetGone, OSError."""
+        """Returns some records from a physical offset on, and where they end. Raises DamagedBytes, OffsetGone,
+        OSError."""
         log = self._log
         size = _STEP_BYTES
         while True:
-            raw = b""
-            while len(raw) < min(size, end - position):
+            raw, stop = b"", min(size, end - position)
+            while len(raw) < stop:
                 try:
-                    raw += await self._read(position + len(raw), min(size, end - position) - len(raw))
+                    raw += await self._read(position + len(raw), stop - len(raw))
                 except DamagedBytes:
-                    if not raw:
+                    if not any(self._parse(raw, position)):
                         raise
-                    size = len(raw)
                     break
             heads = list(self._parse(raw, position))
             segment_end = position - position % log.segment_size + log.segment_size
             at = heads[-1].physical_offset + heads[-1].total_size if heads else position
-            if isinstance(scan_record(raw, at - position, len(raw)), Filler):
+            found = scan_record(raw, at - position, len(raw))
+            if isinstance(found, Filler):
                 await self._read_through(at, min(segment_end, end))
                 return heads, segment_end
-            if heads or position + len(raw) >= end:
+            if heads or found is not None or position + len(raw) >= end:
                 return heads, at
-            if len(raw) <= size // 2 or size == len(raw) < _STEP_BYTES:
-                # Damage begins before the record ends.
-                await self._read(position + len(raw), 1)
             size *= 4
 
     async def _heads_or_next(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """Like `_heads`, but where the log is damaged, returns no records, and the physical offset at which sound
-        records continue."""
+        """Like `_heads`, but where the log is damaged or has no record, returns no records, and the physical offset at
+        which sound records continue."""
+        bad_to = position + 1
         try:
-            return await self._heads(position, end)
+            heads, behind = await self._heads(position, end)
+            if behind > position:
+                return heads, behind
         except DamagedBytes as damaged:
-            return [], await self._resume_after(position, damaged.end)
+            bad_to = damaged.end
+        return [], await self._resume_after(position, bad_to)
 
     async def _read_through(self, position: int, end: int) -> None:
-        """Verifies the bytes of [`position`, `end`) without parsing records. DamagedBytes, OffsetGone, OSError."""
+        """Verifies the bytes of [`position`, `end`) without parsing records. Raises DamagedBytes, OffsetGone,
+        OSError."""
         while position < end:
             position += len(await self._read(position, min(_STEP_BYTES, end - position)))
 
@@ -290,8 +294,8 @@ class Scrub:
         """Rewrites an entry of a queue that a reader found wrong, and wrong entries near it; returns whether it rewrote
         any.
 
-        If it rewrote none, because the record isn't found in the log, it requests a round. DamagedBytes if the record
-        may lie where the log is damaged. OSError.
+        If it rewrote none, because the record isn't found in the log, it requests a round. Raises DamagedBytes if the
+        record may lie where the log is damaged. Raises OSError.
         """
         async with self._repair_lock:
             before = self._repaired_count
@@ -382,8 +386,6 @@ class Scrub:
             if generation != log.generation:
                 continue
             index.put_heads(heads)
-            if behind == position:
-                break
             position = behind
             await trio.sleep(trio.current_time() - began)
         index.attach()

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 1 << 20
 _ZERO_FILLED_COUNT_MAX = 16
-"""With more missing segments than this, files were probably moved: the store does not open."""
+"""Maximum number of missing segments that are filled with zeros. If more are missing, files were probably moved, and
+the store does not open."""
 _LOGGED_BYTES_MAX = 8 << 20
 """Maximum size of the removed part of a segment that is read to log its size."""
 _WHOLE_SUFFIX = ".whole"
@@ -35,7 +36,7 @@ class ZeroFilled(msgspec.Struct, frozen=True):
     end: int
     reason: str
     was_missing: bool = False
-    """The file did not exist. A crash never leaves a missing file before others"""
+    """Whether the file did not exist. A crash never leaves a missing file before others"""
 
 
 def load_segments(
@@ -43,15 +44,15 @@ def load_segments(
 ) -> tuple[list[Segment], list[ZeroFilled]]:
     """Opens the files of the commitlog. Completes, with zeros, files that are too short, and files that are missing
     between others or before `known_end`. Returns the segments and the ranges that were filled; two empty lists if there
-    is no file: the log was deleted. Blocking. OSError.
+    is no file: the log was deleted. Blocking. Raises OSError.
 
     `known_begin`: retention has deleted nothing from this physical offset on; -1 if that is unknown: then the log
     begins with its first file. `known_end`: the log was flushed at least up to this physical offset. An empty last
     file, which a crash of RocketMQ can leave, is removed, unless `known_end` shows that it wasn't empty.
 
-    CorruptLog, before anything is completed, if a file's name is no multiple of `segment_size`, a file is larger than
-    that, a file is smaller while no file has that size and its own checksum file is missing or damaged, or more than
-    _ZERO_FILLED_COUNT_MAX files are missing.
+    Raises CorruptLog, before anything is completed, if a file's name is no multiple of `segment_size`, a file is larger
+    than that, a file is smaller while no file has that size and its own checksum file is missing or damaged, or more
+    than _ZERO_FILLED_COUNT_MAX files are missing.
     """
     names = disk.list_dir(directory)
     for name in names:
@@ -104,7 +105,7 @@ def _check_sizes(directory: Path, sizes: dict[int, int], segment_size: int, chec
 def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
     """Truncates contiguous segments at `end`: removes those after it from the list and the disk, and fills the rest of
     the last remaining one with zeros, synced. Returns how many bytes of that rest, up to its last byte that was not
-    zero, were removed; at most _LOGGED_BYTES_MAX. Blocking. OSError.
+    zero, were removed; at most _LOGGED_BYTES_MAX. Blocking. Raises OSError.
 
     Deletes the last file first: a crash in between must not leave a gap. The first segment stays, all zeros, if it
     begins at `end`.

@@ -44,7 +44,7 @@ class SegmentedLog:
         self.flushed_offset = WatchedOffset(0)
         self.dispatched_offset = WatchedOffset(0)
         self.dispatch_limit = WatchedOffset(UNLIMITED)
-        """No record that ends after this offset is dispatched, so only slaves get the bytes after it (RocketMQ:
+        """Physical offset up to which records may be dispatched; only slaves get the bytes after it (RocketMQ:
         confirmOffset)"""
         self.generation = 0
         """Number of times that the log was set aside or truncated, which invalidates everything read before"""
@@ -67,8 +67,8 @@ class SegmentedLog:
         return self._segments
 
     def segment_at(self, physical_offset: int) -> Segment:
-        """Returns the segment whose file contains an offset, even if that is beyond `max_offset`. OffsetGone if none
-        does."""
+        """Returns the segment whose file contains an offset, even if that is beyond `max_offset`. Raises OffsetGone if
+        none does."""
         segments = self._segments
         if segments:
             number = (physical_offset - segments[0].start) // self.segment_size
@@ -104,7 +104,8 @@ class SegmentedLog:
         return view[position : min(position + size_max, self.segment_size, end - segment.start)]
 
     async def sync(self, flushed: int, target: int) -> None:
-        """Flushes everything in [`flushed`, `target`) to the disk. OSError: it is then unknown what is durable."""
+        """Flushes everything in [`flushed`, `target`) to the disk. If it raises OSError, it is unknown what is
+        durable."""
         # References only the segments that are synced: an older one may be deleted meanwhile.
         for segment in [segment for segment in self._segments if segment.start < target and segment.end > flushed]:
             await self._run_blocking(segment.sync, flushed, target)
@@ -119,7 +120,8 @@ class SegmentedLog:
         return min(written.value, self.dispatch_limit.value)
 
     def limit_dispatch(self, offset: int) -> None:
-        """Sets the physical offset beyond which nothing more is dispatched; what is dispatched already stays so.
+        """Sets the physical offset up to which records may be dispatched. Records beyond it that are already
+        dispatched remain dispatched.
 
         It may be any offset, even one inside a record or after the end of the log.
         """

@@ -1,4 +1,4 @@
-"""Brings log, queues and index to one end at start, after a clean stop or a crash.
+"""Makes log, queues and index end at the same record at start, after a clean stop or a crash.
 
 recovery.py finds the end of the log; queues and index are truncated to it, and dispatch adds what they lack. A
 truncation that a crash interrupted is completed first. Source: DefaultMessageStore.recover.
@@ -26,9 +26,10 @@ from ha.store.truncation import INTENT_FILE, finish_files, load_intent
 logger = logging.getLogger(__name__)
 
 FLUSHED_FIRST = b"SYNC_FLUSH"
-"""Content of the abort file of a master with SYNC_FLUSH: every record in its queues was flushed before (recovery.py).
-RocketMQ checks only whether the file exists. If it used the store in between and crashed, the content may be wrong, but
-then there is no sound checkpoint either (checkpoint.py)."""
+"""Content of the abort file if every record in the queues was flushed before (recovery.py): of a master with
+SYNC_FLUSH, and of a start that dispatches what a clean stop has left. RocketMQ checks only whether the file exists. If
+it used the store in between and crashed, the content may be wrong, but then there is no sound checkpoint either
+(checkpoint.py)."""
 _OPEN_QUEUES_MAX = 1 << 14
 """Maximum number of queue files that are kept open; each takes a KiB or two of memory."""
 
@@ -58,9 +59,9 @@ class StoreRecovery:
         """Whether the log was flushed up to the recorded ends of the queues"""
 
     async def run(self) -> RecoverySummary:
-        """Recovers the store. OSError.
+        """Recovers the store. Raises OSError.
 
-        CorruptLog if the end of the log or its files can't be determined (recovery.py), or both epoch files are
+        Raises CorruptLog if the end of the log or its files can't be determined (recovery.py), or both epoch files are
         damaged. Then nothing was deleted from the log.
         """
         began = trio.current_time()
@@ -213,9 +214,12 @@ class StoreRecovery:
         return dispatch_from if are_queues_whole else min_offset
 
     async def _dispatch(self, begin: int) -> None:
-        log = self._parts.log
+        parts, log = self._parts, self._parts.log
         log.dispatched_offset.reset(min(max(begin, log.min_offset, 0), log.max_offset.value))
-        await self._parts.dispatcher.catch_up()
+        if self._is_clean and log.dispatched_offset.value < log.dispatchable_end:
+            # If this start is killed, some queues may have entries of later records than others.
+            await parts.run_blocking(parts.disk.write_bytes, parts.options.root / "abort", FLUSHED_FIRST)
+        await parts.dispatcher.catch_up()
 
     def _short_queues(self) -> list[tuple[str, int, int]]:
         """Returns topic, queue id and recorded end of each queue that ends before it."""

@@ -1,14 +1,15 @@
-"""Truncates the log of an open store, as a node does whose master never had its last records (a failover).
+"""Truncates the log of an open store: after a failover, a node removes the records that its new master does not have.
 
-    flush, verify the block at the new end ─▶ intent on the disk ─▶ in memory: offsets fall, nothing is derived
+    flush, verify the block at the new end ─▶ intent on the disk ─▶ in memory: lower the offsets, stop dispatch
       ─▶ checksums ─▶ checkpoint ─▶ segments ─▶ queues ─▶ index ─▶ queueends ─▶ terms ─▶ intent removed ─▶ all continue
 
-The intent, the file `logcut` (halog's own: CRC-32 as 8 hex digits, a newline, the physical offset in decimal), says
-that the log ends there whatever else is found. A start first completes what a crash interrupted (`finish_files`, then
-the rest of recovery), so that no byte after the new end is ever taken for a message: neither by that start, nor when
-later a new record ends exactly where an old one began. RocketMQ only moves its positions and deletes the files after
-them (MappedFileQueue.truncateDirtyFiles, https://github.com/apache/rocketmq/issues/10666): the rest of the last file
-keeps its old content, and recovery continues in it.
+The intent is the file `logcut` (halog's own: CRC-32 as 8 hex digits, a newline, the physical offset in decimal). While
+it exists, the log ends at that offset, even if the files contain later records. A start first completes a truncation
+that a crash interrupted (`finish_files`, then the rest of recovery), so that no byte after the new end is ever read as
+a message: neither by that start, nor when later a new record ends exactly where an old one began. RocketMQ only moves
+its positions and deletes the files after them (MappedFileQueue.truncateDirtyFiles,
+https://github.com/apache/rocketmq/issues/10666): the rest of the last file keeps its old content, and recovery
+continues in it.
 
 If a crash left an incomplete intent, nothing was truncated yet.
 """
@@ -48,7 +49,7 @@ _DIGITS_MAX = 19
 
 def load_intent(disk: Disk, path: Path) -> int | None:
     """Returns the physical offset at which an interrupted truncation ends the log; None if there is none. Deletes an
-    incomplete intent. OSError."""
+    incomplete intent. Raises OSError."""
     if not disk.exists(path):
         return None
     guard, _, content = disk.read_bytes(path).partition(b"\n")
@@ -59,7 +60,8 @@ def load_intent(disk: Disk, path: Path) -> int | None:
 
 
 def save_intent(disk: Disk, path: Path, offset: int) -> None:
-    """Writes and syncs the intent to truncate the log at `offset`. OSError: whether the file exists is then unknown."""
+    """Writes and syncs the intent to truncate the log at `offset`. If it raises OSError, it is unknown whether the file
+    exists."""
     content = b"%d" % offset
     disk.write_bytes(path, _guard(content) + b"\n" + content)
 
@@ -69,7 +71,8 @@ def _guard(content: bytes) -> bytes:
 
 
 def finish_files(disk: Disk, options: StoreOptions, checksums: Checksums, offset: int) -> None:
-    """Truncates checksums and segments at the offset in the intent, before recovery reads them. Blocking. OSError."""
+    """Truncates checksums and segments at the offset in the intent, before recovery reads them. Blocking. Raises
+    OSError."""
     logger.warning("store.truncation_resumed root=%s at=%d", options.root, offset)
     checksums.truncate(offset)
     truncate_files(disk, options.commitlog_path, offset)
@@ -79,7 +82,8 @@ def finish_files(disk: Disk, options: StoreOptions, checksums: Checksums, offset
 
 
 def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: ConsumeQueues, offset: int) -> int:
-    """Returns the last boundary between two records, or start of a segment, at or before `offset`. Blocking. OSError.
+    """Returns the last boundary between two records, or start of a segment, at or before `offset`. Blocking. Raises
+    OSError.
 
     If bytes before `offset` are damaged, the result may be the boundary before the damage.
     """
@@ -154,7 +158,7 @@ class Truncation:
         """Prepares a truncation: flushes the log, and verifies the block that `offset` divides. False if the log ends
         there anyway.
 
-        ValueError if the log can't be truncated there. DiskFailed.
+        Raises ValueError if the log can't be truncated there. Raises DiskFailed.
         """
         parts = self._parts
         log = parts.log
@@ -176,7 +180,8 @@ class Truncation:
     async def run(self, offset: int) -> None:
         """Truncates after `check`, while nothing of the store is saved, deleted or appended.
 
-        DiskFull if nothing has changed; DiskFailed if the store must stop and the next start completes the truncation.
+        Raises DiskFull if nothing has changed; DiskFailed if the store must stop and the next start completes the
+        truncation.
         """
         async with self._parts.verified.checksums_held():
             with trio.CancelScope(shield=True):
@@ -233,8 +238,7 @@ class Truncation:
         await parts.epochs.truncate_from(offset)
         await run(disk.unlink, self._path)
         if put_again_from is not None and index is not None and index.is_attached:
-            again_from = max(put_again_from, log.min_offset)
-            log.dispatched_offset.reset(min(log.dispatched_offset.value, again_from))
+            parts.dispatcher.dispatch_again(max(put_again_from, log.min_offset))
         log.end_truncation()
 
     def _boundary(self, offset: int) -> int:

@@ -35,8 +35,8 @@ class Undispatched(NamedTuple):
 async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
     """Reads the records from `begin`, the start of one, to the end of the log, while nothing is appended.
 
-    CorruptLog if there are other bytes than records and fillers, DamagedBytes if bytes are damaged: no log can continue
-    after those. OSError.
+    Raises CorruptLog if there are other bytes than records and fillers, DamagedBytes if bytes are damaged: no log can
+    continue after those. Raises OSError.
     """
     position, end = begin, log.max_offset.value
     next_offsets: dict[tuple[str, int], int] = {}

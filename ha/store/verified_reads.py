@@ -33,8 +33,7 @@ from ha.store.recent_reads import RecentReads
 from ha.store.segmented_log import SegmentedLog
 
 _WHOLE_BLOCKS_FROM = 4
-"""A read that touches more blocks than this ends at a block's end, so that the next read does not read a block
-again."""
+"""Number of blocks above which a read ends at a block's end, so that the next read does not read a block again."""
 _COVER_BLOCKS = 32
 """Blocks whose checksums are computed between two checkpoints: a MiB, about 0.1 ms."""
 
@@ -141,8 +140,8 @@ class VerifiedReads:
         """Returns at least one verified (or new) byte from an offset on, at most `size_max`, of one segment; empty at
         the log's end.
 
-        DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk can't
-        read bytes that have no checksum.
+        Raises DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk
+        can't read bytes that have no checksum.
         """
         log = self._log
         while True:
@@ -165,7 +164,7 @@ class VerifiedReads:
                 await self._walk_to(segment, physical_offset - segment.start)
 
     async def load_sums(self, segment: Segment) -> SegmentSums:
-        """Returns the checksums of a segment, read from its file if they are not in memory. OSError."""
+        """Returns the checksums of a segment, read from its file if they are not in memory. Raises OSError."""
         sums = self.checksums.peek(segment.start)
         if sums is None:
             async with self._checksum_lock:
@@ -175,7 +174,7 @@ class VerifiedReads:
     def _blocks(self, segment: Segment, physical_offset: int, size_max: int) -> _Blocks:
         """Returns the blocks to read for bytes of a segment whose checksums are loaded, up to the first listed damage.
 
-        DamagedBytes if the bytes begin in a damaged range.
+        Raises DamagedBytes if the bytes begin in a damaged range.
         """
         position = physical_offset - segment.start
         log_end = self._log.max_offset.value - segment.start
@@ -209,7 +208,7 @@ class VerifiedReads:
 
     async def _read_once(self, segment: Segment, blocks: _Blocks, found_by: FoundBy) -> memoryview | None:
         """Reads and checks blocks. None if there is no checksum to compare with, or the log was truncated or set aside
-        meanwhile. DamagedBytes, OSError."""
+        meanwhile. Raises DamagedBytes, OSError."""
         generation = self._log.generation
         raw: bytes | bytearray
         trouble = ""
@@ -321,7 +320,7 @@ class VerifiedReads:
 
     def begin(self, walked_from: int, end: int) -> None:
         """Starts with a log that recovery found to end at `end`, and whose records from `walked_from` on it has
-        checked. Blocking. OSError.
+        checked. Blocking. Raises OSError.
 
         Drops the checksums beyond the end, and makes those that are missing for the checked blocks.
         """
@@ -355,8 +354,8 @@ class VerifiedReads:
     async def cover_flushed(self) -> None:
         """Makes and writes the checksums of what was flushed since the last call.
 
-        OSError if bytes can't be read or checksums written, OffsetGone if the log was truncated, set aside or deleted
-        meanwhile. The next call does what a cancelled or failed call did not.
+        Raises OSError if bytes can't be read or checksums written, OffsetGone if the log was truncated, set aside or
+        deleted meanwhile. The next call does what a cancelled or failed call did not.
         """
         log = self._log
         if self._covered_to >= log.flushed_offset.value and not self.checksums.is_dirty:
@@ -393,7 +392,7 @@ class VerifiedReads:
 
     async def check_checksums(self, start: int) -> None:
         """Compares the checksum file of a segment with the checksums in memory, and rewrites it if it differs.
-        OSError."""
+        Raises OSError."""
         async with self._checksum_lock:
             await self._run_blocking(self.checksums.verify_file, start)
 
@@ -405,7 +404,7 @@ class VerifiedReads:
 
     def truncate(self, end: int) -> None:
         """Deletes the checksums of all bytes from `end` on and syncs the change. Called with `checksums_held`, before
-        the log's files are truncated at `end`. Blocking. OSError.
+        the log's files are truncated at `end`. Blocking. Raises OSError.
 
         If the checksum of the block that contains `end` matches, it is replaced by one of the part before `end`.
         """

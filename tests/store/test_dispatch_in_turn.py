@@ -120,3 +120,49 @@ async def test_the_task_sees_what_a_turn_has_left(autojump_clock: object, count:
             turn.is_on = True
         await dispatched(store)
         assert store.queues.get_or_create("T", 0).max_offset == count + 1
+
+
+@pytest.mark.parametrize("is_in_turn", [True, False])
+async def test_subscribers_hear_of_messages_whose_dispatch_a_full_disk_interrupted(
+    is_in_turn: bool, autojump_clock: object
+) -> None:
+    """Those of the queues before the one that had no room were not reported: pulls and delayed messages waited on."""
+    disk = MemoryDisk()
+
+    def refuse(operation: str, path: Path) -> int | None:
+        return errno.ENOSPC if operation == "pwrite" and path.parent.name == "1" else None
+
+    async with open_with_turns(disk) as (store, turn):
+        turn.is_on = False
+        await store.log.put([message(1, queue_id=1)])
+        await dispatched(store)
+        await wait_all_tasks_blocked()
+        arrivals: list[Arrival] = []
+        store.subscribe(arrivals.extend)
+        turn.is_on = is_in_turn
+        disk.refuse = refuse
+        assert len(store.log.append([message(2), message(3, queue_id=1)])) == 2
+        turn.end()
+        await trio.sleep(2.5)
+        assert arrivals == []
+        disk.refuse = lambda operation, path: None
+        await dispatched(store)
+        assert [(arrival.queue_id, arrival.max_queue_offset) for arrival in arrivals] == [(0, 2), (1, 2)]
+
+
+async def test_messages_that_were_truncated_before_they_were_reported_are_not(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    async with open_with_turns(disk) as (store, turn):
+        turn.is_on = False
+        await store.log.put([message(1, queue_id=1)])
+        await dispatched(store)
+        arrivals: list[Arrival] = []
+        store.subscribe(arrivals.extend)
+        disk.refuse = lambda operation, path: errno.ENOSPC if path.parent.name == "1" else None
+        [cut, _] = await store.log.put([message(2), message(3, queue_id=1)])
+        await trio.sleep(2.5)
+        disk.refuse = lambda operation, path: None
+        await store.truncate(cut.physical_offset)
+        await store.log.put([message(4, queue_id=1)])
+        await dispatched(store)
+        assert [(arrival.queue_id, arrival.max_queue_offset) for arrival in arrivals] == [(1, 2)]

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,8 +18,10 @@ import trio
 
 from ha.errors import StoreLocked
 from ha.protocol.codes import PutStatus
+from ha.store.checksums import LOADED_COUNT_MAX, Checksums
 from ha.store.files import OpenFiles, OsDisk, OsFile, data_ranges, zeros
 from ha.store.message_store import open_message_store
+from tests.store.disks import Inode, MemoryDisk
 from tests.store.stores import check_derived, message, records, small_options
 
 CACHESTAT = 451
@@ -395,3 +398,57 @@ def test_pages_of_large_memory_are_allocated_in_advance() -> None:
     for position in range(0, count * step, step):
         memory[position] = 1
     assert faults() - made < count // 10 < made - before
+
+
+@contextmanager
+def hasty_threads() -> Iterator[None]:
+    """Makes threads take turns as often as possible."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def beside_a_worker(work: Callable[[], None], others: Callable[[], None]) -> None:
+    """Calls `others` repeatedly for as long as a thread calls `work`, two seconds."""
+    ends_at = time.monotonic() + 2.0
+
+    def repeat(call: Callable[[], None]) -> None:
+        while time.monotonic() < ends_at:
+            call()
+
+    with hasty_threads(), ThreadPoolExecutor(1) as threads:
+        working = threads.submit(repeat, work)
+        repeat(others)
+        working.result()
+
+
+def test_workers_and_the_event_loop_share_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention opens the files of all queues in a worker, while dispatch writes."""
+    paths = [Path(f"/consumequeue/T/0/{number}") for number in range(3)]
+    inodes = {path: Inode(bytearray()) for path in paths}
+    disk = MemoryDisk(inodes)
+    opened = {path: disk.open(path) for path in paths}
+    monkeypatch.setattr(disk, "open", opened.__getitem__)
+    files = OpenFiles(disk, count_max=1)
+
+    def get_all() -> None:
+        for path in paths:
+            assert files.get(path) is opened[path]
+
+    beside_a_worker(get_all, get_all)
+
+
+def test_checksums_are_loaded_by_a_worker_while_the_event_loop_asks_for_unwritten_ones() -> None:
+    checksums = Checksums(MemoryDisk(), Path("/checksums"), 4096, 1024)
+
+    def load_all() -> None:
+        for number in range(2 * LOADED_COUNT_MAX):
+            checksums.load(number * 4096)
+
+    def ask() -> None:
+        assert not checksums.is_dirty
+
+    beside_a_worker(load_all, ask)

@@ -1,11 +1,13 @@
 """New index entries, in memory until a worker writes them: found, written once, never lost."""
 
 import errno
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 
+from ha.errors import DiskFailed
 from ha.protocol.record_digest import KEY
 from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE, index_entry_position, index_file_size
 from ha.store import key_index
@@ -178,3 +180,86 @@ def test_partly_written_entries_are_written_again(taken_bytes: int) -> None:
     file.write(file.take_unwritten())
     assert on_disk(file, 20) == chained(20)
     assert refused.value.errno == errno.ENOSPC
+
+
+async def test_a_file_that_a_full_disk_left_without_header_is_used_later(autojump_clock: object) -> None:
+    """Each attempt made another one. The next start deleted them, with all index files that had followed."""
+    disk = MemoryDisk()
+
+    def refuse(operation: str, path: Path) -> int | None:
+        return errno.ENOSPC if operation == "pwrite" and path.parent == ROOT / "index" else None
+
+    async with open_small(disk) as store:
+        await store.log.put([message(number) for number in range(13)])  # 39 keys: the first file is full
+        await dispatched(store)
+        await trio.sleep(15)
+        disk.refuse = refuse
+        await store.log.put([message(13)])
+        await trio.sleep(5)
+        assert store.dispatcher.paused_reason.startswith("disk full")
+        disk.refuse = lambda operation, path: None
+        await check_derived(store)
+        assert len(disk.list_dir(ROOT / "index")) == 2
+    async with open_small(disk) as store:
+        assert disk.list_dir(ROOT / "index") == [file.path.name for file in store.index.files]  # type: ignore[union-attr]
+        await check_derived(store)
+
+
+def test_a_query_of_a_file_whose_slots_are_dropped_meanwhile_reads_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker drops the slots of a full file when it is written."""
+    file = new_file()
+    put(file, 1, 31)
+    file.write(file.take_unwritten())
+    tables = iter([file.slots])
+    monkeypatch.setattr(IndexFile, "slots", property(lambda self: next(tables, None)), raising=False)
+    assert [file.find(70, 64, 0, 1 << 50), file.find(70, 64, 0, 1 << 50)] == [[1000], [1000]]
+
+
+async def test_keys_that_wait_for_a_worker_survive_a_truncation_behind_their_records(autojump_clock: object) -> None:
+    """As while the disk is too full for them."""
+    async with open_small(derived_flush_interval_s=1e6) as store:
+        assert store.index is not None
+        await store.log.put([message(number) for number in range(3)])
+        await dispatched(store)
+        taken = store.index.take_unwritten()
+        await store.log.put([message(number) for number in range(3, 6)])
+        [cut] = await store.log.put([message(6)])
+        await dispatched(store)
+        store.index.give_back(taken)
+        assert store.index.has_pending
+        await store.truncate(cut.physical_offset)
+        await check_derived(store)
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+async def test_keys_are_found_after_a_kill_in_the_middle_of_deleting_index_files(is_rebuilt: bool) -> None:
+    """By a start that finds one damaged, or by a rebuild. The files left had gaps."""
+    stopped = MemoryDisk()
+    async with open_small(stopped) as store:
+        await store.log.put([message(number) for number in range(60)])
+        await dispatched(store)
+    names = stopped.list_dir(ROOT / "index")
+    assert len(names) == 5
+    for deleted_count in range(1, 5):
+        disk = stopped.kill()
+        if not is_rebuilt:
+            disk.inodes[ROOT / "index" / names[1]].content.pop()
+        await killed_after(disk, deleted_count)
+        async with open_small(disk.kill()) as store:
+            await check_derived(store)
+
+
+async def killed_after(disk: MemoryDisk, deleted_count: int) -> None:
+    """Starts the store and rebuilds its index; the process is killed after it has deleted some index files."""
+    left = iter(range(deleted_count))
+
+    def refuse(operation: str, path: Path) -> None:
+        if operation == "unlink" and path.parent == ROOT / "index" and next(left, None) is None:
+            disk.die_at = 0
+            raise OSError(errno.EIO, "killed")
+
+    disk.refuse = refuse
+    with suppress(DiskFailed):
+        async with open_small(disk) as store:
+            with suppress(OSError):
+                await store.scrub._rebuild_index()

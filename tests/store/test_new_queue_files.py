@@ -7,6 +7,9 @@ from typing import Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import OpenFiles
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
@@ -111,3 +114,13 @@ async def test_the_next_start_makes_files_that_a_stop_had_no_time_for(autojump_c
         assert store.log.dispatched_offset.value == store.log.max_offset.value == end
         assert len(list(store.queues)) == 6_000
         assert store.statistics().index_file_count > 1
+
+
+def test_blank_entries_of_a_new_file_are_on_the_disk() -> None:
+    """They may keep the end of a queue without messages: a later write, and its sync, may never come."""
+    disk = MemoryDisk()
+    queue = ConsumeQueue(disk, OpenFiles(disk), QUEUES / "T" / "0", "T", 0, 8)
+    [new] = queue.new_files(13, 14)
+    queue.adopt(new, new.make())
+    [inode] = disk.inodes.values()
+    assert inode.durable == inode.content == ENTRY_FILL * 5 + bytes(3 * ENTRY_SIZE)

@@ -1,11 +1,15 @@
 """What a start does with consume queues that lack files, entries or their end."""
 
+import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
 from trio.testing import MockClock
 
+from ha.errors import DiskFailed
 from ha.protocol.store_files import BLANK_SIZE
 from ha.store.consume_queue import QueueEntry
 from ha.store.message_store import open_message_store
@@ -13,7 +17,16 @@ from ha.store.queue_ends import QUEUE_ENDS_FILE
 from ha.store.store_recovery import FLUSHED_FIRST
 from tests.store.damaged_stores import made, segment
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
+from tests.store.stores import (
+    ROOT,
+    WallClock,
+    all_bytes,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    small_options,
+)
 
 QUEUE = ROOT / "consumequeue" / "T" / "0"
 
@@ -276,3 +289,43 @@ async def test_files_among_the_queues_are_ignored(tmp_path: Path) -> None:
         queue = store.queues.get("T", 0)
         assert queue is not None
         assert queue.max_offset == 1
+
+
+async def test_a_start_that_is_killed_while_it_dispatches_what_a_clean_stop_left_loses_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """A slave on a full disk may stop before all is dispatched. Then only some queues had the records."""
+    async with open_small() as master:
+        await master.log.put([message(number, size=60, queue_id=number % 2) for number in range(8)])
+        raw = await all_bytes(master)
+    stopped = MemoryDisk()
+    async with open_small(stopped, is_slave=True, index_enabled=False) as slave:
+        stopped.refuse = lambda operation, path: errno.ENOSPC if "consumequeue" in path.parts else None
+        await slave.log.append_raw(0, raw)
+        await trio.sleep(1)
+    stopped.refuse = lambda operation, path: None
+    assert not stopped.exists(ROOT / "abort")
+    for die_at in range(100):
+        disk = stopped.kill()
+        disk.die_at = die_at
+        with suppress(DiskFailed):
+            async with open_small(disk, is_slave=True, index_enabled=False):
+                break
+        disk = disk.kill()
+        async with open_small(disk, is_slave=True, index_enabled=False) as slave:
+            await check_derived(slave)
+    assert die_at > 5
+
+
+async def test_a_start_that_is_killed_while_it_deletes_a_damaged_queue_hides_no_messages() -> None:
+    """The files left were taken for a queue that begins later."""
+    stopped, _ = await made(60)
+    del stopped.inodes[QUEUE / f"{2 * 160:020d}"]
+    for die_at in range(10):
+        disk = stopped.kill()
+        disk.die_at = die_at
+        with suppress(DiskFailed):
+            async with open_small(disk):
+                pass
+        async with open_small(disk.kill()) as store:
+            await check_derived(store)

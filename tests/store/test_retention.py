@@ -18,7 +18,7 @@ from ha.store.files import OsDisk, OsFile
 from ha.store.log_reset import waiting_segment
 from ha.store.mapped_file import run_in_thread
 from ha.store.message_store import MessageStore, open_message_store
-from tests.store.disks import MemoryDisk
+from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import (
     ROOT,
     SEGMENT,
@@ -338,3 +338,20 @@ async def test_full_disk_postpones_what_follows_a_deletion(autojump_clock: MockC
         disk.refuse = lambda operation, path: None
         await trio.sleep(20)
         assert len(store.epochs.entries) == 1
+
+
+async def test_files_that_were_deleted_by_hand_do_not_end_the_store(tmp_path: Path) -> None:
+    """As operators of RocketMQ do it on a full disk, whose broker goes on, too."""
+    async with open_message_store(small_options(root=tmp_path), run_blocking=run_inline) as store:
+        await store.log.put([message(number, size=400) for number in range(40)])
+        await dispatched(store)
+        assert store.index is not None
+        store.index.files[0].path.unlink()
+        for segment in store.log.segments[:3]:
+            segment.file.path.unlink()
+        del segment
+        assert await store.retention.clean(at_any_hour=True) == 3
+        assert store.log.min_offset == 3 * SEGMENT
+        assert store.index.files[0].end_physical_offset >= store.log.min_offset
+    async with open_message_store(small_options(root=tmp_path), run_blocking=run_inline) as store:
+        assert (store.log.min_offset, store.damage.open) == (3 * SEGMENT, [])

@@ -276,3 +276,60 @@ async def test_times_of_delivery_from_other_delay_levels_stay() -> None:
         queue.repair(0, [ENTRY.pack(entry.physical_offset, entry.size, 5)])
         await store.scrub.round()
         assert queue.read(0, 1)[0].tags_code > 1_700_000_000_000, "a damaged time is repaired"
+
+
+@pytest.mark.parametrize("damaged_at", [50_000, 300_000])
+async def test_a_round_ends_at_damage_within_a_large_record(damaged_at: int) -> None:
+    """The scrub reads 128 KiB at first, and more while it does not have the whole record."""
+    disk = MemoryDisk()
+    sizes: dict[str, Any] = {"segment_size": 1 << 20, "message_size_max": 1 << 20, "hot_window_bytes": SEGMENT}
+    async with open_small(disk, **sizes) as store:
+        await store.log.put([message(0, size=300), message(1, size=600_000), message(2)])
+        await dispatched(store)
+    [content] = [inode.content for path, inode in disk.inodes.items() if path.parent.name == "commitlog"]
+    content[damaged_at] ^= 1
+    async with open_small(disk, **sizes) as store:
+        with trio.fail_after(10):
+            await store.scrub.round()
+        assert [damage.begin <= damaged_at < damage.end for damage in store.damage.open] == [True]
+
+
+async def test_bytes_that_dispatch_has_skipped_hide_no_keys(autojump_clock: object) -> None:
+    """Each round deleted the index and rebuilt it up to these bytes only."""
+    async with open_small() as store:
+        await store.log.put([message(number, size=300) for number in range(5)])
+        await dispatched(store)
+        await store.log.append_raw(store.log.max_offset.value, b"\xff" * 100)
+        await dispatched(store)
+        assert store.dispatcher.skipped_count == 1
+        await store.log.put([message(number, size=300) for number in range(5, 30)])
+        await dispatched(store)
+        await store.scrub.round()
+        assert store.scrub.statistics().index_rebuilt_count == 0
+        await store.scrub._rebuild_index()
+        for number in range(30):
+            assert len(await store.query("T", f"k{number}", 64, 0, 1 << 62)) == 1
+
+
+async def test_records_that_are_dispatched_while_a_rebuild_ends_keep_their_keys(autojump_clock: object) -> None:
+    """Dispatch had read them before, and waited for the file of a new queue."""
+    is_making, go_on = trio.Event(), trio.Event()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == "_make_next_files" and store.log.dispatched_offset.value:
+            is_making.set()
+            await go_on.wait()
+        return await run_inline(call, *arguments)
+
+    async with open_message_store(small_options(), disk=MemoryDisk(), run_blocking=slowly) as store:
+        await store.log.put([message(number) for number in range(5)])
+        await dispatched(store)
+        index = store.index
+        assert index is not None
+        files = index.detach()
+        await store.log.put([message(5, queue_id=1)])
+        await is_making.wait()
+        index.delete(files)
+        await store.scrub._rebuild_index()
+        go_on.set()
+        await check_derived(store)

@@ -12,7 +12,17 @@ from ha.protocol.record import Message
 from ha.protocol.store_files import segment_name
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
-from tests.store.stores import ROOT, WallClock, all_bytes, check_derived, dispatched, message, open_small, small_options
+from tests.store.stores import (
+    ROOT,
+    SEGMENT,
+    WallClock,
+    all_bytes,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    small_options,
+)
 
 
 @pytest.mark.parametrize("size_max", [4 << 20, 12 << 20])
@@ -199,3 +209,21 @@ async def test_a_peer_with_part_of_a_block_does_not_make_damage_sound() -> None:
         raw = bytes(disk.inodes[ROOT / "commitlog" / segment_name(0)].content[:end])
         assert not await store.repair.agrees(damage, raw[: results[1].physical_offset])
         assert await store.repair.agrees(damage, raw)
+
+
+async def test_a_new_slave_whose_log_begins_later_makes_checksums(autojump_clock: MockClock) -> None:
+    """As one that follows a master whose first segments are deleted; until its next start it made none."""
+    disk = MemoryDisk()
+    async with open_small() as master:
+        await master.log.put([message(number, size=400) for number in range(30)])
+        raw = await all_bytes(master)
+    begin, end = SEGMENT, 3 * SEGMENT
+    async with open_small(disk, is_slave=True, hot_window_bytes=SEGMENT, checksum_block_size=1024) as slave:
+        for at in range(begin, end, 512):
+            await slave.log.append_raw(at, raw[at : at + 512])
+        await dispatched(slave)
+        await trio.sleep(30)
+        assert slave.verified.checksums.known_end() == slave.log.flushed_offset.value == end
+        disk.inodes[ROOT / "commitlog" / segment_name(begin)].content[700] ^= 1
+        with pytest.raises(DamagedBytes):
+            await slave.log.read(begin + 700, 1)
