@@ -92,10 +92,10 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Epoch of the election in which it stands, 0 for none. It no longer follows a master of a lower epoch, so its log
     ends at `max_offset` and will not grow before a master is elected."""
     is_complete: bool = True
-    """Its log still has every byte that it acknowledged. False after a stop that may have lost unwritten pages, until
-    it has caught up with a master (durable_state.py). True in records of earlier releases."""
+    """Whether its log still has every byte that it acknowledged. False after a stop that may have lost unwritten pages,
+    until it has caught up with a master (durable_state.py). True in records of earlier releases."""
     is_new: bool = False
-    """There has never been a log on its disk."""
+    """Whether there has never been a log on its disk."""
     known_epoch: int = 0
     known_version: int = 0
     """Age of the newest GroupRecord on its disk."""
@@ -155,7 +155,7 @@ class Seen(msgspec.Struct, frozen=True):
     view: GroupView
     """The state after a change, or at the start; its `revision` grows, except at a restart."""
     is_restart: bool
-    """Changes since the previous view may have been skipped: true for the first view."""
+    """Whether changes since the previous view may have been skipped; True for the first view."""
 
 
 class AgreementUnavailable(AgreementError):
@@ -280,7 +280,7 @@ class Agreement(Protocol):
         """Get a lease of at least `ttl_s`. If that fails, an unused lease may remain until it expires."""
 
     async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
-        """Renew the lease; return the granted seconds. LeaseLost if it has ended.
+        """Renew the lease; return the granted seconds. Raises LeaseLost if it has ended.
 
         The service counts them from a moment during the call, so a safe deadline counts them from before the call.
         """
@@ -293,8 +293,8 @@ class Agreement(Protocol):
     ) -> int:
         """Write the record of member `broker_id`; return its revision.
 
-        BrokerIdTaken if the key is attached to another lease, from which it is never taken over. LeaseLost if `lease`
-        has ended. If both hold, either error may be raised.
+        Raises BrokerIdTaken if the key is attached to another lease, from which it is never taken over. Raises
+        LeaseLost if `lease` has ended. If both hold, either error may be raised.
 
         Once this has returned, no earlier `put_member` of the same node can be executed, whatever its outcome was.
         """

@@ -152,7 +152,7 @@ class Campaign:
             await self._known.refresh()
         else:
             new = {"master": master, "master_revision": revision, "master_lease_id": held.lease.id}
-            self._known.apply(view, revision, candidacy.group, **new)
+            self._known.apply(revision, candidacy.group, **new)
 
 
 MAY_BE_LOST = "acknowledged messages may be lost"

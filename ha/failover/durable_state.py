@@ -60,13 +60,13 @@ class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str | None
     """ID of the running kernel's boot; None if it is not available."""
     flushes_first: bool
-    """Every byte is flushed before it is acknowledged (flushDiskType=SYNC_FLUSH)."""
+    """Whether every byte is flushed before it is acknowledged (flushDiskType=SYNC_FLUSH)."""
     was_stopped_cleanly: bool
-    """The last process flushed everything before it ended, or there was none."""
+    """Whether the last process flushed everything before it ended, or there was none."""
     is_empty: bool
-    """There is no log."""
+    """Whether there is no log."""
     has_term: bool
-    """The log's history has a term."""
+    """Whether the log's epoch history has a term."""
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -44,9 +44,9 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float
     """Seconds to wait since it saw that there is no master, or since `Membership.settled_at` if that is later."""
     group: GroupRecord
-    """Replaces the present record."""
+    """The record that replaces the present one if it becomes master."""
     is_unclean: bool = False
-    """Acknowledged messages may be lost."""
+    """Whether acknowledged messages may be lost."""
     doubt: str = ""
     """Why acknowledged messages may be lost although all members of the set stand for election. "" if they can't be."""
 
@@ -56,7 +56,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     reason: str
     needs_operator: bool = False
-    """The group can't resolve it without an operator."""
+    """Whether only an operator can resolve it."""
 
 
 def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | Refusal:
@@ -112,7 +112,7 @@ class _Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     eligible: dict[int, MemberRecord]
     is_in_doubt: bool = False
-    """Too few members of the set are complete, so all of them had to stand for election."""
+    """Whether too few members of the set are complete, so that all of them had to stand for election."""
     why_not: str = ""
     """Why nobody may be elected, or why there is doubt."""
 

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 ANSWER_SIZE_MAX = 4 << 20
-"""Larger answers are refused: a group's keys take some kilobytes, and etcd accepts requests up to 1.5 MiB."""
+"""Maximum bytes of an answer; larger ones are refused. A group's keys take some kilobytes, and etcd accepts requests up
+to 1.5 MiB."""
 PAUSE_S = 0.05
 """Mean pause after the first round in which no endpoint answered; doubled after each further round."""
 PAUSE_MAX_S = 0.5
@@ -47,12 +48,14 @@ _UNAUTHENTICATED = 16
 #: gRPC's codes of requests that were refused without effect. After other errors the outcome is unknown.
 _REFUSED = frozenset({3, NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})
 _TOKEN_WANTED = ("invalid auth token", "user name is empty", "revision of auth store is old")
+#: The request was not answered. The last two: the endpoint's host name or address is invalid.
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 #: The server did not execute the request, but another one may.
 _TRY_ELSEWHERE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
 
 
 class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Endpoints and credentials. Its repr shows no secret. ValueError for invalid values."""
+    """Endpoints and credentials. Its repr shows no secret. Raises ValueError for invalid values."""
 
     endpoints: tuple[str, ...]
     """http://host:port or https://host:port of each server; the first is tried first."""
@@ -161,8 +164,8 @@ class EtcdClient:
         """Send a request until an endpoint answers. Return the answer, and whether an earlier attempt may have been
         executed, too.
 
-        `what` names the call in errors. `changes`: whether the request changes something. AgreementUnavailable if there
-        is no answer within `timeout_s`; Refused if etcd refuses the request.
+        `what` names the call in errors. `changes`: whether the request changes something. Raises AgreementUnavailable
+        if there is no answer within `timeout_s`; Refused if etcd refuses the request.
         """
         self._call_count += 1
         body, in_doubt, reason = encode(request), False, ""
@@ -219,20 +222,22 @@ class EtcdClient:
         """Drop the token, so that the next request gets a new one."""
         self._token = ""
 
-    async def follow(self, endpoint: int, path: str, request: Json, take: Callable[[bytes], bool]) -> str:
+    async def follow(
+        self, endpoint: int, path: str, request: Json, take: Callable[[bytes], bool], *, timeout_s: float
+    ) -> str:
         """Stream an endless answer from one endpoint: pass its pieces, of any size, to `take` until that returns False.
 
-        Returns why it ended: "" if `take` ended it. `take` must not raise.
+        Returns why it ended: "" if `take` ended it. `take` must not raise. `timeout_s`: until the answer begins.
         """
         try:
-            with trio.fail_after(self.options.attempt_timeout_s):
+            with trio.fail_after(timeout_s):
                 token = await self._get_token(endpoint)
                 http = await self._client()
                 asked = _request(self._endpoints[endpoint] + path, encode(request), token, _Trace())
                 response = await http.send(asked, stream=True)
         except trio.TooSlowError:
             return "no answer in time"
-        except (httpx.HTTPError, _AttemptFailed, Refused) as error:
+        except (*_FAILURES, _AttemptFailed, Refused) as error:
             return _reason(error)
         try:
             if response.status_code != 200:
@@ -287,15 +292,15 @@ class EtcdClient:
             answer.extend(piece)
             return len(answer) <= ANSWER_SIZE_MAX
 
-        asked = _request(self._endpoints[endpoint] + path, body, token, trace)
         try:
+            asked = _request(self._endpoints[endpoint] + path, body, token, trace)
             response = await http.send(asked, stream=True)
             try:
                 if await _read(response, take):
                     raise _AttemptFailed(f"an answer of more than {ANSWER_SIZE_MAX} bytes", was_sent=trace.is_sent)
             finally:
                 await response.aclose()
-        except httpx.HTTPError as error:
+        except _FAILURES as error:
             raise _AttemptFailed(_reason(error), was_sent=trace.is_sent) from None
         if response.status_code == 200:
             return bytes(answer)
@@ -391,7 +396,8 @@ def _reason(error: BaseException) -> str:
 
 
 async def _read(response: httpx.Response, take: Callable[[bytes], bool]) -> bool:
-    """Pass all pieces of the answer to `take` until it returns False; return whether it did."""
+    """Pass each piece of the response body to `take`, until `take` returns False or the body ends. Return True if
+    `take` returned False."""
     with trio.CancelScope() as scope:
         async for piece in response.aiter_raw():
             # Ended by cancellation: Trio would warn if httpx's generators were abandoned where they yield.

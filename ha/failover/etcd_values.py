@@ -83,7 +83,7 @@ class AuthenticateAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's error. `code` is gRPC's."""
+    """An error from etcd's JSON gateway. `code`: gRPC's status code, by default 2 (UNKNOWN)."""
 
     code: int = 2
     message: str = ""
@@ -115,7 +115,7 @@ class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(line: bytes, kind: type[ValueT]) -> ValueT:
-    """Decode an answer of `kind`. RemoteProtocolError if it is not one."""
+    """Decode an answer of `kind`. Raises RemoteProtocolError if it is not one."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -143,7 +143,7 @@ def value_of(record: msgspec.Struct) -> bytes:
 
 
 def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
-    """Decode a group's keys. RemoteProtocolError if a record was not written by halog; unknown keys are ignored.
+    """Decode a group's keys. Raises RemoteProtocolError if a record was not written by halog; unknown keys are ignored.
 
     An invalid request for a switch, which operators may write by hand, becomes a refused one: elections must go on.
     """
@@ -184,7 +184,7 @@ def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
 
 
 def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
-    """Decode the record in a key. RemoteProtocolError if it was not written by halog."""
+    """Decode the record in a key. Raises RemoteProtocolError if it was not written by halog."""
     try:
         return msgspec.json.decode(found.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

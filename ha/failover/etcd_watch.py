@@ -58,7 +58,8 @@ class EtcdWatch:
 
     async def run(self) -> None:
         """Receive changes until cancelled."""
-        endpoint, failures = self._client.first_endpoint, 0
+        options = self._client.options
+        endpoint, failures, count = self._client.first_endpoint, 0, len(options.endpoints)
         while True:
             try:
                 if self._keys is None:
@@ -66,13 +67,14 @@ class EtcdWatch:
             except AgreementUnavailable as error:
                 logger.debug("etcd.watch_not_started error=%r", str(error))
             else:
-                reason = await self._follow(endpoint)
+                # As for calls: longer in each round, so that a slow service can still answer.
+                reason = await self._follow(endpoint, options.attempt_timeout_s * 2 ** min(failures // count, 4))
                 if self._created.is_set():
                     failures = 0
                 if wants_token(reason):
                     self._client.forget_token()
                 self._client.failed(endpoint, f"watch: {reason}")
-                endpoint = (endpoint + 1) % len(self._client.options.endpoints)
+                endpoint = (endpoint + 1) % count
             failures += 1
             await self._client.pause(failures)
 
@@ -93,7 +95,7 @@ class EtcdWatch:
         self._publish(keys, revision, is_restart=True)
 
     def _publish(self, keys: dict[bytes, KeyValue], revision: int, *, is_restart: bool) -> None:
-        """Queue a view. AgreementUnavailable if a key was not written by halog."""
+        """Queue a view. Raises AgreementUnavailable if a key was not written by halog."""
         try:
             view = read_view(self._prefix, keys, revision)
         except RemoteProtocolError as error:
@@ -105,8 +107,8 @@ class EtcdWatch:
         self._queue.append(Seen(view, is_restart))
         self._queued.unpark_all()
 
-    async def _follow(self, endpoint: int) -> str:
-        """Apply the events of one endpoint's stream; return why it ended."""
+    async def _follow(self, endpoint: int, timeout_s: float) -> str:
+        """Apply the events of one endpoint's stream, which must begin within `timeout_s`; return why it ended."""
         self._partial_line.clear()
         self._created = trio.Event()
         self._end_reason = ""
@@ -115,7 +117,7 @@ class EtcdWatch:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._check, nursery.cancel_scope)
             request = watch_request(self._prefix, self._revision + 1)
-            reason = await self._client.follow(endpoint, "/v3/watch", request, self._take)
+            reason = await self._client.follow(endpoint, "/v3/watch", request, self._take, timeout_s=timeout_s)
             nursery.cancel_scope.cancel()
         return self._end_reason or reason
 

@@ -39,12 +39,16 @@ class KnownGroup:
         if self.view is None or view.revision >= self.view.revision:
             self.latest.value = view
 
-    def apply(self, view: GroupView, revision: int, group: GroupRecord, **changes: Any) -> None:
-        """Adopts the group as it is after this member's own change at `revision`.
+    def apply(self, revision: int, group: GroupRecord, **changes: Any) -> None:
+        """Adopts the group as it is after this member's own change at `revision`, unless that is known already.
 
-        That is `view` with the new record `group`, and with the fields in `changes` replaced.
+        That is the newest view with the new record `group`, and with the fields in `changes` replaced. Others' changes
+        shortly before may be missing in it until the watch shows them.
         """
-        self.update(msgspec.structs.replace(view, revision=revision, group=group, group_revision=revision, **changes))
+        assert self.view is not None
+        if revision > self.view.revision:
+            changes |= {"revision": revision, "group": group, "group_revision": revision}
+            self.latest.value = msgspec.structs.replace(self.view, **changes)
 
     async def refresh(self) -> bool:
         """Reads the group from the service; if that fails, waits for `retry_s`. Returns whether it succeeded."""

@@ -98,7 +98,7 @@ class LeaseKeeper:
     async def run(self) -> None:
         """Hold a lease until cancelled, after which it expires, or until `revoke`.
 
-        ConfigError if another process has this member's broker id.
+        Raises ConfigError if another process has this member's broker id.
         """
         while not self._is_revoked:
             self._wake = trio.Event()
@@ -193,7 +193,8 @@ class LeaseKeeper:
             self.held.value = None
 
     async def revoke(self) -> None:
-        """End the lease for good. AgreementUnavailable if the service does not answer: the lease then expires."""
+        """End the lease for good. Raises AgreementUnavailable if the service does not answer: the lease then
+        expires."""
         self._is_revoked = True
         held = self.held.value
         if held is not None:
@@ -220,7 +221,7 @@ class LeaseKeeper:
             self._revoking = None
 
     def _foreign_lease_pause_s(self, taken: BrokerIdTaken) -> float:
-        """Return the pause before the next try to write the key. ConfigError after FOREIGN_LEASE_PERIODS."""
+        """Return the pause before the next try to write the key. Raises ConfigError after FOREIGN_LEASE_PERIODS."""
         held = self.held.value
         lease_s = self._options.lease_ttl_s if held is None else held.lease.ttl_s
         now = trio.current_time()

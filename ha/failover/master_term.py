@@ -141,7 +141,7 @@ class MasterTerm:
                 await trio.sleep(self._options.retry_s)
                 await self._known.refresh()
             else:
-                self._known.apply(view, revision, changed)
+                self._known.apply(revision, changed)
                 return changed
 
     def _current(self) -> tuple[GroupView, GroupRecord] | None:
@@ -226,7 +226,7 @@ class MasterTerm:
             logger.warning("member.handover_unconfirmed reason=%r", str(error))
         else:
             gone = {"master": None, "master_revision": 0, "master_lease_id": 0, "switch": None, "switch_revision": 0}
-            self._known.apply(view, revision, handed, **gone)
+            self._known.apply(revision, handed, **gone)
 
 
 def _live_members(view: GroupView) -> dict[int, int]:

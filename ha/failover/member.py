@@ -71,7 +71,7 @@ class Member:
         """Take the roles that the group's views require, until cancelled. The node then keeps its last role, but
         without the right to act as master.
 
-        ConfigError if another process has this member's broker id.
+        Raises ConfigError if another process has this member's broker id.
         """
         async with trio.open_nursery() as nursery:
             await self._role.become_slave(self._role.position.epoch, None)

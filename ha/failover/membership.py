@@ -24,7 +24,7 @@ from ha.failover.role import LogPosition, Role
 
 
 class Membership:
-    """What the tasks of one member share. Owned by its Member."""
+    """State that the tasks of one member share. Owned by its Member."""
 
     def __init__(self, agreement: Agreement, role: Role, options: MemberOptions, state: DurableState) -> None:
         self.agreement = agreement
@@ -35,7 +35,7 @@ class Membership:
         self.progress = MemberProgress()
         self.keeper = LeaseKeeper(agreement, options, self.record)
         self.is_leaving = False
-        """The node stops, so this member must not become master."""
+        """Whether the node is stopping, so that this member must not become master."""
         self._standing: tuple[LogPosition, int] | None = None
         """While it stands for election: the end of its log, and the epoch it stands for"""
         self._followed_lease_id = 0

@@ -23,9 +23,9 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     ack_count: int | None = None
     """Members of the sync-state set that acknowledge each message, the master included; None: all of them."""
     is_learner: bool = False
-    """asyncLearner: it only copies the log, and never stands for election."""
+    """asyncLearner: whether it only copies the log, and never stands for election."""
     elects_unclean: bool = False
-    """enableElectUncleanMaster: prefer a master that lacks acknowledged messages to no master."""
+    """enableElectUncleanMaster: whether a master that lacks acknowledged messages is preferred to no master."""
 
     lease_ttl_s: float = 3.0
     """leaseTtl: time after which a lost master is noticed. One that can't renew its lease stops a little earlier."""

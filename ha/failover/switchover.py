@@ -17,7 +17,7 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a request for a switch."""
 
     is_done: bool
-    """The requested member is master."""
+    """Whether the requested member is master."""
     master_id: int | None
     """The present master; None: there is none, or it isn't known."""
     epoch: int
@@ -71,8 +71,9 @@ class SwitchoverRequests:
         epoch = before.group.epoch
         request = SwitchRequest(to=to, reason=reason, epoch=epoch)
         revision = await self._agreement.request_switch(request, timeout_s=timeout_s)
+        # A view of the master may lack the request although its revision is higher (`KnownGroup.apply`).
         answered: GroupView = await latest.wait_value(
-            lambda now: now.revision >= revision and now.switch_revision != revision
+            lambda now: now.switch_revision > revision or now.master_revision != before.master_revision
         )
         if answered.switch is not None and answered.switch.refused_revision == revision:
             return answered, answered.switch.refusal

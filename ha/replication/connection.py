@@ -60,7 +60,8 @@ takes a separate send (a header alone wakes the slave once more). Copying this m
 loopback."""
 
 OPENING_S_MAX = 0.5
-"""First bytes that may be a report or half a handshake are a report if nothing follows for this long."""
+"""Time in seconds that the slave's first bytes, if they may be a report or half a handshake, are kept back; if nothing
+follows, they are a report."""
 
 
 class HAConnection:

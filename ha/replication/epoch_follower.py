@@ -77,7 +77,7 @@ class EpochFollower:
         """Truncate the log and its history here to a prefix of the master's; return None if that succeeded, else why
         not.
 
-        DiskFailed if the node must stop.
+        Raises DiskFailed if the node must stop.
         """
         epochs, log = self._store.epochs, self._log
         own_end = log.max_offset.value
@@ -96,7 +96,7 @@ class EpochFollower:
                     Condition.MASTER_BEHIND, f"{detail}, and there is no history of terms here to compare"
                 )
             await self._adopt_history(master.epochs)
-        except DiskFull as error:
+        except (DiskFull, OSError) as error:
             return SessionEnd(Condition.APPEND_FAILED, str(error))
         return None
 
@@ -146,8 +146,8 @@ class EpochFollower:
         await self.adopt(own_end + 1)
 
     async def adopt(self, end: int) -> None:
-        """Add each term that starts before `end` to the history; call before the log is written up to there. DiskFull
-        or DiskFailed if the history can't be written."""
+        """Add each term that starts before `end` to the history; call before the log is written up to there. Raises
+        DiskFull or DiskFailed if the history can't be written."""
         epochs = self._store.epochs
         while end > self._next_start:
             entry = self._ahead[0]
@@ -159,8 +159,8 @@ class EpochFollower:
             self._next_start = self._ahead[0].start_offset if self._ahead else math.inf
 
     def note_frame(self, header: EpochFrameHeader) -> None:
-        """Check a frame's header and record its confirm offset. RemoteProtocolError if its epoch is later than the last
-        one in the master's handshake."""
+        """Check a frame's header and record its confirm offset. Raises RemoteProtocolError if its epoch is later than
+        the last one in the master's handshake."""
         if header.epoch > self.epoch:
             raise RemoteProtocolError(f"a frame of term {header.epoch} after a handshake up to {self.epoch}")
         self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
@@ -175,7 +175,7 @@ class EpochFollower:
             self._terms.note_caught_up()
 
     def confirm(self) -> None:
-        """Make what is confirmed readable for consumers; call after bytes were appended, or a frame came."""
+        """Make all confirmed records readable for consumers; call after bytes were appended, or a frame came."""
         offset = min(self._master_confirm_offset, self._log.max_offset.value)
         if offset > self._confirm_offset:
             self._limit(offset)

@@ -39,7 +39,7 @@ class FirstByte:
     def feed(self, chunk: memoryview) -> memoryview | None:
         """Return the log's bytes from 0 on once the first record's magic code is complete, else None.
 
-        At most 6 bytes are kept meanwhile. RemoteProtocolError if the bytes are not the rest of a record.
+        At most 6 bytes are kept meanwhile. Raises RemoteProtocolError if the bytes are not the rest of a record.
         """
         self._received += bytes(chunk)
         restored = b"\0" + self._received

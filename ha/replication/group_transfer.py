@@ -60,7 +60,7 @@ class AckRequest(msgspec.Struct, frozen=True):
 
 
 class Acknowledgements(Protocol):
-    """What the slaves have acknowledged; implemented by HAService. Offsets are physical, in bytes."""
+    """The offsets that slaves have acknowledged; implemented by HAService. Offsets are physical, in bytes."""
 
     @property
     def push2_slave_max_offset(self) -> int:
@@ -73,8 +73,8 @@ class Acknowledgements(Protocol):
         """One offset for each slave that is in sync now, highest first."""
 
     def acknowledged_by_set(self) -> int | None:
-        """The offset up to which the sync-state set has acknowledged, -1 if it can't; None if this node does not lead
-        its group."""
+        """The offset up to which the sync-state set has acknowledged the log, -1 if there is none; None if this node
+        does not lead its group."""
 
 
 class GroupTransfer:

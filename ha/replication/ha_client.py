@@ -147,6 +147,7 @@ class HAClient:
         if epoch <= self.min_epoch:
             return
         self.min_epoch = epoch
+        self._reconnect.reset()
         if self._session is not None and self._session.epoch < epoch:
             detail = f"its last term is {self._session.epoch}, the group is in {epoch}"
             self._session.close(SessionEnd(Condition.STALE_MASTER, detail))

@@ -41,19 +41,21 @@ logger = logging.getLogger(__name__)
 
 SecureSlave = Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]]
 """Does the TLS handshake of an accepted stream. Returns the encrypted stream and the slave's identity by its
-certificate, None if the address identifies it. HandshakeFailed; the stream is then closed."""
+certificate, None if the address identifies it. Raises HandshakeFailed after closing the stream."""
 
 REMEMBERED_IDENTITIES_MAX = 256
-"""Identities whose last close reason is kept, so that the same reason is logged only once in a row."""
+"""Maximum number of identities whose last close reason is kept, so that the same reason is logged only once in a
+row."""
 
 REMEMBERED_SLAVES_MAX = 256
-"""Hosts for which the position of their disconnected slave is kept."""
+"""Maximum number of hosts for which the position of a disconnected slave is kept."""
 
 REMEMBERED_TABLE_COPIES_MAX = 16
-"""Hosts for which the time of their last copy of the tables is kept."""
+"""Maximum number of hosts for which the time of their last copy of the tables is kept."""
 
 TABLE_COPY_AGE_S_MAX = 60.0
-"""A slave copies the tables every 10 s; after this long without a copy it is assumed not to run."""
+"""Time in seconds without a copy of the tables after which a slave is assumed not to run; slaves copy them every 10
+s."""
 
 EXPLAINED_SLAVES_MAX = 3
 """Maximum number of slaves that `explain` names: its text goes into responses."""
@@ -303,7 +305,8 @@ class HAService:
         return 1 + len(self.acknowledged_in_sync(offset))
 
     def acknowledged_by_set(self) -> int | None:
-        """Return the offset that the sync-state set has acknowledged, -1 if it can't; None unless this node leads."""
+        """Return the physical offset up to which the sync-state set has acknowledged the log, as
+        `Leadership.acknowledged_offset`; None unless this node leads."""
         return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:

@@ -56,11 +56,12 @@ RECEIVE_SIZE_FIRST = 64 << 10
 """Initial size of a receive; doubled up to receive_size_bytes while receives come back full."""
 
 BULK_BYTES = 256 << 10
-"""A receive of this size or more means that the slave is behind and that more is probably waiting. Its report is
-delayed by BULK_TURNS of the event loop to find out: each report costs both sides a system call, and the master a
-wake-up."""
+"""Size in bytes from which on a receive means that the slave is behind and that more data is probably waiting. To find
+out, its report is delayed by BULK_TURNS iterations of the event loop: each report costs both sides a system call, and
+the master a wake-up."""
 BULK_TURNS = 2
-"""Enough for the reader, whose next chunk may be there, to run once, whatever the order of the tasks."""
+"""Number of iterations of the event loop: enough for the reader, whose next chunk may be there, to run once, whatever
+the order of the tasks."""
 
 REPORT_STEP_BYTES = 4 << 20
 """Unreported bytes above which a report is not delayed."""
@@ -217,7 +218,8 @@ class HASession:
         return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
 
     def _read(self, descriptor: int, buffer: memoryview) -> int:
-        """Receives, and in the steady state appends and reports the complete frames. OSError if receiving fails."""
+        """Receives, and in the steady state appends and reports the complete frames. Raises OSError if receiving
+        fails."""
         self._pumped_bytes = 0
         is_steady = self._pumps and self._protocol.is_appending and self._parser.is_between_frames
         tail = self._log.tail() if is_steady and self._reporter.is_idle else None

@@ -8,7 +8,7 @@ Any broker, halog or RocketMQ, master or slave, sends its log from any offset th
   what any put waits for, and nothing else is reported. A halog peer learns before the request that this is no slave
   (range_question.py), and doesn't count the connection.
 
-The bytes are untrusted: the caller proves them by checksums or records before it writes them.
+The bytes are untrusted: the caller verifies them against checksums, or as valid records, before it writes them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ async def fetch_range(
 ) -> Fetched:
     """Return bytes [begin, end) of the log of the peer whose HA port is at `address`. They must lie in one segment.
 
-    Returns fewer, but at least one, if the peer has or sends no more. HealFetchError if it sends none: it can't be
-    reached, doesn't have them, or they are damaged there, too. The connection is closed in any case.
+    Returns fewer, but at least one, if the peer has or sends no more. Raises HealFetchError if it sends none: it can't
+    be reached, doesn't have them, or they are damaged there, too. The connection is closed in any case.
     """
     assert 0 <= begin < end
     try:
@@ -108,7 +108,8 @@ async def _receive(
 async def _receive_body(
     stream: trio.abc.Stream, address: str, parser: TransferParser, got: bytearray, begin: int, end: int
 ) -> None:
-    """Receive until `got` is [begin, end). HealFetchError if the peer sends no more; `got` keeps what was received."""
+    """Receive until `got` is [begin, end). Raises HealFetchError if the peer sends no more; `got` keeps what was
+    received."""
     heartbeat_count = 0
     deadline = trio.current_time() + FETCH_S_MAX
     while len(got) < end - begin:

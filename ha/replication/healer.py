@@ -1,4 +1,4 @@
-"""Healing: damaged ranges of the log are fetched from a peer, proven, and rewritten.
+"""Repairs damaged ranges of the log: fetches them from a peer, verifies the bytes, and rewrites them.
 
     DamageRegistry.open ──▶ read again ──sound──▶ healed          (a transient read error)
                                │
@@ -6,12 +6,12 @@
                                                               └─ only its start ──▶ write …; the range gets shorter
 
 Proven means: the fetched bytes have the checksums that the blocks had when they were written here; or, if none are
-known, they are sound records that start and end exactly where the damage does. Nothing else is ever written, so a peer
+known, they are valid records that start and end exactly where the damage does. Nothing else is ever written, so a peer
 that is wrong, damaged or hostile can do no harm. Only registered ranges are written, which never include bytes that are
 being appended.
 
 If a peer has only the start of a range, the part that can be proven without the end is written: whole blocks with
-checksums, or sound records whose position, size, queue offset and tags are in the consume queues here. The next peer is
+checksums, or valid records whose position, size, queue offset and tags are in the consume queues here. The next peer is
 asked for the rest. A range that is too long for memory is written piece by piece, before its end is known.
 
 After ATTEMPTS attempts a range is given up for now: consumers skip it. Not sooner, whatever the peers answer: after a
@@ -54,11 +54,11 @@ class HealedLog(Protocol):
         """Return how many bytes of `raw`, for offset `begin`, are proven to be what was written there."""
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, for offset `begin`, are proven independently of what follows them."""
+        """Like `proves`, but for the start of a damaged range whose end is not available."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Write proven bytes over damaged ones, synced and compared. OSError; OffsetGone if the range is no longer
-        listed."""
+        """Write proven bytes over damaged ones, synced and compared. Raises OSError, or OffsetGone if the range is no
+        longer listed."""
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
         """Whether `raw` equals the bytes on disk here: then their checksum was wrong, and is replaced."""
@@ -108,6 +108,8 @@ class Healer:
                 trouble = await self._heal(damage, peers)
             except OffsetGone:
                 trouble = "the log was truncated, or its start deleted, meanwhile"
+            except OSError as error:
+                trouble = f"the disk here can't be read: {error}"
             if not trouble or damage not in self._log.damage.open:
                 self._retry_at.pop(damage, None)
                 continue
@@ -132,7 +134,7 @@ class Healer:
             except HealFetchError as error:
                 trouble = str(error)
             except OSError as error:
-                trouble = f"it can't be written: {error}"
+                trouble = f"the disk here can't be read or written: {error}"
             if not trouble:
                 return self._done(damage, peer)
             troubles.append(trouble)

@@ -38,7 +38,7 @@ from ha.replication.sync_state import SyncStateSet
 logger = logging.getLogger(__name__)
 
 PAST_RUNS_MAX = 16
-"""Earlier processes that are remembered for each broker id."""
+"""Maximum number of earlier processes that are remembered for each broker id."""
 
 
 class Leadership:
@@ -151,8 +151,8 @@ class Leadership:
 
     @property
     def acknowledged_offset(self) -> int | None:
-        """The physical offset up to which the set has acknowledged the log, -1 if it can't; None while this node does
-        not lead."""
+        """The physical offset up to which the set has acknowledged the log; -1 if the set is too small, or the offsets
+        of too few members are known; None while this node does not lead."""
         return None if self.sync_state is None else self.sync_state.acknowledged(self._log.max_offset.value)
 
     def admit(self, connection: HAConnection, handshake: SlaveHandshake) -> EpochFrames | CloseReason:
@@ -231,13 +231,13 @@ class Leadership:
         return connection is not None and connection.progress is progress
 
     def _confirm(self) -> None:
-        """Make what is confirmed now readable for consumers."""
+        """Make all records that are now confirmed readable for consumers."""
         state = self.sync_state
         if state is not None and state.advance(self._held_here.value):
             self._store.log.limit_dispatch(state.confirm_offset)
 
     def _evaluate(self) -> None:
-        """Propose another set if the rules say so, and apply what follows from that or from a changed set."""
+        """Propose another set if the rules require it, and apply the effects of the proposal or of a changed set."""
         state = self.sync_state
         if state is None:
             return

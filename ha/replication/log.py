@@ -40,8 +40,8 @@ class ReplicatedLog(Protocol):
         """Return up to `size_max` bytes of one segment, at least one below max_offset; cold bytes are read in a worker
         and verified.
 
-        OffsetGone outside [min_offset, max_offset]. DamagedBytes if the first byte is damaged: it must not leave this
-        node. OSError if the disk can't read.
+        Raises OffsetGone outside [min_offset, max_offset]. Raises DamagedBytes if the first byte is damaged: it must
+        not leave this node. Raises OSError if the disk can't read.
         """
 
     async def wait_healed(self, begin: int, end: int) -> None:
@@ -50,8 +50,8 @@ class ReplicatedLog(Protocol):
     async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
         """Append a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's end.
 
-        An empty chunk at offset X of an empty log creates the segment of X. DiskFull, OSError or TooSlowError if a
-        segment can't be created or the bytes can't be written.
+        An empty chunk at offset X of an empty log creates the segment of X. Raises DiskFull, OSError or TooSlowError if
+        a segment can't be created or the bytes can't be written.
         """
 
     def tail(self) -> LogTail | None:
@@ -68,7 +68,7 @@ class ReplicatedLog(Protocol):
         """Move the whole log aside and restart it empty at `first_offset`, the start of a segment, which is created: a
         log without a segment would be continued with the master's last segment.
 
-        DiskFull or OSError: nothing has changed. DiskFailed: the node must stop.
+        After DiskFull or OSError nothing has changed; after DiskFailed the node must stop.
         """
 
 
@@ -95,10 +95,12 @@ class MemberStore(Protocol):
         """The terms of the log, and where each starts."""
 
     async def record_end(self, offset: int) -> int | None:
-        """Return where the record at a physical offset ends; None if no intact one starts there."""
+        """Return where the record at a physical offset ends; None if no intact one starts there. Raises OSError if the
+        disk can't read."""
 
     async def truncate(self, offset: int) -> None:
         """Truncate the log and its history at the start of a record. If cancelled, it is done completely or not at all.
 
-        ValueError if no record starts there, DiskFull if nothing has changed, DiskFailed if the node must stop.
+        Raises ValueError if no record starts there, DiskFull or OSError if nothing has changed, DiskFailed if the node
+        must stop.
         """

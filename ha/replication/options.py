@@ -38,7 +38,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     """Slave: timeout for a connection, and for the injected `master_min_offset`."""
     range_answer_timeout_s: float = 1.0
-    """Slave: timeout for the answer to the range question, which a RocketMQ master never gives."""
+    """Slave: timeout for the master's answer to the question which offsets it has (range_question.py). A RocketMQ
+    master never answers it."""
     receive_size_bytes: int = 1 << 20
     """Slave: maximum size of the receive buffer, which is all that is held in memory. The buffer has at least 64
     KiB."""
@@ -68,7 +69,9 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TRANSFER_BATCH_SIZE_MAX = (4 << 20) - 12
-"""A RocketMQ slave receives a whole frame into a buffer of 4 MiB and stalls on a larger one."""
+"""Maximum of `transfer_batch_size_bytes`: a RocketMQ slave receives a whole frame, with its header of 12 bytes, into a
+buffer of 4 MiB, and stalls on a larger one."""
 
 TICK_S = 0.001
-"""RocketMQ compares `elapsed ms > interval ms`: the first moment that passes is one millisecond after the interval."""
+"""Time in seconds after an interval at which it counts as over: RocketMQ compares `elapsed ms > interval ms`, which is
+true one millisecond after the interval."""

@@ -14,12 +14,12 @@ IP_FAMILIES = (AF_INET, AF_INET6)
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Connect to `host:port` (IPv6 in brackets). OSError; ConfigError if the address is malformed."""
+    """Connect to `host:port` (IPv6 in brackets). Raises OSError, or ConfigError if the address is malformed."""
     return await open_tcp(*split_address(address))
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`. ConfigError, naming haMasterAddress, if it is malformed."""
+    """Split `host:port`. Raises ConfigError, naming haMasterAddress, if it is malformed."""
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:

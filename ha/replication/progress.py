@@ -63,7 +63,7 @@ class CloseReason(Enum):
     NOT_MASTER = "not_master"
     """A member of the group connected to this node as its master, which it is not, or not yet."""
     NO_MEMBER = "no_member"
-    """The peer claims the broker id of this node."""
+    """The peer states the broker id of this node as its own."""
     OTHER_RUN = "other_run"
     """The member's key in the agreement service belongs to another process with the same broker id."""
     REPLACED = "replaced"
@@ -82,7 +82,7 @@ class SlaveProgress:
     ack_offset       last report, -1 before the first; never falls, never above max(request_offset, transfer_offset)
     is_withheld      acknowledgements don't count yet, see ha_service.py; only ever true for a slave that began empty
     end_at_request   the log's end at the time of the request
-    has_asked        the slave asked the range question, so it is a halog slave
+    has_asked        the slave asked the range question (range_question.py), so it is a halog slave
     is_reader        it is no slave but reads a range to heal its own log: never counted or remembered
     broker_id        its broker id in the failover group, None if it is no member
     run_id           identifies its process among those with that id, 0 if unknown

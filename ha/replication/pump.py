@@ -33,7 +33,7 @@ def pump(
 
     Returns the numbers of bytes received (0 at the end of the stream), taken from the buffer, appended, and sent of the
     report. If the disk does not accept all bodies, nothing is taken; if the socket does not accept the report, less of
-    it is sent. OSError if receiving fails.
+    it is sent. Raises OSError if receiving fails.
     """
     received = os.readv(source, (buffer,))
     taken = size = 0

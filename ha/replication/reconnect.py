@@ -4,7 +4,8 @@
 | --- | --- |
 | a connection on which the master was followed | at once, but at most once in `interval_s_max` |
 | that attempt, or any other connection or attempt | after FIRST_S, doubled each time up to `interval_s_max` |
-| a session that ended otherwise: different logs, failed authentication, a full disk | after `interval_s_max` |
+| a session that met an obstacle: different logs, failed authentication, a full disk | after `interval_s_max`, doubled
+each time up to OBSTACLE_S_MAX |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
 problem may be over. The waits grow while attempts fail, and have a random part, so that the slaves of one master don't
@@ -19,8 +20,11 @@ from collections.abc import Callable
 from ha.replication.statistics import Condition
 
 FIRST_S = 0.1
+OBSTACLE_S_MAX = 5.0
+"""Maximum wait after an obstacle, which is usually left to an operator. A member of a failover group, whose
+`interval_s_max` is shorter, would otherwise cost its master several connections per second, and lines in its log."""
 JITTER_SHARE = 0.5
-"""A wait is shortened by up to this share of it."""
+"""Maximum share (0 to 1) by which a wait is shortened at random."""
 
 LOST = frozenset(
     {Condition.CONNECT_FAILED, Condition.CONNECTION_LOST, Condition.MASTER_CLOSED, Condition.HOUSEKEEPING_TIMEOUT}
@@ -35,20 +39,23 @@ class Reconnect:
         self._interval_s_max = interval_s_max
         self._jitter = jitter
         self._immediate_at = -math.inf
-        self._failed_count = 0
+        self._failed_count = self._obstacle_count = 0
 
     def wait_s(self, condition: Condition, now: float, *, has_followed: bool) -> float:
         """Return the wait after a connection or attempt that ended with `condition`. `has_followed`: whether the master
         was followed on it."""
         if condition not in LOST:
-            return self._interval_s_max
+            self._obstacle_count += 1
+            return min(OBSTACLE_S_MAX, math.ldexp(self._interval_s_max, min(self._obstacle_count - 1, 32)))
         if has_followed and now >= self._immediate_at + self._interval_s_max:
-            self._immediate_at, self._failed_count = now, 0
+            self._immediate_at = now
+            self._failed_count = self._obstacle_count = 0
             return 0.0
         longest_s = min(self._interval_s_max, math.ldexp(FIRST_S, min(self._failed_count, 32)))
         self._failed_count += 1
         return longest_s * (1 - JITTER_SHARE * self._jitter())
 
     def reset(self) -> None:
-        """Forget earlier failures: the next attempts are to another master."""
-        self._immediate_at, self._failed_count = -math.inf, 0
+        """Forget earlier failures: the next attempts are to another master, or in another term."""
+        self._immediate_at = -math.inf
+        self._failed_count = self._obstacle_count = 0

@@ -11,7 +11,7 @@ from ha.replication.statistics import Condition
 
 
 class Retry(Enum):
-    """How the next connection, made at once, differs."""
+    """What the next connection, which is made at once, does differently."""
 
     FROM_LAST_SEGMENT = "from_last_segment"
     """The master has no byte at offset 1: request 0, which means its last segment."""
@@ -25,14 +25,14 @@ class Retry(Enum):
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """Why a session ended, and what follows from it."""
+    """The condition in which a session with the master ended, and how the next connection is made."""
 
     condition: Condition
     detail: str
     first_offset: int | None = None
-    """Where the master's log begins, if it is known"""
+    """Physical offset at which the master's log begins, if it is known"""
     torn_at: int | None = None
-    """Where the log here has a torn record (`Overlap.torn_at`): it is truncated before that record"""
+    """Physical offset of a torn record in the log here (`Overlap.torn_at`), before which the log is truncated"""
     retry: Retry | None = None
     """None: wait before the next connection, and make it in the same way."""
 
@@ -50,6 +50,7 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to compare the log's end. False after WITHOUT_OVERLAP: then only if the master says that its log begins
     before."""
     master_min_offset: Callable[[], Awaitable[int | None]]
-    """Asks the master in another way where its log begins; None if it is not known now"""
+    """Asks the master for the first physical offset of its log over another connection, such as remoting; returns None
+    if it is not known now"""
     watches_min_offset: bool
     """Whether to call `master_min_offset` after each heartbeat, to detect that the position here is deleted there"""

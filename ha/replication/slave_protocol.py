@@ -36,7 +36,7 @@ class SessionState(Enum):
     RECONCILING = "reconciling"
     """The member truncates its log to the part that the master has too (epoch_follower.py)."""
     ASKING = "asking"
-    """The slave sends the range question and waits for the answer (range_question.py)."""
+    """The slave asks which offsets the master has, and waits for the answer (range_question.py)."""
     PREPARING = "preparing"
     """The slave chooses its request and reads the end of the log here."""
     REQUESTED = "requested"
@@ -145,7 +145,7 @@ class SlaveProtocol:
         """Check a frame's position before any of its bytes is taken. Returns None if the connection continues, else why
         it ends.
 
-        RemoteProtocolError if no master sends such a frame in this state.
+        Raises RemoteProtocolError if no master sends such a frame in this state.
         """
         state, check, segment_size = self.state.value, self._check, self._log.segment_size
         if state is SessionState.CLOSED:
@@ -173,7 +173,7 @@ class SlaveProtocol:
         """Return the part of a frame's next bytes that is to be appended, None if there is none yet, or why the session
         ends.
 
-        RemoteProtocolError if they can't be the start of a log.
+        Raises RemoteProtocolError if they can't be the start of a log.
         """
         check = self._check
         if self.end is not None:

@@ -53,11 +53,11 @@ UNKNOWN = -1
 
 
 STALL_FORGOTTEN_S = 60.0
-"""If a slave's last stall is longer ago than this, its next one has the normal limit again."""
+"""Time in seconds since a slave's last stall after which its next one has the normal limit again."""
 
 
 class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings, with RocketMQ's key for each."""
+    """The settings of the sync-state set, with RocketMQ's key where there is one. Times in seconds."""
 
     ack_count: int | None = None
     """Members that acknowledge each byte, the master included; None: all (allAckInSyncStateSet, else inSyncReplicas).
@@ -67,17 +67,17 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     not_catch_up_s_max: float = 15.0
     """haMaxTimeSlaveNotCatchup: time without the whole log after which a member is dropped."""
     gone_s_max: float = 1.0
-    """The same for a member whose lease in the agreement service has ended."""
+    """Time without the whole log after which a member is dropped if its lease in the agreement service has ended."""
     stalled_s_max: float = 15.0
-    """The same for a member that acknowledges nothing meanwhile; doubled for each such drop of the member within
-    STALL_FORGOTTEN_S, up to not_catch_up_s_max. Not less than the master's lease, so that a master that was frozen
-    itself has lost its lease before it drops slaves for that."""
+    """Time without the whole log after which a member is dropped if it acknowledged nothing meanwhile; doubled for each
+    such drop of the member within STALL_FORGOTTEN_S, up to not_catch_up_s_max. Not less than the master's lease, so
+    that a master that was frozen itself has lost its lease before it drops slaves for that."""
     connect_s_max: float = 3.0
     """Time to connect after the start of the term before a member is dropped: RocketMQ's first check of the set."""
     check_s: float = 5.0
     """checkSyncStateSetPeriod: maximum delay before a late member is noticed."""
     join_s_max: float = 1.0
-    """A slave that had the whole log this long ago, or later, is close enough to join."""
+    """Maximum time since a slave last had the whole log for it to join the set."""
 
     def __post_init__(self) -> None:
         assert self.ack_count is None or self.ack_count >= 1

@@ -288,6 +288,25 @@ async def test_endpoints_share_a_short_timeout(cluster: EtcdCluster) -> None:
         assert (await agreement.view(timeout_s=6)).group is None
 
 
+@pytest.mark.parametrize("host", ["etcd..example.com", "10.0.0.256"])
+async def test_an_endpoint_with_an_invalid_host_is_skipped(cluster: EtcdCluster, host: str) -> None:
+    wrong = f"http://{host}:2379"
+    async with open_agreement(wrong, *cluster.endpoints) as agreement, agreement.watch() as watch:
+        assert await agreement.view(timeout_s=10) == (await anext(watch)).view
+        assert agreement.statistics().last_error.startswith(f"{wrong}: ")
+
+
+async def test_a_watch_over_a_slow_network(cluster: EtcdCluster) -> None:
+    """An answer takes longer than an attempt of the first round may."""
+    async with open_proxy(cluster.servers[0].port) as proxy:
+        proxy.answers.wait = partial(trio.sleep, 0.15)  # type: ignore[method-assign]
+        endpoint = f"http://127.0.0.1:{proxy.port}"
+        async with open_agreement(endpoint, attempt_timeout_s=0.1) as agreement, agreement.watch() as watch:
+            await anext(watch)
+            asked = await agreement.request_switch(SwitchRequest(to=1), timeout_s=10)
+            await until(watch, lambda view: view.switch_revision == asked)
+
+
 async def test_a_refused_connection_has_no_unknown_outcome(tmp_path: Path) -> None:
     async with open_agreement("http://127.0.0.1:1", "http://127.0.0.1:2") as agreement:
         with pytest.raises(AgreementUnavailable) as caught:

@@ -229,7 +229,7 @@ async def test_an_endless_answer_is_aborted(caplog: pytest.LogCaptureFixture) ->
             assert "an answer of more than" in caplog.text
             watch = EtcdWatch(client, PREFIX)
             watch._publish({}, 1, is_restart=True)
-            assert await client.follow(0, "/v3/watch", {}, watch._take) == ""
+            assert await client.follow(0, "/v3/watch", {}, watch._take, timeout_s=20.0) == ""
             assert watch._end_reason.startswith("a line of more than")
         nursery.cancel_scope.cancel()
     assert max(sent) < 4 * ANSWER_SIZE_MAX  # plus what the sockets hold

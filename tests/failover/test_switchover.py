@@ -1,5 +1,7 @@
 """Outcomes of switch requests in a group with fake roles, under a virtual clock."""
 
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -134,3 +136,45 @@ async def test_another_master_than_requested_is_reported(autojump_clock: Clock) 
         assert not outcome.is_done
         assert outcome.why_not == f"member {outcome.master_id} became master instead"
         assert outcome.master_id in (1, 3)
+
+
+async def test_a_refused_switch_is_not_done_after_all_when_the_set_changes_at_the_same_time(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the set waits while the switch is tried, and is written together with the refusal. Its answer arrives
+    after the watch has shown both."""
+    async with open_three() as (group, master):
+        change_group = master.way.change_group
+
+        async def change_group_slowly(*args: Any, **options: Any) -> int:
+            revision = await change_group(*args, **options)
+            await trio.sleep(0.05)
+            return revision
+
+        monkeypatch.setattr(master.way, "change_group", change_group_slowly)
+        await group.nodes[3].way.request_switch(SwitchRequest(to=2))
+        await until(lambda: master.role.is_holding)
+        master.role.want(1, 2)
+        await until(lambda: master.role.confirmed == {1, 2})
+        assert group.view.switch is not None
+        assert group.view.switch.refusal
+        master.role.caught_up(2)
+        await trio.sleep(10)
+        assert group.masters == [(1, 1)]
+
+
+async def test_a_change_of_the_set_is_not_taken_for_another_request(autojump_clock: Clock) -> None:
+    """The master knows of its own change before its watch shows the request."""
+    async with open_three() as (group, master), trio.open_nursery() as nursery:
+        master.way.delay(each_way_s=0.01, watch_s=0.1)
+        master.role.caught_up(2)
+        outcomes: list[SwitchOutcome] = []
+
+        async def switch() -> None:
+            outcomes.append(await ask(master, 2))
+
+        nursery.start_soon(switch)
+        await until(lambda: group.view.switch is not None)
+        master.role.want(1, 2)
+        await until(lambda: bool(outcomes))
+        assert (outcomes[0].is_done, outcomes[0].master_id, outcomes[0].why_not) == (True, 2, "")

@@ -1,5 +1,6 @@
 """A member that follows a master: which one, from where, what it truncates, and when it acknowledges."""
 
+import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -370,16 +371,20 @@ async def test_truncation_inside_a_record_is_refused() -> None:
         assert "inside a record" in client.statistics().detail
 
 
-async def test_a_full_disk_is_retried() -> None:
+@pytest.mark.parametrize(
+    "error", [DiskFull(Path("/store"), 0, "no room"), OSError(errno.EMFILE, "Too many open files")], ids=repr
+)
+async def test_a_truncation_that_the_disk_refuses_is_retried(error: Exception) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
 
     async def refuse(offset: int) -> None:
-        raise DiskFull(Path("/store"), 0, "no room")
+        raise error
 
     member.truncate = refuse  # type: ignore[method-assign]
     async with following(member) as (client, master):
         await master.answer(1500, (1, 0), (2, 1000))
         assert condition_of(client) is Condition.APPEND_FAILED
+        assert client.statistics().detail == str(error)
         await trio.sleep(5.5)
         assert len(master.streams) == 2
 
@@ -390,6 +395,43 @@ async def test_an_emptied_log_has_no_history() -> None:
         await master.answer(900, (1, 0), (3, 600))
         assert member.history == [(1, 0)]
         assert master.reports == [0]
+
+
+async def test_an_obstacle_is_tried_less_and_less_often() -> None:
+    """A member's first attempts are soon, but each one costs the master a connection and lines in its log."""
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member, msgspec.structs.replace(WHOLE, reconnect_interval_s=0.1)) as (client, master):
+
+        async def answer_all() -> None:
+            answered_count = 0
+            while True:
+                await trio.sleep(0.01)
+                if len(master.streams) > answered_count:
+                    answered_count = len(master.streams)
+                    await master.answer(100, (2, 0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_all)
+            await trio.sleep(60)
+            assert client.statistics().ended_counts.keys() == {Condition.NO_COMMON_EPOCH}
+            assert len(master.streams) < 20
+            nursery.cancel_scope.cancel()
+
+
+async def test_obstacles_of_an_earlier_term_delay_nothing_in_the_next() -> None:
+    """Messages of the new term may wait for this member, also if the same node is master again."""
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member, msgspec.structs.replace(WHOLE, reconnect_interval_s=0.1)) as (client, master):
+        for _ in range(8):
+            await master.streams[-1].send_all(b"\xff" * 20)
+            await trio.sleep(6)
+        await master.answer(100, (1, 0))
+        await master.frame(100, b"", 1, 0)
+        assert condition_of(client) is Condition.CONNECTED
+        attempt_count = len(master.streams)
+        client.adopt_epoch(2)
+        await trio.sleep(0.2)
+        assert len(master.streams) == attempt_count + 1
 
 
 # Whom it follows

@@ -1,5 +1,6 @@
 """Fetching a range from a halog or RocketMQ peer that is sound, damaged, empty or faulty."""
 
+import errno
 from contextlib import suppress
 
 import pytest
@@ -366,6 +367,34 @@ async def test_unknown_records_are_not_written_without_the_end(size: int, nurser
     await trio.sleep(0.5)
     assert log.writes == []
     assert [(each.begin, each.end) for each in log.damage.open] == [(1000, 2000)]
+
+
+async def test_checksums_that_cannot_be_read_now_are_read_again_later(nursery: trio.Nursery) -> None:
+    """As while the process has no file descriptor left."""
+    log = DamagedLog(LOG, 1000, 2000)
+    [damage] = log.damage.open
+    is_sound = log.is_sound
+    can_read = False
+
+    async def is_sound_if_read(damage: DamagedRange) -> bool:
+        if not can_read:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await is_sound(damage)
+
+    log.is_sound = is_sound_if_read  # type: ignore[method-assign]
+    peer = Peer(nursery, HAService(MemoryLog(LOG)))
+
+    async def peers() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["peer:1"]
+
+    healer = Healer(log, peers, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    nursery.start_soon(healer.run)
+    await trio.sleep(RETRY_S / 2)
+    assert "Too many open files" in damage.heal_trouble
+    can_read = True
+    await trio.sleep(RETRY_S)
+    assert damage.healed_from == "peer:1"
 
 
 async def test_a_range_is_not_given_up_before_a_slave_of_a_restarted_master_is_known(nursery: trio.Nursery) -> None:

@@ -34,8 +34,18 @@ def test_other_ends_wait_for_the_interval(condition: Condition) -> None:
     assert Reconnect(5.0, lambda: 0.9).wait_s(condition, 7.0, has_followed=True) == 5.0
 
 
+def test_obstacles_double_the_wait_of_a_member() -> None:
+    reconnect = Reconnect(0.1, lambda: 0.9)
+    obstacles = [reconnect.wait_s(Condition.DIVERGED, 7.0, has_followed=False) for _ in range(10_000)]
+    assert obstacles[:8] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    assert obstacles[-1] == 5.0
+    reconnect.wait_s(Condition.CONNECTION_LOST, 100.0, has_followed=True)
+    assert reconnect.wait_s(Condition.DIVERGED, 100.0, has_followed=False) == 0.1
+
+
 def test_reset_forgets_failures() -> None:
-    reconnect = Reconnect(5.0, lambda: 0.0)
-    waits(reconnect, 6)
-    reconnect.reset()
-    assert waits(reconnect, 1) == pytest.approx([0.1])
+    reconnect = Reconnect(0.1, lambda: 0.0)
+    for condition in (Condition.CONNECT_FAILED, Condition.DIVERGED):
+        waited = [reconnect.wait_s(condition, 0.0, has_followed=False) for _ in range(6)]
+        reconnect.reset()
+        assert reconnect.wait_s(condition, 0.0, has_followed=False) == waited[0] == 0.1
