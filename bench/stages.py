@@ -29,6 +29,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import Processor
 from ha.broker.put import PutService
+from ha.broker.queue_locks import QueueLocks
 from ha.broker.send import SendProcessor
 from ha.broker.tables import Tables
 from ha.broker.world import World
@@ -83,12 +84,13 @@ class Master:
         self.puts = PutService(store, None, options)
         self.kept = Kept()
         self.sender, whole = (
-            SendProcessor(
+            SendProcessor(core, QueueLocks(core))
+            for core in (
                 BrokerCore(
                     options=options, store=store, tables=self.tables, puts=cast(PutService, service), world=world
                 )
+                for service in (self.kept, self.puts)
             )
-            for service in (self.kept, self.puts)
         )
         self.processor = Processor(whole, {})
 

@@ -38,7 +38,7 @@ class Admin:
 
         sends_in_flight: number of sends without an answer, as `SendProcessor.in_flight_count`.
         pops_in_flight: messages in flight of a group, topic and queue id, as `PopService.in_flight_count`.
-        delay_figures: entries about delayed messages for the runtime statistics (28).
+        delay_figures: entries about delayed messages for the runtime statistics (request 28).
         """
         puts = core.puts
         self.topics = AdminTopics(core)

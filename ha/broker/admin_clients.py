@@ -16,7 +16,7 @@ import trio
 from ha.acl import Right
 from ha.broker.clients import BROADCASTING, Member, subscription_body
 from ha.broker.core import BrokerCore
-from ha.broker.message_queries import read_record
+from ha.broker.message_queries import is_in_queue, read_record
 from ha.broker.refused import busy_if_passing, check_right
 from ha.errors import DamagedBytes, LocalProtocolError, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 RELAY_COUNT_MAX = 64
 """Maximum number of requests waiting for clients."""
 CLIENT_TIMEOUT_S = 10.0
-"""Maximum time that 307 and 309 wait for the client."""
+"""Maximum time in seconds that requests 307 and 309 wait for the client."""
 STATUS_TIMEOUT_S = 5.0
-"""Maximum time that 223 waits for each client."""
+"""Maximum time in seconds that request 223 waits for each client."""
 
 
 Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
@@ -105,7 +105,7 @@ class AdminClients:
     # ---- answered here
 
     async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """203: a consumer group's members and subscriptions."""
+        """Request 203: a consumer group's members and subscriptions."""
         name = parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
@@ -120,7 +120,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """204: a producer group's members."""
+        """Request 204: a producer group's members."""
         name = parse_header(ProducerGroupRequest, command.ext_fields).producer_group
         members = self._clients.producer_group(name)
         if not members:
@@ -129,7 +129,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def all_producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """328: every producer group's members."""
+        """Request 328: every producer group's members."""
         now, now_ms = trio.current_time(), self._wall_clock_ms()
         data = {
             group: [
@@ -147,7 +147,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"data": data}))
 
     async def subscription(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """345: the subscription of an online group to a topic."""
+        """Request 345: the subscription of an online group to a topic."""
         request = parse_header(SubscriptionRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         found = group.subscriptions.get(request.topic) if group is not None else None
@@ -161,7 +161,8 @@ class AdminClients:
     # ---- asked
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """223: asks each member of a group, or one of them, for its progress (221); omits those that don't answer."""
+        """Request 223: asks each member of a group, or one of them, for its progress (request 221); omits those that
+        don't answer."""
         request = parse_header(ConsumerStatusRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         if group is None:
@@ -199,7 +200,7 @@ class AdminClients:
         return self._later(connection, command, relay)
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """307: asks a consumer for its running information.
+        """Request 307: asks a consumer for its running information.
 
         RocketMQ also relays the body, which tools leave empty and no client reads. It could fill a whole frame, so
         halog does not relay it.
@@ -210,12 +211,14 @@ class AdminClients:
     async def consume_directly(
         self, connection: RemotingConnection, command: RemotingCommand
     ) -> RemotingCommand | None:
-        """309: asks a consumer to process one message again, named by its offset message id."""
+        """Request 309: asks a consumer to process one message again, named by its offset message id."""
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:
             with busy_if_passing():
                 raw, record = await read_record(self._store, offset)
+            if not await is_in_queue(self._store, record):
+                raise RemoteProtocolError("its topic has no such message")
         except (OffsetGone, DamagedBytes, RemoteProtocolError) as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message {request.msg_id}: {error}")
         check_right(self._guard, connection, command, record.topic, Right.SUB | Right.GET)

@@ -47,14 +47,14 @@ class AdminGroups:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """200: creates or changes a group. An empty body changes nothing, as in RocketMQ."""
+        """Request 200: creates or changes a group. An empty body changes nothing, as in RocketMQ."""
         _check_size(command)
         if not command.body:
             return command.reply(ResponseCode.SUCCESS)
         return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """225: creates or changes several groups, all or none."""
+        """Request 225: creates or changes several groups, all or none."""
         _check_size(command)
         return await self._update(command, java_json.read_as(GroupConfigList, command.body).group_config_list)
 
@@ -66,7 +66,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """207: deletes a group, and its offsets if requested."""
+        """Request 207: deletes a group, and its offsets if requested."""
         request = parse_header(DeleteGroupRequest, command.ext_fields)
         refuse_on_slave(self._standing, "Can't delete a group on a slave: it takes over its master's groups")
         refuse_if(await self._groups.delete(request.group_name))
@@ -77,14 +77,15 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """352: one group's configuration. RocketMQ creates the group if allowed; here a query changes nothing."""
+        """Request 352: one group's configuration. RocketMQ creates the group if allowed; here a query changes
+        nothing."""
         config = self._groups.get(parse_header(GroupRequest, command.ext_fields).group)
         if config is None:
             return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """314: copies a group's offsets of one topic, or of all its topics, to another group.
+        """Request 314: copies a group's offsets of one topic, or of all its topics, to another group.
 
         Skips topics that this broker does not have and, if the group is online and `offline` is false, topics to which
         it is no longer subscribed.

@@ -35,7 +35,8 @@ class AdminStore:
         }
 
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """329, 306: deletes expired log files, and their entries in queues and index. SYSTEM_ERROR on a full disk."""
+        """Requests 329 and 306: deletes expired log files, and their entries in queues and index. SYSTEM_ERROR on a
+        full disk."""
         try:
             deleted = await self._store.retention.clean(at_any_hour=True)
         except DiskFull as error:
@@ -44,7 +45,7 @@ class AdminStore:
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """316: clears the queues of topics that don't exist, which deleting a topic (215) does as well.
+        """Request 316: clears the queues of topics that don't exist, which deleting a topic (request 215) does as well.
 
         Records these topics as deleted, so that slaves clear their queues, too. Refused on a slave, because its table
         may still lack topics of its master.

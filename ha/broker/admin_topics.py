@@ -36,7 +36,7 @@ QUEUE_COUNT_MAX = 16_384
 ATTRIBUTES_SIZE_MAX = 4096
 """Maximum characters of the attribute changes in one request."""
 DISPATCH_TIMEOUT_S = 3.0
-"""Maximum time that 215 waits for the dispatch of messages that are already stored."""
+"""Maximum time in seconds that request 215 waits for the dispatch of messages that are already stored."""
 
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
@@ -45,7 +45,7 @@ _SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 _ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
 
 NO_REMARK = "not set any response code"
-"""Remark of successful answers to 17, and to requests about users (admin_users.py), in RocketMQ."""
+"""RocketMQ's remark in successful answers to request 17, and to requests about users (admin_users.py)."""
 
 
 class AdminTopics:
@@ -71,11 +71,12 @@ class AdminTopics:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """17: creates or changes a topic."""
+        """Request 17: creates or changes a topic."""
         request = parse_header(CreateTopicRequest, command.ext_fields)
         topic = request.topic
         refuse_if(self._fault(topic) or _request_fault(request), ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't create or update a topic on a slave: it takes over its master's topics")
+        await self._topics.wait_written(topic)
         known = self._topics.get(topic)
         try:
             attributes = changed_attributes(None if known is None else known.attributes or {}, request.attributes or "")
@@ -95,7 +96,8 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """215: deletes a topic and the topics of its POP retries. The answer is the same if it does not exist."""
+        """Request 215: deletes a topic and the topics of its POP retries. The answer is the same if it does not
+        exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         is_known = self._topics.get(topic) is not None  # then its name may exceed the limit for new topics
         fault = self._system_fault(topic) if is_known else self._fault(topic)
@@ -134,7 +136,7 @@ class AdminTopics:
         return found
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """351: one topic's configuration."""
+        """Request 351: one topic's configuration."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -142,7 +144,7 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """305: the system topics."""
+        """Request 305: the system topics."""
         topics = TopicList(topic_list=sorted(self.system_names()))
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 

@@ -87,7 +87,7 @@ class AdminUsers:
         }
 
     async def create_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3001: creates a user; Normal and enabled, unless the body says otherwise."""
+        """Request 3001: creates a user; Normal and enabled, unless the body says otherwise."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES) or NORMAL
@@ -101,7 +101,7 @@ class AdminUsers:
         return _done(command)
 
     async def update_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3002: changes password, type and status of a user, as far as the body states them."""
+        """Request 3002: changes password, type and status of a user, as far as the body states them."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES)
@@ -125,7 +125,7 @@ class AdminUsers:
         return _done(command)
 
     async def delete_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3003: deletes a user with its policies; the answer is the same if it does not exist."""
+        """Request 3003: deletes a user with its policies; the answer is the same if it does not exist."""
         self._check_change()
         name = parse_header(UserRequest, command.ext_fields).username
         _refuse_denied("" if name.strip() else "username can not be blank")
@@ -137,7 +137,7 @@ class AdminUsers:
         return _done(command)
 
     async def user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3004: one user; an empty body if it does not exist. Only super users get the password."""
+        """Request 3004: one user; an empty body if it does not exist. Only super users get the password."""
         self._check_enabled()
         name = parse_header(UserRequest, command.ext_fields).username
         refuse_if("" if name.strip() else "The username is blank", ResponseCode.INVALID_PARAMETER)
@@ -148,7 +148,8 @@ class AdminUsers:
         return _done(command, java_json.dumps(_shown(user, shows_password=shows_password)))
 
     async def users(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3005: the users whose names contain the filter, all for a blank one; an empty body if there are none."""
+        """Request 3005: the users whose names contain the filter, all for a blank one; an empty body if there are
+        none."""
         self._check_enabled()
         part = parse_header(ListUsersRequest, command.ext_fields).filter
         shows_password = self._is_super(connection, command)
@@ -160,7 +161,8 @@ class AdminUsers:
         return _done(command, java_json.dumps(found) if found else b"")
 
     async def update_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3006 and 3007: adds entries to a user's policies, or replaces those of the same type and resource."""
+        """Requests 3006 and 3007: adds entries to a user's policies, or replaces those of the same type and
+        resource."""
         self._check_change()
         info = _acl_of(command)
         name = username_of(info.subject) or username_of(parse_header(SubjectRequest, command.ext_fields).subject)
@@ -182,7 +184,8 @@ class AdminUsers:
         return _done(command)
 
     async def delete_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3008: deletes a user's policies or, given a resource, its entry in the policy of a type (default Custom)."""
+        """Request 3008: deletes a user's policies or, given a resource, its entry in the policy of a type (default
+        Custom)."""
         self._check_change()
         request = parse_header(DeleteAclRequest, command.ext_fields)
         async with self._changing:
@@ -200,15 +203,15 @@ class AdminUsers:
         return _done(command)
 
     async def acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3009: a user's policies; an empty body if it has none."""
+        """Request 3009: a user's policies; an empty body if it has none."""
         self._check_enabled()
         user = self._user_of(parse_header(SubjectRequest, command.ext_fields).subject)
         info = AclInfo(subject=subject_of(user.username), policies=user.policies)
         return _done(command, java_json.dumps(info) if user.policies else b"")
 
     async def acls(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3010: returns the policy entries whose resource contains one filter, of the users whose subject contains the
-        other filter.
+        """Request 3010: returns the policy entries whose resource contains one filter, of the users whose subject
+        contains the other filter.
         """
         self._check_enabled()
         request = parse_header(ListAclsRequest, command.ext_fields)

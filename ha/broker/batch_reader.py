@@ -17,7 +17,8 @@ BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
 """Maximum messages, and bytes, of a batch that is read or put; a single message may be larger."""
 UNREADABLE_S_MAX = 60.0
-"""Time for which the read of a record must fail, while no repairable damage is open, before the record is skipped."""
+"""Time for which the read of a record must fail before the record is skipped: while no repairable damage is open, and
+files can be opened."""
 
 
 class BatchReader:
@@ -30,6 +31,7 @@ class BatchReader:
             transfer_cold_count_max=BATCH_COUNT_MAX,
             transfer_cold_bytes_max=BATCH_BYTES_MAX,
         )
+        self._damage = store.damage
         self._reader = QueueReader(
             store.log, limits, run_blocking=store.run_blocking, repair_entry=store.scrub.repair_entry
         )
@@ -40,23 +42,34 @@ class BatchReader:
             queue, queue_offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
         )
 
+    def lost_since(self, failed_since: float) -> float:
+        """Returns since when (trio time) a record may be lost whose reads have failed since `failed_since`.
+
+        That is now while the log has damage that may still be repaired, and not before the last read of any record that
+        failed because too many files were open.
+        """
+        if not all(damage.is_hopeless for damage in self._damage.open):
+            return trio.current_time()
+        return max(failed_since, self._reader.interrupted_at)
+
 
 class LossDetector:
     """Decides when a reader gives up a record that it can't read, and skips it."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._damage = store.damage
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
         self._place: Hashable = None
         self._since = 0.0
 
     def is_lost(self, place: Hashable) -> bool:
         """Records a failed read at `place`; returns whether reads there have failed for UNREADABLE_S_MAX.
 
-        The time restarts when reads fail at another place, and whenever the log has damage that may still be repaired.
+        The time restarts when reads fail at another place; see also `BatchReader.lost_since`.
         """
         now = trio.current_time()
-        if place != self._place or not all(damage.is_hopeless for damage in self._damage.open):
+        if place != self._place:
             self._place, self._since = place, now
+        self._since = self._reader.lost_since(self._since)
         return now - self._since >= UNREADABLE_S_MAX
 
 

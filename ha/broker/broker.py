@@ -103,14 +103,14 @@ class Broker:
         self.put_service = PutService(store, replication.ha_service, options, self.standing, replication.sync_state)
         core = BrokerCore(options=options, store=store, tables=tables, puts=self.put_service, world=world, guard=guard)
         self._poller = world.poller
-        self.sender = SendProcessor(core)
+        self.queue_locks = QueueLocks(core)
+        self.sender = SendProcessor(core, self.queue_locks)
         self.puller = PullProcessor(core)
         self.delay = DelayService(core)
         self.timers = TimerService(core)
         self.pop = PopService(core)
         self.transactions = TransactionService(core)
-        self.replies = ReplyProcessor(core)
-        self.queue_locks = QueueLocks(core)
+        self.replies = ReplyProcessor(core, self.queue_locks)
         self.admin = Admin(
             core,
             self.puller.holds,

@@ -1,9 +1,10 @@
 """Connected clients: producer and consumer groups, their members, and the subscriptions of consumer groups.
 
-A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (35), or after
-`channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every member gets a
-oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and for changes by
-requests only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager, ConsumerGroupInfo.
+A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (request 35), or
+after `channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every member
+gets a oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and for
+changes by requests only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager,
+ConsumerGroupInfo.
 """
 
 from __future__ import annotations

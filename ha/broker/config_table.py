@@ -64,9 +64,9 @@ class ConfigTable(ABC, Generic[Config]):
         self._saved_number = 0
         self._saving = trio.Lock()
         self.journal: Journal | None = None
-        """Collects changes for the log of a failover group"""
+        """Collects changes for the log of a failover group; None outside a group"""
         self._unlogged: dict[str, int] = {}
-        """Name -> number of its records being written"""
+        """Name -> number of records with it that are being written"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
 
@@ -132,6 +132,12 @@ class ConfigTable(ABC, Generic[Config]):
                 number = self._change_number
                 await save(self.snapshot)
                 self._saved_number = number
+
+    async def wait_written(self, *names: str) -> None:
+        """Waits until no change of `names` is being written. A request that then reads and changes them without a
+        checkpoint in between overwrites no change that it has not seen."""
+        while self.journal is not None and not self._unlogged.keys().isdisjoint(names):
+            await self.journal.logged()
 
     async def _unchanged(self) -> str:
         """Waits until all earlier changes are acknowledged by the group; returns why they may be lost, or "".

@@ -39,10 +39,11 @@ from ha.store.consume_queue import ConsumeQueue
 QUEUES_PER_SLICE = 64
 """Queues visited before other tasks run."""
 ENTRY_COUNT_MAX = 8192
-"""Maximum number of queue entries in an answer to 321."""
+"""Maximum number of queue entries in an answer to request 321."""
 MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
-"""Maximum number of queues of all groups in an answer to 317, and of several topics in one to 208."""
+"""Maximum number of queues, of all groups together, in an answer to request 317, and of several topics together in one
+to request 208."""
 
 
 class ConsumeStatistics:
@@ -78,7 +79,8 @@ class ConsumeStatistics:
     # ---- topics
 
     async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """202: the bounds of each queue, the store time of its last message, and the put rate of the last minute."""
+        """Request 202: the bounds of each queue, the store time of its last message, and the put rate of the last
+        minute."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -110,7 +112,7 @@ class ConsumeStatistics:
         return count
 
     async def stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """315: TOPIC_PUT_NUMS, messages stored in a topic in the last minute, hour and day; GROUP_GET_NUMS (key
+        """Request 315: TOPIC_PUT_NUMS, messages stored in a topic in the last minute, hour and day; GROUP_GET_NUMS (key
         topic@group), messages that a group received in the last minute.
 
         RocketMQ's other statistics are answered SYSTEM_ERROR, as if they did not exist.
@@ -134,13 +136,13 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """300: the groups with members that subscribe to a topic, or with committed offsets in it."""
+        """Request 300: the groups with members that subscribe to a topic, or with committed offsets in it."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
         return _body(command, GroupList(group_list=list(names)))
 
     async def topics_of_group(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """343: the topics in which a group has committed offsets."""
+        """Request 343: the topics in which a group has committed offsets."""
         group = parse_header(GroupRequest, command.ext_fields).group
         address = f"{self._options.host}:{self._options.port}"
         return _body(command, {"brokerAddr": address, "topicList": self._offsets.topics_of(group)})
@@ -148,7 +150,8 @@ class ConsumeStatistics:
     # ---- groups
 
     async def consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """208: a group's progress in each queue of the requested topics, or of all topics in which it has offsets.
+        """Request 208: a group's progress in each queue of the requested topics, or of all topics in which it has
+        offsets.
 
         Unless the request has a list of topics, leaves out those to which an online group is not subscribed.
         """
@@ -192,7 +195,8 @@ class ConsumeStatistics:
         return table
 
     async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """317: the progress of every group in its topics, or only in ordered topics, and the total lag in messages."""
+        """Request 317: the progress of every group in its topics, or only in ordered topics, and the total lag in
+        messages."""
         is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
         listed: list[dict[str, list[Any]]] = []
         behind = in_flight = queue_count = 0
@@ -222,7 +226,8 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def time_span(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """303: for each queue, the store times of the first, last, and last consumed message, and the group's delay.
+        """Request 303: for each queue, the store times of the first, last, and last consumed message, and the group's
+        delay.
 
         The delay is the age of the next message to consume, 0 if there is none.
         """
@@ -257,7 +262,8 @@ class ConsumeStatistics:
         return _body(command, {"consumeTimeSpanSet": spans})
 
     async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """308: the lowest committed offset of any group in each queue; MAX_VALUE if `compareGroup` has a lower one.
+        """Request 308: the lowest committed offset of any group in each queue; MAX_VALUE if `compareGroup` has a lower
+        one.
 
         Ignores the groups in `filterGroups`, and offsets before the start of the queue. RocketMQ also deletes the
         offsets of these groups; here a query changes nothing.
@@ -280,7 +286,8 @@ class ConsumeStatistics:
     # ---- queues
 
     async def queue_entries(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """321: entries of a consume queue as stored, at most ENTRY_COUNT_MAX, and the subscription of a group."""
+        """Request 321: entries of a consume queue as stored, at most ENTRY_COUNT_MAX, and the subscription of a
+        group."""
         request = parse_header(QueryQueueRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         if queue is None:

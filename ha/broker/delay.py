@@ -39,6 +39,7 @@ from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ha.remoting import RemotingConnection, RequestHandler
 from ha.store.consume_queue import ConsumeQueue, QueueEntry
 from ha.store.dispatch import Arrival
+from ha.store.files import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class DelayService:
         return self._offsets.settled(self._put.acknowledgements.replicated_offset)
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """45, sent by slaves: answers with `replicated_offsets`."""
+        """Request 45, sent by slaves: answers with `replicated_offsets`."""
         settled = self.replicated_offsets()
         if settled is None:
             return command.reply(
@@ -254,9 +255,10 @@ class DelayService:
         return wall_ms / 1000 - trio.current_time()
 
     async def _serve_level(self, level: _Level) -> None:
-        pause_s, losses = PAUSE_S_MIN, LossDetector(self._store)
+        pause_s, losses = PAUSE_S_MIN, LossDetector(self._reader)
         while True:
             level.arrived = trio.Event()
+            may_be_lost = True
             queue = self._store.queues.get(SCHEDULE_TOPIC, level.level - 1)
             offset = self._offsets.get(level.level)
             try:
@@ -272,11 +274,11 @@ class DelayService:
                 await trio.lowlevel.checkpoint()
             except OSError as error:
                 self._log_failure("delay.read_failed", level, offset, error)
-                is_read = False
+                is_read, may_be_lost = False, not is_passing(error)
             if is_read:
                 pause_s = PAUSE_S_MIN
                 continue
-            if losses.is_lost(offset):
+            if may_be_lost and losses.is_lost(offset):
                 self._drop(level, offset, "its entry is wrong and its record is not found")
                 self._offsets.set(level.level, offset + 1)
                 continue
@@ -316,8 +318,9 @@ class DelayService:
             return False
         if read.status is ReadStatus.FOUND:
             await self._put_all(level, self._deliveries(level, read.body))
-        elif read.status is ReadStatus.MESSAGE_WAS_REMOVING:
-            self._drop(level, offset, "it is no longer in the log", read.next_offset - offset)
+        missing_count = read.next_offset - offset - read.message_count
+        if missing_count > 0:
+            self._drop(level, offset, "it is damaged, or no longer in the log", missing_count)
         self._offsets.set(level.level, read.next_offset)
         return True
 

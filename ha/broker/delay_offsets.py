@@ -1,4 +1,4 @@
-"""Delivery progress of delay levels and timer messages, kept in config/delayOffset.json and copied by slaves (45).
+"""Delivery progress of delay levels and timer messages: config/delayOffset.json, which slaves copy (request 45).
 
 The file, and what slaves are sent, must not run ahead of the delivered copies: if the offset survived a power loss or
 the loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the
@@ -44,7 +44,7 @@ class DelayOffsetTable:
         self._saved: dict[int, int] = {}
         self._data_version = DataVersion()
         self.journal: Journal | None = None
-        """Collects changes for the log of a failover group"""
+        """Collects changes for the log of a failover group; None outside a group"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
         self.rocketmq_timers: tuple[int, int] | None = None

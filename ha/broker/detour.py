@@ -49,14 +49,14 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 def parse_int(text: str) -> int:
-    """Parses a property like Java's Integer.parseInt. ValueError with Java's message if it is not an int32."""
+    """Parses a property like Java's Integer.parseInt. Raises ValueError with Java's message if it is not an int32."""
     if _INT.fullmatch(text) and -_INT_MAX - 1 <= (number := int(text)) <= _INT_MAX:
         return number
     raise ValueError(f'For input string: "{text[:40]}"')
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The requested delay level; 0 or less: no delay, as without DELAY. ValueError if DELAY is not an int32."""
+    """The requested delay level; 0 or less: no delay, as without DELAY. Raises ValueError if DELAY is not an int32."""
     text = properties.get(DELAY)
     return parse_int(text) if text is not None else 0
 

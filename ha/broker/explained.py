@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Explained:
-    """The counts of one broker since its start."""
+    """Counts of one broker's puts, by status and cause, that were not answered PUT_OK since its start."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[PutStatus, Cause]] = Counter()

@@ -1,9 +1,9 @@
-"""Message filters of consumers: tags, or an SQL92 condition on properties; and 46 CHECK_CLIENT_CONFIG.
+"""Message filters of consumers: tags, or an SQL92 condition on properties; and request 46 CHECK_CLIENT_CONFIG.
 
 The FILTER_COUNT_MAX most recently used conditions are kept compiled, and so are the errors of invalid ones. A condition
-is compiled when a pull first needs it, not at the heartbeat; clients ask in advance (46) whether the broker accepts
-theirs. A pull with an invalid condition is refused. RocketMQ delivers every message instead if the pull itself contains
-the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
+is compiled when a pull first needs it, not at the heartbeat; clients ask in advance (request 46) whether the broker
+accepts theirs. A pull with an invalid condition is refused. RocketMQ delivers every message instead if the pull itself
+contains the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import SCAN_COUNT_MAX, SCAN_COUNT_MIN, QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
-from ha.broker.sql92 import FilterSyntaxError, Predicate, compile_filter
+from ha.broker.sql92 import EXPRESSION_LENGTH_MAX, FilterSyntaxError, Predicate, compile_filter
 from ha.broker.subscription import is_tag_type, parse_tag_expression
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import read_request
@@ -47,7 +47,7 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
 
 
 class Filters:
-    """Makes selections from the expressions of requests and subscriptions."""
+    """Parses the filter expressions of requests and subscriptions into `Selection`s."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self._is_enabled = options.enable_property_filter
@@ -86,7 +86,8 @@ class Filters:
             )
 
     async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """46, sent before subscribing: SUCCESS if this broker accepts the subscription. Raises RefusedError if not."""
+        """Request 46, sent before subscribing: SUCCESS if this broker accepts the subscription. Raises RefusedError if
+        not."""
         asked = read_request(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
             self._check_enabled(SQL92)
@@ -101,6 +102,8 @@ class Filters:
 
 def _compiled(expression: str) -> Predicate:
     """Returns the predicate of an SQL92 expression. Raises FilterSyntaxError."""
+    if len(expression) > EXPRESSION_LENGTH_MAX:
+        return compile_filter(expression)  # refuses it; not kept, as it may take 256 KiB
     found = _compiled_or_fault(expression)
     if isinstance(found, str):
         raise FilterSyntaxError(found)

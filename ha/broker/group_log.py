@@ -27,7 +27,7 @@ import trio
 from ha.broker.batch_reader import BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
 from ha.broker.group_replay import LoadedTables, is_there, read_back, undispatched_records
-from ha.broker.group_state import RECORD_OVERHEAD, SECTIONS, Replica, TablesState, snapshot_parts
+from ha.broker.group_state import RECORD_OVERHEAD, SECTION_FIELDS, SECTIONS, Replica, TablesState, snapshot_parts
 from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Journal, Logged
 from ha.broker.limited_log import LimitedLog
 from ha.broker.put_request import PutRequest
@@ -60,7 +60,8 @@ RECORD_BYTES_MAX = 128 * 1024
 """Maximum bytes of a record's body, unless a single entry is larger. Lower if maxMessageSize or segments are small."""
 SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
-"""A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
+"""Minimum bytes of the changes since the last snapshot, and minimum multiple of its size, at which the next one is
+due."""
 
 UNCONFIRMED = Logged(PutStatus.FLUSH_SLAVE_TIMEOUT, "stored, without waiting for the other members")
 """Outcome of changes whose record was stored without waiting for its acknowledgement; a later request that relies on
@@ -69,7 +70,7 @@ them waits for it
 
 
 class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of what this broker wrote since its start, and the position of the replica."""
+    """Counters of the records that this broker wrote since its start, and the position of the replica."""
 
     record_count: int
     snapshot_count: int
@@ -112,12 +113,13 @@ class GroupLog:
         """Set while this broker writes records of its epoch"""
         self._snapshot_began = self._part_bytes = self._snapshot_bytes = 0
         self._snapshot_segment = -1
-        """Start (bytes) of the last segment if it has a snapshot; with any other value, that segment gets one"""
+        """Start (physical offset) of the segment that has the newest snapshot. If it is not the last segment, a new
+        snapshot is due"""
         self._bytes_since = 0
         self._record_count = 0
         self._snapshot_count = 0
         self._written_bytes = 0
-        self._losses = LossDetector(store)
+        self._losses = LossDetector(self._reader)
         self._limited_log = LimitedLog(logger)
         self.journal = Journal(core.standing.still_acknowledges)
         self.journal.config_size_max = min(options.message_size_max, store.log.segment_size // 2) - 2 * RECORD_OVERHEAD
@@ -169,7 +171,8 @@ class GroupLog:
         await self._read_on()
         for section in loaded.foreign:
             # The store was used outside its group after the log's records: that state counts until the next snapshot.
-            setattr(self._replica.state, section, getattr(loaded.state, section))
+            for field in SECTION_FIELDS[section]:
+                setattr(self._replica.state, field, getattr(loaded.state, field))
             self._replica.mark_incomplete()
         self._tables.adopt(self._replica.state)
         if loaded.foreign:
@@ -307,7 +310,7 @@ class GroupLog:
         return True
 
     async def _reload(self) -> None:
-        """Rebuilds the replica after the log was truncated or replaced, so that it lacks the replica's last record."""
+        """Rebuilds the replica when the log no longer has its last record, because it was truncated or replaced."""
         logger.warning("group_log.reloaded position=%r", self._replica.position)
         left = LoadedTables(state=self._replica.state, positions={}, foreign=set())
         self._replica = await read_back(self._store, left)
@@ -417,8 +420,10 @@ class GroupLog:
         except trio.Cancelled:
             journal.settle(epoch, NO_MASTER, [put.record for put in puts if not put.status.is_stored])
             raise
-        unstored = [put.record for put in puts if not put.status.is_stored]
-        worst = next((put for put in puts if put.status is not PutStatus.PUT_OK), None)
+        unstored = [put for put in puts if not put.status.is_stored]
+        worst = next((put for put in (*unstored, *puts) if put.status is not PutStatus.PUT_OK), None)
+        if unstored and len(unstored) < len(puts):
+            self._is_snapshot_wanted = True  # all requests fail, so a snapshot undoes what the log has of their changes
         if worst is not None:
             self._limited_log.write("group_log.put_not_ok reason=%r", f"{worst.status.name} {worst.remark}")
         elif puts and waits:
@@ -427,7 +432,8 @@ class GroupLog:
         if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):
             self._want_snapshot()
         outcome = ACKNOWLEDGED if waits else UNCONFIRMED
-        journal.settle(epoch, outcome if worst is None else Logged(worst.status, worst.remark), unstored)
+        outcome = outcome if worst is None else Logged(worst.status, worst.remark)
+        journal.settle(epoch, outcome, [put.record for put in unstored])
         return not unstored
 
     async def _put_all(self, puts: list[_RecordPut]) -> None:

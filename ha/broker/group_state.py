@@ -23,7 +23,15 @@ RECORD_OVERHEAD = 1024
 """Maximum bytes of a record's body apart from the entries of its maps."""
 
 TOPICS, GROUPS, OFFSETS, DELAYS, USERS = "topics", "groups", "offsets", "delays", "users"
-SECTIONS = (TOPICS, GROUPS, OFFSETS, DELAYS, USERS)
+SECTION_FIELDS = {
+    TOPICS: ("topics", "deleted_topics", "topics_version"),
+    GROUPS: ("groups", "groups_version"),
+    OFFSETS: ("offsets",),
+    DELAYS: ("delays",),
+    USERS: ("users", "users_version"),
+}
+"""The fields of `TablesState` by table."""
+SECTIONS = tuple(SECTION_FIELDS)
 
 
 class TablesView(msgspec.Struct, frozen=True):

@@ -76,6 +76,8 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
 
         Keeps the request modes of a group (attributes with REQUEST_MODE_PREFIX), unless `groups` states them.
         """
+        groups = list(groups)
+        await self.wait_written(*(group.group_name for group in groups))
         updated = [_with_modes(group, self._table.get(group.group_name)) for group in groups]
         changed = {group.group_name: group for group in updated if self._table.get(group.group_name) != group}
         if not changed:
@@ -116,7 +118,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         self._data_version = version
 
     def snapshot(self) -> GroupTable:
-        """A copy of the table: the body of 201 and the content of subscriptionGroup.json."""
+        """A copy of the table: the body of the answer to request 201, and the content of subscriptionGroup.json."""
         return GroupTable(data_version=self._data_version, subscription_group_table=dict(self._table))
 
     def _add_to(self, journal: Journal, name: str, config: GroupConfig | None) -> None:

@@ -1,4 +1,5 @@
-"""The check of one half message: whether it is due, the copy that is stored for it, and the request (39).
+"""The check of one half message: whether it is due, the copy that is stored for it, and the request to its producer
+(request 39).
 
 A half message is checked once it is older than transactionTimeOut, at most transactionCheckMax times. Before each check
 it is stored again, and the check is about the copy. The property CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout of
@@ -101,7 +102,7 @@ def _moved(record: MessageRecord, topic: str, properties: bytes) -> Message:
 def question(
     record: MessageRecord, copy: Message, *, queue_offset: int, physical_offset: int, broker_name: str, host: bytes
 ) -> RemotingCommand:
-    """Returns the check request (39) for half message `record`, whose `copy` is stored at the given offsets.
+    """Returns request 39, which checks half message `record`, whose `copy` is stored at the given offsets.
 
     `host`: this broker's address, as `encode_host` returns it. Raises ValueError as `real_message` does.
     """

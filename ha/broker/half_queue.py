@@ -32,7 +32,7 @@ def encode_op(offsets: Iterable[int]) -> bytes:
 
 
 def decode_op(body: bytes) -> list[int]:
-    """The queue offsets in the body of an op message of 4.9 or 5.x. ValueError if it is malformed."""
+    """The queue offsets in the body of an op message of 4.9 or 5.x. Raises ValueError if it is malformed."""
     offsets = []
     for part in body.split(b","):
         if part:

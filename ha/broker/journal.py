@@ -20,7 +20,8 @@ from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import TablesRecord
 
 WAITING_COUNT_MAX = 65_536
-"""Maximum number of requests that wait for changes that are not taken yet; further commits are answered SYSTEM_BUSY."""
+"""Maximum number of requests that wait for changes which `take` has not returned yet; further commits are answered
+SYSTEM_BUSY."""
 
 
 class Logged(msgspec.Struct, frozen=True):
@@ -82,8 +83,8 @@ class Journal:
         self._is_settled = False  # the first acknowledgement of this term also covers records of earlier terms
 
     def close(self) -> None:
-        """Stops collecting, drops changes that are not taken yet, and calls all waiters with NO_MASTER, including those
-        of changes that are being written."""
+        """Stops collecting, drops the changes that `take` has not returned yet, and calls all waiters with NO_MASTER,
+        including those of changes that are being written."""
         self.is_open = False
         self._forget()
         waiters, self._waiters = self._waiters + self._taken, []
@@ -185,7 +186,7 @@ class Journal:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether a request waits for changes that are not taken yet."""
+        """Whether a request waits for changes that `take` has not returned yet."""
         return bool(self._waiters)
 
     def take(self, size_max: int) -> list[TablesRecord]:

@@ -7,6 +7,8 @@ topic, which access control relies on; RocketMQ does not compare. Source: QueryM
 
 from __future__ import annotations
 
+import trio
+
 from ha.broker.core import BrokerCore
 from ha.broker.refused import busy_if_passing
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
@@ -23,6 +25,8 @@ UNIQUE_KEY_COUNT_MAX = 32
 """Maximum number of messages found by unique key (RocketMQ: defaultQueryMaxNum)."""
 ANSWER_SIZE_MAX = 15 * 1024 * 1024
 """Maximum bytes of records in one answer, unless a single record is larger; a frame has at most 16 MiB."""
+DISPATCH_WAIT_S = 2.0
+"""Maximum time that `is_in_queue` waits for the dispatch of a record; clients wait 3 s or longer for an answer."""
 
 
 class MessageQueries:
@@ -30,13 +34,14 @@ class MessageQueries:
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
+        self._is_guarded = core.guard is not None
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
         return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """12: messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there are none."""
+        """Request 12: messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there are none."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
@@ -69,14 +74,17 @@ class MessageQueries:
         return command.reply(ResponseCode.SUCCESS, None, ext_fields, b"".join(reversed(found)))
 
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """33: the message at a physical offset; SYSTEM_ERROR if there is none."""
+        """Request 33: the message at a physical offset; SYSTEM_ERROR if there is none."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
         # In a failover group, records beyond the dispatch limit may still be truncated.
         if found is not None and request.offset + len(found[0]) <= self._store.log.dispatchable_end:
             raw, record = found
-            if not request.topic or record.topic == request.topic:
+            is_of_topic = record.topic == request.topic
+            if is_of_topic and self._is_guarded:
+                is_of_topic = await is_in_queue(self._store, record)
+            if not request.topic or is_of_topic:
                 return command.reply(ResponseCode.SUCCESS, body=raw)
             reason = f" in topic {request.topic}"
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
@@ -106,6 +114,23 @@ async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[
         return None, str(damaged)
     except (OffsetGone, RemoteProtocolError):
         return None, ""
+
+
+async def is_in_queue(store: MessageStore, record: MessageRecord) -> bool:
+    """Whether the queue that a record names has it, once it is dispatched. Raises RefusedError if too many files are
+    open.
+
+    Checked before access to a record depends on its topic, if a client chose its offset: a message body may contain
+    what looks like the start of a record of any topic, whose rest is the records that follow in the log.
+    """
+    log = store.log
+    with trio.move_on_after(DISPATCH_WAIT_S):
+        while log.dispatched_offset.value <= record.physical_offset:
+            await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+    queue = store.queues.get(record.topic, record.queue_id)
+    with busy_if_passing():
+        entries = [] if queue is None else queue.read(record.queue_offset, 1)
+    return bool(entries) and entries[0][:2] == (record.physical_offset, record.total_size)
 
 
 RECORD_SIZE_MAX = FRAME_SIZE_MAX

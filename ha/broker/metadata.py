@@ -43,17 +43,17 @@ class MetadataProcessor:
         }
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """21: every topic."""
+        """Request 21: every topic."""
         return await self._copy(command, self._topics.snapshot())
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """43, mostly sent by slaves: every group's committed offsets."""
+        """Request 43, mostly sent by slaves: every group's committed offsets."""
         if self._ha is not None:
             self._ha.record_table_copy(connection.peer[0])
         return await self._copy(command, self._offsets.snapshot())
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """201: every consumer group's configuration."""
+        """Request 201: every consumer group's configuration."""
         return await self._copy(command, self._groups.snapshot())
 
     async def _copy(
@@ -64,7 +64,7 @@ class MetadataProcessor:
         return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """907: the replication state: a master's slaves, or a slave's link."""
+        """Request 907: the replication state: a master's slaves, or a slave's link."""
         ha = None if self._standing.is_slave else self._ha
         info = HARuntimeInfo(master=ha is not None)
         if ha is not None:

@@ -49,7 +49,7 @@ class OffsetProcessor:
         }
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """14: the committed offset.
+        """Request 14: the committed offset.
 
         Without one, the answer is 0 if the queue never had a message, or if its first message has offset 0 and is at
         most `access_in_memory_bytes_max` before the log's end. Otherwise, and always with setZeroIfNotFound=false, it
@@ -82,8 +82,8 @@ class OffsetProcessor:
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """15: commits an offset of an existing group and topic. In a failover group, a commit that is not oneway is
-        accepted by the master only, and answered once its record is acknowledged."""
+        """Request 15: commits an offset of an existing group and topic. In a failover group, a commit that is not
+        oneway is accepted by the master only, and answered once its record is acknowledged."""
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)
@@ -118,7 +118,7 @@ class OffsetProcessor:
         return None
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """30: the offset after the queue's last message; 0 if the queue does not exist."""
+        """Request 30: the offset after the queue's last message; 0 if the queue does not exist."""
         if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
@@ -126,13 +126,13 @@ class OffsetProcessor:
         return _offset(command, queue.max_offset if queue is not None else 0)
 
     async def min_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """31: the offset of the queue's first message; 0 if the queue does not exist."""
+        """Request 31: the offset of the queue's first message; 0 if the queue does not exist."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
 
     async def earliest_store_time(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """32: store time of the queue's first message in ms; -1 if it has none."""
+        """Request 32: store time of the queue's first message in ms; -1 if it has none."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         timestamp_ms = -1
@@ -141,7 +141,7 @@ class OffsetProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """29: the offset of the first message stored at or after a time (ms); the queue's end if there is none.
+        """Request 29: the offset of the first message stored at or after a time (ms); the queue's end if there is none.
 
         With boundaryType upper, the offset of the last message stored at or before that time; the queue's start if
         there is none. 0 if the queue does not exist.

@@ -1,9 +1,9 @@
-"""222 INVOKE_BROKER_TO_RESET_OFFSET: moves a consumer group to a time, or to an offset of one queue.
+"""Request 222 INVOKE_BROKER_TO_RESET_OFFSET: moves a consumer group to a time, or to an offset of one queue.
 
 The broker moves the group itself, as in RocketMQ 5: it commits the offset, ignores commits of members until they notice
 the reset, and answers the next pull of each queue PULL_OFFSET_MOVED with the new offset. With
-useServerSideResetOffset=false it asks the members to reset (220), as in 4.9; without members, the request fails.
-Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
+useServerSideResetOffset=false it asks the members to reset (request 220), as in 4.9; without members, the request
+fails. Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class OffsetResets:
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """222: answers with the group's new offset in each queue that is reset. RefusedError on a slave."""
+        """Request 222: answers with the group's new offset in each queue that is reset. Raises RefusedError on a
+        slave."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
         refuse_on_slave(self._standing, "Can not reset offset in slave broker")
         topic = self._topics.get(request.topic)

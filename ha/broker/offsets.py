@@ -58,7 +58,7 @@ class ConsumerOffsetTable:
         """Keys of `_local_commits` loaded from the file, until the master is first reached or known to be down"""
         self._are_local_commits_dirty = False
         self.journal: Journal | None = None
-        """Collects changes for the log of a failover group"""
+        """Collects changes for the log of a failover group; None outside a group"""
         self.on_removed: Callable[[str | None, str | None], None] = lambda topic, group: None
         """Called with (topic, None) or (None, group) when the offsets of a topic or of a group were deleted"""
         self.on_reset: Callable[[str, str, int, int], None] = lambda group, topic, queue_id, offset: None
@@ -279,7 +279,7 @@ class ConsumerOffsetTable:
         self._restored = set()
 
     def snapshot(self) -> ConsumerOffsets:
-        """A copy of the table: the body of 43 and the content of the file."""
+        """A copy of the table: the body of the answer to request 43, and the content of the file."""
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
@@ -295,7 +295,8 @@ class ConsumerOffsetTable:
             self._saved_count = count
         if self._are_local_commits_dirty and self._taken_file is not None:
             self._are_local_commits_dirty = False
-            await self._taken_file.save_when_possible(self._taken_snapshot)
+            with trio.CancelScope(shield=True):  # a save at shutdown would not write these marks again
+                await self._taken_file.save_when_possible(self._taken_snapshot)
 
     def _taken_snapshot(self) -> ConsumerOffsets:
         by_key: dict[str, dict[int, int]] = {}

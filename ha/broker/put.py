@@ -201,8 +201,6 @@ class PutService:
 
     def _drain(self, requests: Sequence[PutRequest]) -> None:
         admitted = self._admit(requests)
-        if not admitted:
-            return
         count = self._append(admitted)
         self._answer_appended(admitted[:count])
         if count == len(admitted):
@@ -224,6 +222,7 @@ class PutService:
         else:
             failure = await log.add_segment()
             if failure is not None and self._queue:
+                self._blocked_since = math.inf
                 request = self._queue.pop(0)
                 request.results = (failure,) * len(request.messages)
                 _set_outcome(request, failure)

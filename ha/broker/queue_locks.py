@@ -1,4 +1,4 @@
-"""Locks of queues, for orderly consumers: 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
+"""Locks of queues, for orderly consumers: requests 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
 
 A queue of a group is held by one client id until it is unlocked, or until LOCK_LIFETIME_S after the last request for it
 (clients renew every 20 s). Closing the holder's connection does not release the lock: a client that returns after a
@@ -60,6 +60,11 @@ class QueueLocks:
         lock = self._locks.get((group, queue))
         return lock[0] if lock is not None else None
 
+    def has_locks(self, group: str) -> bool:
+        """Whether clients hold queues of a group: it consumes in order."""
+        self._drop_expired()
+        return any(holding == group for holding, _ in self._locks)
+
     def lock(self, group: str, client_id: str, queues: Iterable[QueueBody]) -> list[QueueBody]:
         """Locks or renews those of `queues` that no other client holds; returns those that `client_id` holds now."""
         self._drop_expired()
@@ -104,7 +109,7 @@ class QueueLocks:
             self._is_full = False
 
     async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """41: answers with those of the requested queues that the client holds now."""
+        """Request 41: answers with those of the requested queues that the client holds now."""
         asked = _read(command)
         if self._standing.can_be_replaced and not self._standing.has_lease:
             held = []
@@ -113,14 +118,14 @@ class QueueLocks:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
 
     async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """42: always succeeds. Clients that shut down send it oneway."""
+        """Request 42: always succeeds. Clients that shut down send it oneway."""
         asked = _read(command)
         self.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return command.reply(ResponseCode.SUCCESS)
 
 
 def _read(command: RemotingCommand) -> LockQueuesBody:
-    """Parses the body. RemoteProtocolError if it is malformed or too large, or has invalid names."""
+    """Parses the body. Raises RemoteProtocolError if it is malformed or too large, or has invalid names."""
     asked = read_request(LockQueuesBody, command.body, LIST_SIZE_MAX)
     for what, name in (("client id", asked.client_id), ("consumer group", asked.consumer_group)):
         if not 0 < len(name) <= NAME_LENGTH_MAX:

@@ -11,11 +11,13 @@ Source: DefaultMessageStore.getMessage.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from enum import Enum
 
 import msgspec
+import trio
 
 from ha.broker.choosing import Limits, Wanted, WrongEntryError, choose
 from ha.broker.options import BrokerOptions
@@ -44,8 +46,8 @@ _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
 
 _GAP_BYTES_MAX = 128 * 1024
-"""Two messages with at most this many bytes in between are read together. The system reads that much ahead anyway;
-copying it from memory takes as long as another read; and consumers of other queues find it cached (recent_reads.py)."""
+"""Maximum bytes between two messages that are read together. The system reads that much ahead anyway; copying it from
+memory takes as long as another read; and consumers of other queues find it cached (recent_reads.py)."""
 _SPAN_BYTES_MAX = 1024 * 1024
 """Maximum bytes read and verified before other tasks run, unless a single message is larger."""
 
@@ -119,6 +121,8 @@ class QueueReader:
         self._run_blocking = run_blocking
         self._corrects_offsets = corrects_offsets
         self._repair_entry = repair_entry
+        self.interrupted_at = -math.inf
+        """Trio time of the last read that failed only for the moment: too many files are open"""
 
     async def read(
         self,
@@ -146,13 +150,25 @@ class QueueReader:
                 try:
                     if self._repair_entry is None or not await self._repair_entry(queue, wrong.queue_offset):
                         break
-                except (DamagedBytes, OSError):
+                except DamagedBytes:
                     break
+                except OSError as error:
+                    self._note(error)
+                    break
+            except OffsetGone:  # retention deleted a segment meanwhile: the messages of the next one are still there
+                continue
             except OSError as error:
-                if not is_passing(error):
+                if not self._note(error):
                     raise
                 break
         return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
+
+    def _note(self, error: OSError) -> bool:
+        """Returns whether an error is temporary (`is_passing`); if so, sets `interrupted_at`."""
+        if is_passing(error):
+            self.interrupted_at = trio.current_time()
+            return True
+        return False
 
     def read_nowait(
         self,
@@ -198,7 +214,8 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Reads once. WrongEntryError if an entry is not that of the record it points to."""
+        """Reads once. Raises WrongEntryError if an entry is not that of the record it points to; OffsetGone if
+        retention deleted a message meanwhile."""
         min_offset, max_offset = queue.min_offset, queue.max_offset
         scan_count = self._scan_count(message_count_max, tags_codes)
         entries = await queue.fetch_raw(queue_offset, scan_count, self._run_blocking)
@@ -211,8 +228,6 @@ class QueueReader:
             found, body = await _fetch(self._log, wanted, queue.queue_id)
         except DamagedBytes:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-        except OffsetGone:  # retention deleted the segment meanwhile
-            found, body = None, b""
         if found is None:
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, read.next_offset, min_offset, max_offset)
         return msgspec.structs.replace(read, body=body, message_count=found.count)
@@ -274,7 +289,8 @@ class QueueReader:
 async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted | None, bytes]:
     """Reads the chosen messages except those damaged beyond repair; returns those read (None: none) and their records.
 
-    DamagedBytes if one may still be repaired. WrongEntryError if a record read is not the one that its entry names.
+    Raises DamagedBytes if one may still be repaired. Raises WrongEntryError if a record read is not the one that its
+    entry names.
     """
     try:
         return wanted, gathered(await read_spans(log, wanted), wanted, queue_id)
@@ -360,9 +376,9 @@ def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: in
 
 @with_compiled_twin
 def gathered(spans: list[Span], wanted: Wanted, queue_id: int) -> bytes:
-    """The records of `wanted` from `spans`, concatenated. ValueError if `spans` lack bytes of one.
+    """The records of `wanted` from `spans`, concatenated. Raises ValueError if `spans` lack bytes of one.
 
-    WrongEntryError unless each record states the position that its entry has.
+    Raises WrongEntryError unless each record states the position that its entry has.
     """
     parts: list[memoryview | bytes] = []
     number = 0

@@ -1,4 +1,4 @@
-"""370 RECALL_MESSAGE: a producer takes back a timer message before its time.
+"""Request 370 RECALL_MESSAGE: a producer takes back a timer message before its time.
 
 A recall is itself a timer message, due at the same time as the one that it names (timers.py). It is answered with
 success once it is stored, replicated as the broker's role requires, and indexed before its message was taken for
@@ -54,7 +54,8 @@ class RecallProcessor:
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     async def recall(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """370: stores the recall, and waits until it is indexed. Raises RefusedError and RemoteProtocolError."""
+        """Request 370: stores the recall, and waits until it is indexed. Raises RefusedError and
+        RemoteProtocolError."""
         request = parse_header(RecallMessageRequest, command.ext_fields)
         handle = self._checked(request)
         message = Message(handle.topic, 0, b"0", b"", born_host=encode_peer(connection.peer))
@@ -102,6 +103,8 @@ class RecallProcessor:
             handle = decode_recall_handle(request.recall_handle)
         except RemoteProtocolError as error:
             raise RefusedError(illegal, str(error)) from None
+        # Java drops an empty last word. Without a key, the recall itself would be delivered.
+        refuse_if("" if handle.unique_key else "recall handle is invalid", illegal)
         refuse_if("" if handle.topic == topic else "recall failed, topic not match", illegal)
         refuse_if("" if handle.broker_name == options.broker_name else _UNAVAILABLE, illegal)
         # RocketMQ also accepts the millisecond in which the message is due, when it may be delivered already.

@@ -64,7 +64,7 @@ class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Intervals and timeouts of registration, in seconds."""
 
     period_s: float = 30.0
-    """RocketMQ: registerNameServerPeriod."""
+    """Interval between registrations, in seconds (RocketMQ: registerNameServerPeriod)."""
 
     timeout_s: float = 24.0
     """Timeout of one request, including the connection. RocketMQ: registerBrokerTimeoutMills."""
@@ -257,7 +257,7 @@ class NameServerRegistration:
 
         Asks for the route of the topic that has the broker's own name, which every broker registers. A set without a
         master has no such route; only then the list of all brokers is requested, because in a large cluster it costs
-        the name server more than the registrations do. RemoteProtocolError if the answer is unusable.
+        the name server more than the registrations do. Raises RemoteProtocolError if the answer is unusable.
         """
         name, timeout_s = self._identity.broker_name, self._options.timeout_s
         header = GetRouteInfoRequest(topic=name)

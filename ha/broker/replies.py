@@ -1,10 +1,10 @@
 """Replies of consumers to requests of producers: 324 SEND_REPLY_MESSAGE and 325 SEND_REPLY_MESSAGE_V2.
 
 A requesting producer (Java's `request`) sets REPLY_TO_CLIENT in the message to its client id. The consumer sends its
-reply to the broker of the message, which pushes it to that client (326) over the connection of the client's heartbeats,
-and answers the consumer whether the client accepted it. The reply is also stored in its topic (CLUSTER_REPLY_TOPIC),
-unless storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so that the consumer's connection is read
-meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
+reply to the broker of the message, which pushes it to that client (request 326) over the connection of the client's
+heartbeats, and answers the consumer whether the client accepted it. The reply is also stored in its topic
+(CLUSTER_REPLY_TOPIC), unless storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so that the
+consumer's connection is read meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import trio
 
 from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest, message_waits
+from ha.broker.queue_locks import QueueLocks
 from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
 from ha.broker.send_message import MessageMaker, encode_peer
 from ha.broker.stored_properties import answered_properties, join
@@ -36,12 +37,13 @@ CLIENT_TIMEOUT_S = 10.0
 
 
 class ReplyProcessor:
-    """Accepts replies. `serve` pushes them and answers."""
+    """Handles replies: `handle` queues a reply, and a task of `serve` pushes it to the producer, stores it, and
+    responds to the consumer."""
 
-    def __init__(self, core: BrokerCore) -> None:
+    def __init__(self, core: BrokerCore, queue_locks: QueueLocks) -> None:
         options = core.options
         self._put = core.puts
-        self._maker = MessageMaker(core)
+        self._maker = MessageMaker(core, queue_locks)
         self._clients = core.tables.clients
         self._options = options
         self._standing = core.standing
@@ -64,7 +66,8 @@ class ReplyProcessor:
                 nursery.start_soon(self._hand_over, *reply)
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """324, 325: accepts a reply, which `serve` answers later. Raises RefusedError and RemoteProtocolError."""
+        """Requests 324 and 325: accepts a reply, which `serve` answers later. Raises RefusedError and
+        RemoteProtocolError."""
         options = self._options
         check_stores(self._standing)
         request = parse_header(SendMessageRequest, command.ext_fields)

@@ -1,8 +1,9 @@
-"""Requests about the broker itself: 28 runtime statistics, 26 and 25 its configuration, 906 its replication addresses.
+"""Requests about the broker itself: 28 returns runtime statistics, 26 and 25 return and check its configuration, 906
+returns its replication addresses.
 
-28 is RocketMQ's table of strings. What halog does not have is omitted (put latencies) or has the equivalent value:
-queues of thread pools are empty, as requests are handled where they are read; sends "in the queue" are those waiting
-for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
+The answer to request 28 is RocketMQ's table of strings. What halog does not have is omitted (put latencies) or has the
+equivalent value: queues of thread pools are empty, as requests are handled where they are read; sends "in the queue"
+are those waiting for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class RuntimeInfo:
         }
 
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """28: statistics by name, as strings."""
+        """Request 28: statistics by name, as strings."""
         table = await self._table()
         table |= {**self._delay_figures(), **self.own_addresses()}
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
@@ -123,12 +124,13 @@ class RuntimeInfo:
         return -1 if found is None else found[1].store_timestamp_ms
 
     async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """26: every key and its current value, as a properties file."""
+        """Request 26: every key and its current value, as a properties file."""
         version = java_json.dumps(self._topics.data_version).decode()
         return command.reply(ResponseCode.SUCCESS, None, {"version": version}, encode_config(self.describe()))
 
     async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """25: succeeds if nothing would change, otherwise NO_PERMISSION: no key can be changed while the broker runs.
+        """Request 25: succeeds if nothing would change, otherwise NO_PERMISSION: no key can be changed while the broker
+        runs.
 
         RocketMQ accepts any key, ignores unknown ones, and many have no effect before a restart.
         """
@@ -136,8 +138,8 @@ class RuntimeInfo:
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """906: the addresses of this master, for RocketMQ's replicas. No addresses from a slave, or if the request
-        states some: halog's slaves get their master from name servers."""
+        """Request 906: the addresses of this master, for RocketMQ's replicas. No addresses from a slave, or if the
+        request states some: halog's slaves get their master from name servers."""
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)

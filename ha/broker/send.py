@@ -14,6 +14,7 @@ import trio
 
 from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest
+from ha.broker.queue_locks import QueueLocks
 from ha.broker.refused import REJECT_REMARK, RefusedError
 from ha.broker.send_message import MessageMaker, Send, encode_peer
 from ha.errors import RemoteProtocolError
@@ -36,9 +37,9 @@ from ha.store.record_maker import AppendResult
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 _GATHERED_FROM = 4
-"""Outside a turn of the poller: with at least this many sends in flight on other connections, the put service appends
-those of several connections together, in the next step of the event loop. One append per connection would dominate the
-cost."""
+"""Minimum number of sends in flight on other connections at which, outside a turn of the poller, the put service
+appends those of several connections together, in the next step of the event loop: one append per connection would
+dominate the cost."""
 
 
 class _Chunk:
@@ -70,14 +71,14 @@ class _Chunk:
 class SendProcessor:
     """Answers sends."""
 
-    def __init__(self, core: BrokerCore) -> None:
+    def __init__(self, core: BrokerCore, queue_locks: QueueLocks) -> None:
         options = core.options
         self._put = core.puts
         self._poller = core.world.poller
         self._topics = core.tables.topics
         self._options = options
         self._standing = core.standing
-        self._maker = MessageMaker(core)
+        self._maker = MessageMaker(core, queue_locks)
         self._in_flight = 0
         self.ack_times = Histogram()
         """Seconds from the arrival of a send to its response, for sends that reached the put service, stored or not"""

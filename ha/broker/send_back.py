@@ -1,4 +1,4 @@
-"""36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
+"""Request 36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
 
 A copy goes to %RETRY%group after a delay level that grows with each retry. It goes to %DLQ%group after the maximum
 number of retries, or at once if the request has a negative delayLevel. The copy waits for no flush and no slave, as its
@@ -16,7 +16,7 @@ from itertools import count
 
 from ha.broker.core import BrokerCore
 from ha.broker.detour import store_delayed
-from ha.broker.message_queries import find_record
+from ha.broker.message_queries import find_record, is_in_queue
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError, check_stores
 from ha.broker.send_message import retries_max
@@ -64,7 +64,8 @@ class SendBackProcessor:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.handle}
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """36: stores a message for its next retry, or as a dead letter. Raises RefusedError and RemoteProtocolError."""
+        """Request 36: stores a message for its next retry, or as a dead letter. Raises RefusedError and
+        RemoteProtocolError."""
         request = parse_header(SendBackRequest, command.ext_fields)
         message = await self._next(request, command.version)
         if message is None:
@@ -134,11 +135,15 @@ class SendBackProcessor:
 
     async def _record(self, request: SendBackRequest) -> MessageRecord:
         found, damage = await find_record(self._store, request.offset)
-        if found is not None and found[1].topic not in NO_SEND_TOPICS:  # not consumed by clients
-            self._check_may_read(request, found[1])
-            return found[1]
-        reason = damage and f": {damage}"
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {request.offset}{reason}")
+        if (
+            found is None
+            or found[1].topic in NO_SEND_TOPICS  # not consumed by clients
+            or (self._is_guarded and not await is_in_queue(self._store, found[1]))
+        ):
+            reason = damage and f": {damage}"
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {request.offset}{reason}")
+        self._check_may_read(request, found[1])
+        return found[1]
 
     def _check_may_read(self, request: SendBackRequest, record: MessageRecord) -> None:
         if not self._is_guarded or record.topic in (RETRY_PREFIX + request.group, request.origin_topic):

@@ -4,8 +4,8 @@ The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessagePro
 Most remarks begin as RocketMQ's do. Replies (replies.py) share the checks of topic, queue and size.
 
 Delayed messages, timer messages and half messages are stored in another topic first (detour.py). Refused, since nothing
-would deliver them: half messages that are also delayed by level (13; RocketMQ discards these when they are due), and
-messages with transaction bits that are not half messages (16).
+would deliver them: half messages that are also delayed by level (code 13; RocketMQ discards these when they are due),
+and messages with transaction bits that are not half messages (code 16).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, is_half, is_timer, parse_int, store_delayed, store_half, store_timer
 from ha.broker.options import BrokerOptions
 from ha.broker.put_request import PutRequest
+from ha.broker.queue_locks import QueueLocks
 from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
 from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, topic_fault
@@ -50,8 +51,9 @@ class MessageMaker:
     """Checks sends and makes the messages to store. All methods raise RefusedError, and RemoteProtocolError for a
     malformed batch."""
 
-    def __init__(self, core: BrokerCore) -> None:
+    def __init__(self, core: BrokerCore, queue_locks: QueueLocks) -> None:
         options = core.options
+        self._queue_locks = queue_locks
         self._topics = core.tables.topics
         self._groups = core.tables.groups
         self._options = options
@@ -91,7 +93,11 @@ class MessageMaker:
     async def _route_retry(
         self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig
     ) -> tuple[SendMessageRequest, TopicConfig]:
-        """Redirects a message that was retried too often to the dead letters of its group."""
+        """Redirects a message that was retried too often to the dead letters of its group.
+
+        A consumer of the group that consumes in order has tried often enough before it sends a message here, and the
+        retry would be out of order. (RocketMQ 5: isLockAllExpired.)
+        """
         name = request.topic.removeprefix(RETRY_PREFIX)
         group = await self._groups.find_or_create(name)
         if group is None:
@@ -99,7 +105,8 @@ class MessageMaker:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group not exist, {name} (auto-creation is off)",
             )
-        if request.reconsume_times <= retries_max(group, command.version, request.max_reconsume_times):
+        times_max = retries_max(group, command.version, request.max_reconsume_times)
+        if request.reconsume_times <= times_max and not self._queue_locks.has_locks(name):
             return request, config
         dead_letters = await self._topics.ensure(DLQ_PREFIX + name, 1)
         if isinstance(dead_letters, str):

@@ -1,15 +1,15 @@
-"""A slave's copy of its master's tables: topics (21), consumer offsets (43), groups (201), delay offsets (45) and, with
-authenticationEnabled, users (3005) and their policies (3010).
+"""A slave's copy of its master's tables, with the code of the request that returns each: topics (request 21), consumer
+offsets (43), groups (201), delay offsets (45) and, with authenticationEnabled, users (3005) and their policies (3010).
 
 Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
 whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The queues of topics
 that a halog master lists as deleted are cleared, too. A topic that is only missing in the master's table keeps its
-queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends 21 to the
+queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends request 21 to the
 master's fast port, which answers the same).
 
-Offsets committed to this slave are sent to the master as commits (15). If the master can't be reached, the slave serves
-what it has. In a failover group nothing is copied once the tables come from the group's log (group_log.py), unless the
-master keeps its own in files.
+Offsets committed to this slave are sent to the master as commits (request 15). If the master can't be reached, the
+slave serves what it has. In a failover group nothing is copied once the tables come from the group's log
+(group_log.py), unless the master keeps its own in files.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class SlaveSync:
         self._delay_offsets.rocketmq_timers = None if is_told else await self._timer_progress(address)
 
     async def _timer_progress(self, address: str) -> tuple[int, int] | None:
-        """Asks a master whose delay offsets say nothing about timers for their progress (60), as RocketMQ's slaves do.
+        """Asks a master whose delay offsets say nothing about timers for their progress (request 60), as RocketMQ's
+        slaves do.
 
         Without it, retention would keep every segment with a timer message. Returns queue offset and time (ms); None
         from a broker without timers.

@@ -1,5 +1,6 @@
 """The property string that a message is stored with: the producer's own pairs, without those that the broker sets, and
-then the broker's.
+then the broker's. POP_CK is left out, too: a producer may forward a popped message with its receipt handle, which
+clients would take for that of the new message.
 
 RocketMQ writes the same pairs in the order of a Java hash map; no reader depends on the order. Source:
 SendMessageProcessor, AbstractSendMessageProcessor.
@@ -11,8 +12,8 @@ from collections.abc import Callable
 
 from ha.broker.options import BrokerOptions
 from ha.broker.put_request import message_waits
-from ha.errors import LocalProtocolError
 from ha.protocol.compiled import with_compiled_twin
+from ha.protocol.pop import POP_CK
 from ha.protocol.properties import (
     CLUSTER,
     MSG_REGION,
@@ -68,8 +69,8 @@ class StoredProperties:
         self._suffix = encode_properties(self._pairs)
 
     def usual(self, text: str) -> tuple[bytes, str] | None:
-        """See `usual_properties`."""
-        return usual_properties(text, self._suffix, self._unique_id)
+        """See `usual_properties`; also None for a string with POP_CK."""
+        return None if "POP_CK\x01" in text else usual_properties(text, self._suffix, self._unique_id)
 
     def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
         """The string to store for any property string, whether the message waits, and its unique id.
@@ -79,7 +80,7 @@ class StoredProperties:
         """
         raw = text.encode("utf-8", "replace")
         waits = "WAIT\x01false" not in text or message_waits(raw)
-        if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
+        if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text or "POP_CK\x01" in text:
             raw = self._without_pairs(raw)
         unique_key = _unique_key(text, raw) if "UNIQ_KEY\x01" in text else None
         if is_batch and unique_key is not None:
@@ -93,12 +94,9 @@ class StoredProperties:
 
     def _without_pairs(self, raw: bytes) -> bytes:
         properties = decode_properties(raw)
-        for name in self._pairs:
+        for name in (*self._pairs, POP_CK):
             properties.pop(name, None)
-        try:
-            return encode_properties(properties)
-        except LocalProtocolError:
-            return raw  # a value contains a separator; the last of two equal names counts, which is the broker's
+        return encode_properties(properties)
 
 
 def answered_properties(options: BrokerOptions) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import trio
 
 SAMPLE_INTERVAL_S = 5.0
-"""RocketMQ: 1 s. Rates are at most this old"""
+"""Interval between samples, in seconds: rates are at most this old. RocketMQ: 1 s"""
 WINDOWS_S = (10, 60, 600)
 SLICE_S = 10.0
 SLICE_COUNT = 6

@@ -1,10 +1,10 @@
-"""60 GET_TIMER_CHECK_POINT and 61 GET_TIMER_METRICS: what RocketMQ's slaves copy from their master.
+"""Requests 60 GET_TIMER_CHECK_POINT and 61 GET_TIMER_METRICS: what RocketMQ's slaves copy from their master.
 
     60  the progress, as far as every slave has the delivered messages, in whole seconds (TimerCheckPoint)
     61  JSON: the number of pending messages of each topic
 
-For 61, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages, evenly spread
-over the queue, are read for each answer. If more are pending, the counts are estimates. Answers are remembered for
+For request 61, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages, evenly
+spread over the queue, are read for each answer. If more are pending, the counts are estimates. An answer is reused for
 `REMEMBERED_S`. Sources: AdminBrokerProcessor.getTimerCheckPoint and getTimerMetrics, TimerCheckpoint, TimerMetrics.
 """
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
 
 PRECISION_MS = 1000
-"""RocketMQ's timerPrecisionMs."""
+"""Multiple to which reported times are rounded, in ms (RocketMQ: timerPrecisionMs)."""
 READ_COUNT_MAX = 4096
 REMEMBERED_S = 10.0
-"""RocketMQ's slaves ask every 10 s."""
+"""Time for which the counts of an answer to request 61 are reused, in seconds; RocketMQ's slaves ask every 10 s."""
 
 
 class _Timing(msgspec.Struct, rename="camel", frozen=True):
@@ -43,7 +43,7 @@ class _Timing(msgspec.Struct, rename="camel", frozen=True):
 
 
 class _TimerMetrics(msgspec.Struct, rename="camel", frozen=True):
-    """The answer to 61."""
+    """The answer to request 61."""
 
     data_version: DataVersion
     timing_count: dict[str, _Timing]
@@ -70,7 +70,7 @@ class TimerRequests:
         }
 
     async def check_point(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """60: the delivery progress."""
+        """Request 60: the delivery progress."""
         progress = self._replicated_progress()
         if progress is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, "The checkpoint is null: no progress is replicated yet")
@@ -80,7 +80,7 @@ class TimerRequests:
         return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """61: the number of pending messages by topic. Raises RefusedError if too many files are open."""
+        """Request 61: the number of pending messages by topic. Raises RefusedError if too many files are open."""
         async with self._counting:
             if trio.current_time() >= self._counted_at + REMEMBERED_S:
                 with busy_if_passing():

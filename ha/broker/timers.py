@@ -89,7 +89,7 @@ class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pending_count: int
     next_due_ms: int | None
     due_counts: dict[str, int]
-    """Pending messages by the time until they are due (`HORIZONS_MS`, and "later"), exact to the hour"""
+    """Time until due (a value of `HORIZONS_MS`, or "later") -> number of pending messages, exact to the hour"""
     delivered_count: int
     recalled_count: int
     dropped_count: int
@@ -120,7 +120,7 @@ class TimerService:
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
         self._reader = BatchReader(core.store)
-        self._loss = LossDetector(core.store)
+        self._loss = LossDetector(self._reader)
         self._log = LimitedLog(logger)
         self._working = trio.Lock()
         """Serializes indexing, delivery and rolling"""
@@ -288,12 +288,17 @@ class TimerService:
         unknown = [
             queue_offset for queue_offset, code in enumerate(codes, first) if code is None or code < TIMER_CODE_MIN
         ]
-        records = await self._read(queue, unknown) if unknown else {}
+        found: dict[int, int | None] = {}
+        left = unknown
+        while left:
+            count = _batch_count(queue, left)
+            for queue_offset, record in (await self._read(queue, left[:count])).items():
+                found[queue_offset] = None if record is None else timer_code(record.properties, 0) or None
+            left = left[count:]
         for queue_offset in unknown:
-            record = records.get(queue_offset)
-            if queue_offset not in records and not self._loss.is_lost(queue_offset):
+            if queue_offset not in found and not self._loss.is_lost(queue_offset):
                 return codes[: queue_offset - first]
-            codes[queue_offset - first] = None if record is None else timer_code(record.properties, 0) or None
+            codes[queue_offset - first] = found.get(queue_offset)
         return codes
 
     # ---- delivery
@@ -425,23 +430,24 @@ class TimerService:
     async def _roll(self, queue: ConsumeQueue, queue_offsets: Sequence[int], end: int) -> int:
         """Stores and flushes pending messages, which lie before queue offset `end`, in the timer topic again.
 
-        Returns the queue offset of the first one that could not be stored, or `end`.
+        Returns the queue offset of the first one that could not be stored, or `end`. Those after it are not stored
+        either, as they will be rolled with it later.
         """
         records = await self._read(queue, queue_offsets)
-        rolled = {}
         for at in queue_offsets:
             if at not in records:
                 end = at
                 break
             record = records[at]
-            if record is not None:
-                rolled[at] = self._rolled(record)
-        await self._puts.settle([*rolled.values()])
-        for at, put in rolled.items():
+            if record is None:
+                continue
+            put = self._rolled(record)
+            await self._puts.settle([put])
             if put.is_hopeless:
                 self._drop(at, put.remark)
             elif not put.status.is_stored:
-                return at
+                end = at
+                break
         try:
             await self._store.flusher.flush()  # a power loss must not keep the deletion and lose the new records
         except DiskFailed:
@@ -529,12 +535,11 @@ class TimerService:
         return found
 
     def _postpone(self, code: int, queue_offset: int) -> None:
-        """Keeps a due message that can't be read now for a later attempt; drops it after `UNREADABLE_S_MAX` in which
-        the log had no repairable damage."""
+        """Keeps a due message that can't be read now for a later attempt; drops it after `UNREADABLE_S_MAX` in which it
+        may have been lost (`BatchReader.lost_since`)."""
         now = trio.current_time()
         _, since = self._unreadable.get(queue_offset, (code, now))
-        if not all(damage.is_hopeless for damage in self._store.damage.open):
-            since = now
+        since = self._reader.lost_since(since)
         if now - since < UNREADABLE_S_MAX:
             self._unreadable[queue_offset] = code, since
         else:

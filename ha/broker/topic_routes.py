@@ -18,6 +18,8 @@ TIMEOUT_S = 1.0
 """Timeout of each name server; below the 3 s that clients wait for an answer."""
 NAME_SERVER_COUNT_MAX = 2
 """Name servers asked per topic."""
+QUEUE_COUNT_MAX = 65_536
+"""Maximum queues of a topic on all brokers; anyone who may register a broker can claim more."""
 
 
 class TopicRoutes:
@@ -28,7 +30,8 @@ class TopicRoutes:
         self._name_servers = name_servers
 
     async def read_queues(self, topic: str) -> Mapping[str, int] | None:
-        """Returns the number of queues to read by broker name; None if no name server answers or knows the topic."""
+        """Returns the number of queues to read by broker name; None if no name server answers or knows the topic,
+        or there are more than QUEUE_COUNT_MAX."""
         fields = GetRouteInfoRequest(topic=topic).to_ext_fields()
         for address in self._name_servers[:NAME_SERVER_COUNT_MAX]:
             request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=fields)
@@ -36,11 +39,13 @@ class TopicRoutes:
                 answer = await self._client.invoke(address, request, TIMEOUT_S)
                 if answer.code == ResponseCode.SUCCESS:
                     route = read_as(TopicRouteData, answer.body)
-                    return {
+                    found = {
                         queues.broker_name: queues.read_queue_nums
                         for queues in route.queue_datas
                         if queues.perm & Permission.READ
                     }
+                    if sum(map(abs, found.values())) <= QUEUE_COUNT_MAX:
+                        return found
             except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError):
                 continue
         return None

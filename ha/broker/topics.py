@@ -303,6 +303,12 @@ class Topics(ConfigTable[TopicConfig]):
             return str(error)
         return ""
 
+    async def wait_written(self, *names: str) -> None:
+        """See `ConfigTable.wait_written`."""
+        for name in names:
+            await self._settled(name)
+        await super().wait_written(*names)
+
     async def _settled(self, name: str) -> TopicConfig | None:
         """Waits until no change of the topic is being written; returns the topic, or None if it does not exist."""
         while name in self._unsaved:

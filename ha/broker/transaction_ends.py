@@ -1,4 +1,4 @@
-"""37 END_TRANSACTION: a producer commits or rolls back a half message. See transactions.py.
+"""Request 37 END_TRANSACTION: a producer commits or rolls back a half message. See transactions.py.
 
 Source: EndTransactionProcessor.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import trio
-
 from ha.acl import Right
 from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, is_timer, real_message, store_delayed
-from ha.broker.message_queries import find_record
+from ha.broker.message_queries import find_record, is_in_queue
 from ha.broker.put_request import PutRequest
-from ha.broker.refused import RefusedError, busy_if_passing, check_right
+from ha.broker.refused import RefusedError, check_right
 from ha.broker.send_message import take_timer
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
@@ -24,9 +22,6 @@ from ha.protocol.record import Message, MessageRecord
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC
 from ha.remoting import RemotingConnection, RequestHandler
-
-DISPATCH_WAIT_S = 1.0
-"""Maximum time that 37 waits for its half message to be dispatched."""
 
 
 class OnEnded(Protocol):
@@ -56,7 +51,8 @@ class TransactionEnds:
         return {RequestCode.END_TRANSACTION: self.end}
 
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know yet.
+        """Request 37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know
+        yet.
 
         Also returns None for a rollback, which is answered once it is recorded. Raises RefusedError and
         RemoteProtocolError.
@@ -90,7 +86,7 @@ class TransactionEnds:
     ) -> MessageRecord:
         """Returns the half message to end, after checking the permission on its topic. Raises RefusedError."""
         found, damage = await find_record(self._store, request.commit_log_offset)
-        if found is None or found[1].topic != HALF_TOPIC or not await self._is_in_queue(found[1]):
+        if found is None or not await self._is_half(found[1]):
             reason = damage or f"no half message begins at {request.commit_log_offset}"
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {reason}")
         _, record = found
@@ -106,24 +102,13 @@ class TransactionEnds:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return record
 
-    async def _is_in_queue(self, record: MessageRecord) -> bool:
-        """Whether the queue of half messages points to `record`.
-
-        A message body can contain what looks like a half message, with the queue offset of another one. With access
-        control, this waits until the record is dispatched; without, a record that is not dispatched yet is accepted.
-        """
-        log = self._store.log
-        if log.dispatched_offset.value <= record.physical_offset:
-            if self._guard is None:
-                return True
-            with trio.move_on_after(DISPATCH_WAIT_S):
-                while log.dispatched_offset.value <= record.physical_offset:
-                    await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        await self._store.dispatcher.wait_files_made()
-        queue = self._store.queues.get(HALF_TOPIC, 0)
-        with busy_if_passing():
-            entries = [] if queue is None else queue.read(record.queue_offset, 1)
-        return bool(entries) and entries[0].physical_offset == record.physical_offset
+    async def _is_half(self, record: MessageRecord) -> bool:
+        """Whether `record` is in the queue of half messages, or will be: without access control, a record that is not
+        dispatched yet is accepted."""
+        if record.topic != HALF_TOPIC:
+            return False
+        is_new = self._store.log.dispatched_offset.value <= record.physical_offset
+        return (is_new and self._guard is None) or await is_in_queue(self._store, record)
 
     def _committed(self, record: MessageRecord) -> Message:
         """The message that consumers receive. Raises RefusedError."""

@@ -1,12 +1,12 @@
-"""Transactions: half messages wait until their producer commits or rolls back (37), and are checked if it does not.
+"""Transactions: half messages wait until their producer ends them (request 37), and are checked if it does not.
 
     1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), which no consumer reads.
-    2  37 commits it or rolls it back. A commit stores the message in its own topic, with the half message's physical
-       offset as preparedTransactionOffset. In both cases an op message records that the half message is ended
-       (op_writer.py). With access control, sending 37 and receiving 39 need PUB on its topic.
+    2  Request 37 commits it or rolls it back. A commit stores the message in its own topic, with the half message's
+       physical offset as preparedTransactionOffset. In both cases an op message records that the half message is ended
+       (op_writer.py). With access control, sending request 37 and receiving request 39 need PUB on its topic.
     3  Every transactionCheckInterval, half messages that are open and old enough are stored again and a producer of
-       their group is asked (39). It answers with a 37 about the copy. After transactionCheckMax checks a half message
-       is given up.
+       their group is asked (request 39). It answers with request 37 about the copy. After transactionCheckMax checks a
+       half message is given up.
 
 Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that RocketMQ and halog can
 continue from each other's store. It is committed once the copies and op messages of all half messages before it are
@@ -49,13 +49,13 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
-"""A producer with more unsent bytes than this is not asked at present."""
+"""Maximum unsent bytes on a producer's connection at which it is still asked about its transactions."""
 OUTBOX_WAIT_S = 1.0
 """Maximum wait, after a batch of checks, until the producers can take more."""
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and the number of open half messages.
+    """Counters since the start, and the number of open half messages, which is known on the master only.
 
     unasked_count: stored again for a check, but no producer of the group could be asked: none was connected, read fast
     enough, or had the permission.
@@ -99,8 +99,8 @@ class TransactionService:
         self._marks = ProgressMarks()
         self._arrived = trio.Event()
         self._next_producer = count()
-        self._losses = LossDetector(core.store)
         self._reader = BatchReader(core.store)
+        self._losses = LossDetector(self._reader)
         self._log = LimitedLog(logger, logging.WARNING)
         self.ends = TransactionEnds(core, self._note_ended)
         self._asked_count = 0
@@ -112,7 +112,7 @@ class TransactionService:
         """A snapshot of the counters."""
         _, end = bounds(self._queue(HALF_TOPIC))
         return TransactionStatistics(
-            open_count=self._window.open_count(end),
+            open_count=0 if self._standing.is_slave else self._window.open_count(end),
             committed_count=self.ends.committed_count,
             rolled_back_count=self.ends.rolled_back_count,
             asked_count=self._asked_count,
@@ -390,6 +390,7 @@ class TransactionService:
         return members[next(self._next_producer) % len(members)]
 
     def _is_lost(self, topic: str, offset: int) -> bool:
+        """Records a failed read; returns whether to give up the message."""
         if self._losses.is_lost((topic, offset)):
             return True
         self._log.write("transaction.read_failed reason=%r", f"{topic} {offset}")

@@ -14,10 +14,12 @@ from ha.broker import admin_clients
 from ha.protocol import java_json
 from ha.protocol.codes import LanguageCode
 from ha.protocol.group_requests import encode_consumer_status, read_queue_map
-from ha.protocol.record import decode_record
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.record import Message, decode_record, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import FRAME_SIZE_MAX, SERIALIZE_ROCKETMQ, RemotingCommand
 from ha.remoting import RemotingClient, RemotingConnection, open_remoting_client
-from tests.broker.node import Node, open_node
+from tests.broker.node import HOST, PORT, Node, open_node
 
 Answer = Callable[[RemotingCommand], Awaitable[RemotingCommand | None]]
 
@@ -233,6 +235,25 @@ async def test_message_is_consumed_again(node: Node) -> None:
         for wrong in (message_id[:-1] + "1", "xyz", ""):
             assert (await node.ask(309, msgId=wrong, **fields)).code == 1
         assert len(got) == 1
+
+
+async def test_forged_record_in_a_body_is_not_consumed(node: Node) -> None:
+    """What looked like a record in a body was sent to the consumer, with the records that follow in the log."""
+    await node.send()
+    inside = node.store.log.max_offset.value + 88  # behind the fixed fields and the body's length
+    forged = encode_record(
+        Message("TT", 0, b"forged"),
+        queue_offset=1,
+        physical_offset=inside,
+        store_timestamp_ms=1,
+        store_host=encode_host(HOST, PORT),
+    )
+    await node.send(forged)
+    message_id = encode_message_id(encode_host(HOST, PORT), inside)
+    async with member(node, "c1"):
+        answer = await node.ask(309, msgId=message_id, consumerGroup="g", clientId="c1")
+    remark = f"can not find message {message_id}: its topic has no such message"
+    assert (answer.code, answer.remark) == (1, remark)
 
 
 async def test_offsets_reported_by_members(node: Node) -> None:

@@ -1,6 +1,8 @@
 """Admin requests about topics."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,26 @@ def test_attributes() -> None:
     ):
         with pytest.raises(RemoteProtocolError, match=why):
             changed_attributes(current, changes)
+
+
+@pytest.mark.parametrize("keeps_tables_in_log", [False, True])
+async def test_attributes_changed_at_the_same_time_are_all_kept(tmp_path: Path, keeps_tables_in_log: bool) -> None:
+    """Each change was based on the topic as it was before the others were written."""
+    changes = {"message.type": "NORMAL", "reserve.time": "1", "queue.type": "SimpleCQ"}
+
+    async def run_blocking(call: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.sleep(0.1)
+        return call(*arguments)
+
+    async with open_node(tmp_path, run_blocking=run_blocking, keeps_tables_in_log=keeps_tables_in_log) as node:
+        assert (await update(node)).code == 0
+        async with trio.open_nursery() as nursery:
+            for name, value in changes.items():
+                changed = {**CREATE, "attributes": f"+{name}={value}"}
+                nursery.start_soon(partial(node.ask_alone, 17, **changed))
+        config = node.broker.topics.get("T1")
+        assert config is not None
+        assert config.attributes == changes
 
 
 async def test_topic_is_deleted(node: Node, tmp_path: Path) -> None:

@@ -177,15 +177,14 @@ async def test_sends_of_one_poller_turn_share_one_append(tmp_path: Path, puts: P
             node.listener.connect()
         await wait_all_tasks_blocked()
         connections = node.broker.servers[0].connections
-        sender = SendProcessor(
-            BrokerCore(
-                options=node.broker.options,
-                store=node.store,
-                tables=node.broker.tables,
-                puts=node.broker.put_service,
-                world=World(unique_id=lambda: "id", poller=poller),
-            )
+        core = BrokerCore(
+            options=node.broker.options,
+            store=node.store,
+            tables=node.broker.tables,
+            puts=node.broker.put_service,
+            world=World(unique_id=lambda: "id", poller=poller),
         )
+        sender = SendProcessor(core, node.broker.queue_locks)
         fields = {name: text(value) for name, value in SEND_V2.items()}
         counts = []
 

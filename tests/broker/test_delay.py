@@ -30,6 +30,7 @@ from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.test_put import slave_of
+from tests.broker.test_queue_read import FewDescriptors
 from tests.store.disks import run_inline
 
 DELAY_3 = "TAGS\x01TagA\x02DELAY\x013\x02"
@@ -395,6 +396,35 @@ async def test_failed_reads_of_the_disk_are_retried(node: Node) -> None:
     assert reads.count < 25
 
 
+async def test_nothing_is_dropped_while_too_many_files_are_open(tmp_path: Path) -> None:
+    """After a minute, one message of each level was dropped, and a further one with each further minute."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, disk=disk, **LEVELS) as node:
+        await node.send(b"late", i=delay(1))
+        await node.dispatched()
+        disk.exhaust(node, SCHEDULE_TOPIC)
+        await trio.sleep(300)
+        disk.is_exhausted = False
+        await trio.sleep(5)
+        statistics = node.broker.delay.statistics()
+        assert (statistics.delivered_count, statistics.dropped_count) == (1, 0)
+
+
+async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path) -> None:
+    """After a minute, the message counted as lost."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, **LEVELS) as node:
+        await node.send(b"late", i=delay(3))
+    async with open_node(tmp_path, disk=disk, **LEVELS) as node:
+        disk.exhaust_log(node)
+        await trio.sleep(300)
+        assert node.broker.delay.statistics().delivered_count == 0
+        disk.is_exhausted = False
+        await trio.sleep(5)
+        statistics = node.broker.delay.statistics()
+        assert (statistics.delivered_count, statistics.dropped_count) == (1, 0)
+
+
 async def test_messages_deleted_by_retention_are_counted(node: Node) -> None:
     for number in range(4):
         await node.send(b"%d" % number, i=delay(1))
@@ -403,6 +433,18 @@ async def test_messages_deleted_by_retention_are_counted(node: Node) -> None:
     [(_, record)] = await node.arrivals()
     assert record.body == b"3"
     assert node.broker.delay.statistics().dropped_count == 3
+
+
+async def test_damaged_messages_between_others_are_counted(node: Node) -> None:
+    for number in range(3):
+        await node.send(b"%d" % number, i=delay(1))
+    await node.dispatched()
+    _, (begin, size, _), _ = waiting(node, 1)
+    damage = node.store.damage.add(begin, begin + size, file="f", reason="r", found_by="scrub", by_checksum=True)
+    node.store.damage.failed(damage, "no peer has it", is_hopeless=True)
+    found = await node.arrivals(2)
+    assert [record.body for _, record in found] == [b"0", b"2"]
+    assert node.broker.delay.statistics().dropped_count == 1
 
 
 async def test_undeliverable_messages_are_dropped(node: Node) -> None:

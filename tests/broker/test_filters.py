@@ -167,3 +167,6 @@ async def test_compiled_conditions_are_bounded(node: Node) -> None:
     assert info.currsize == info.maxsize == FILTER_COUNT_MAX
     await node.pull(0, **sql("a > 265 OR"))
     assert _compiled_or_fault.cache_info().misses == info.misses
+    for number in range(10):
+        assert (await node.pull(0, **sql(f"a > {number:05000}"))).code == 23
+    assert _compiled_or_fault.cache_info().misses == info.misses, "long ones are not kept"

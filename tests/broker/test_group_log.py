@@ -13,7 +13,9 @@ from trio.testing import MockClock
 from ha.broker.group_log import RECORD_BYTES_MAX
 from ha.broker.group_state import TablesState
 from ha.broker.queue_read import QueueRead, ReadStatus
+from ha.protocol import java_json
 from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.commitlog import UNLIMITED
@@ -559,6 +561,57 @@ async def test_group_starts_from_files_written_before_it() -> None:
     async with open_member(disk) as again:
         assert again.group_log.is_whole
         assert again.tables.offsets.get("g", "T", 0) == 5
+
+
+async def test_messages_deleted_outside_the_group_stay_deleted() -> None:
+    """The next start forgot the deletion, so every member that built its queues later had the messages again."""
+    disk = MemoryDisk()
+    async with open_member(disk) as master:
+        await master.become_master(1)
+        await master.put("T")
+        await master.settled()
+        await master.group_log.save()
+        outside = master.tables.topics.snapshot()
+    outside.deleted_topics = {"T": 1 << 20}
+    outside.data_version = outside.data_version.next(1)
+    disk.write_bytes(CONFIG / "topics.json", java_json.dumps(outside))
+    async with open_member(disk) as again:
+        assert again.tables.topics.deleted == {"T": 1 << 20}
+        assert again.tables.topics.data_version == outside.data_version
+
+
+async def test_a_change_of_which_a_part_is_stored_is_undone_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first record waited in vain, the second was refused: its topic was in use, but not in the log."""
+    monkeypatch.setattr("ha.broker.group_log.RECORD_BYTES_MAX", 1500)
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.settled()
+        outcomes = [PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH]
+        settle = master.puts.settle
+
+        async def fail(puts: list[Any]) -> None:
+            await settle(puts[:1])
+            if len(puts) > 1:
+                for put, status in zip(puts, outcomes, strict=True):
+                    put.status = status
+
+        monkeypatch.setattr(master.puts, "settle", fail)
+        faults: list[str] = []
+
+        async def create(name: str) -> None:
+            faults.append(await master.tables.topics.update(topic(name)))
+
+        async with trio.open_nursery() as nursery:
+            for letter in "ab":
+                nursery.start_soon(create, letter * 100)
+        assert all("IN_SYNC_REPLICAS_NOT_ENOUGH" in fault for fault in faults)
+        await trio.sleep(2)  # until the snapshot is written
+        assert not {"a" * 100, "b" * 100} & master.tables.topics.table.keys()
+        end = master.end
+        async with open_member(MemoryDisk(), 2) as slave:
+            await copy_log(master.store, slave.store, end)
+            await slave.settled()
+            assert slave.state() == master.state()
 
 
 async def test_record_of_a_later_version_is_skipped() -> None:

@@ -3,15 +3,20 @@
 import errno
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
 from ha.broker import message_queries
 from ha.protocol.codes import ResponseCode
 from ha.protocol.message_id import decode_message_id
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import Node
+from tests.broker.node import HOST, SEND_V2, Node
+from tests.security.brokers import admin, alice, guarded_broker
 
 ALWAYS = {"beginTimestamp": 0, "endTimestamp": (1 << 63) - 1, "maxNum": 64}
 
@@ -149,3 +154,26 @@ async def test_what_is_read_by_an_offset_is_limited(node: Node, monkeypatch: pyt
     monkeypatch.setattr(node.store.log, "read_all", counted)
     assert (await node.ask(33, offset=at)).code == 1
     assert max(sizes) < 1000
+
+
+async def test_forged_record_in_a_body_shows_nothing_of_other_topics(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """A body that ends like the start of a record made the records after it readable, as the properties of that."""
+    async with guarded_broker(tmp_path) as node:
+        await alice(node).ask(310, b"x", **{**SEND_V2, "i": ""})
+        inside = node.store.log.max_offset.value + 88  # behind the fixed fields and the body's length
+        properties = bytes(1000)
+        forged = encode_record(
+            Message("TT", 0, b"", properties),
+            queue_offset=1,
+            physical_offset=inside,
+            store_timestamp_ms=1,
+            store_host=encode_host(HOST, 1),
+        ).removesuffix(properties)
+        sent = await alice(node).ask(310, forged, **{**SEND_V2, "i": ""})
+        await admin(node).ask(310, b"secret" * 200, **{**SEND_V2, "b": "Other", "i": ""})
+        assert bytes(await node.store.log.read_all(inside, len(forged))) == forged, "it is where it says"
+        answer = await alice(node).ask(33, offset=inside, topic="TT")
+        assert b"secret" not in bytes(answer.body)
+        assert (answer.code, answer.remark) == (1, f"can not find message by the offset, {inside} in topic TT")
+        own = await alice(node).ask(33, offset=decode_message_id(sent.ext_fields["msgId"])[2], topic="TT")
+        assert [record.body for record in node.records(own)] == [forged]

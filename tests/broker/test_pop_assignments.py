@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
+from ha.broker.groups import REQUEST_MODE_PREFIX
 from ha.broker.topic_routes import TopicRoutes
+from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import open_remoting_client
 from tests.broker.node import Node, open_node
@@ -121,6 +123,26 @@ async def test_mode_is_kept_with_the_group(tmp_path: Path) -> None:
         assert found == ({(name, queue_id) for name in ("b0",) for queue_id in range(4)}, {"POP"})
 
 
+async def test_changes_of_a_group_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """In a failover group, each was based on the group as it was before the others were in the log."""
+    async with open_node(tmp_path, keeps_tables_in_log=True) as node:
+        assert (await set_mode(node, "POP", topic="known")).code == 0
+
+        modes = [{"topic": topic, "consumerGroup": "g", "mode": "POP"} for topic in ("T1", "T2", "T3")]
+        requests = [*((401, json.dumps(mode)) for mode in modes), (200, '{"groupName":"g","retryMaxTimes":3}')]
+
+        async def change(code: int, body: str) -> None:
+            assert (await node.ask_alone(code, body.encode())).code == 0
+
+        async with trio.open_nursery() as nursery:
+            for code, body in requests:
+                nursery.start_soon(change, code, body)
+        group = node.broker.groups.get("g")
+        assert group is not None
+        assert group.attributes.keys() == {REQUEST_MODE_PREFIX + topic for topic in ("known", "T1", "T2", "T3")}
+        assert group.retry_max_times == 3
+
+
 @pytest.mark.parametrize("fault", ["refuses", "closes", "is silent"])
 async def test_unreachable_name_servers_change_no_assignment(node: Node, fault: str) -> None:
     kept = []
@@ -140,3 +162,23 @@ async def test_unreachable_name_servers_change_no_assignment(node: Node, fault: 
         node.broker.pop.assignments.find_queues = TopicRoutes(client, ["n1:9876", "n2:9876"]).read_queues
         assert await assigned(node, "c1") is None
     assert (await node.ask(352, group="g")).code == 0
+
+
+async def test_a_route_with_too_many_queues_is_no_answer() -> None:
+    """A false broker registered 2^31 − 1 queues, and the master ran out of memory when it listed them."""
+
+    class NameServer:
+        def __init__(self, *counts: int) -> None:
+            self.queues = [{"brokerName": f"b{number}", "readQueueNums": count} for number, count in enumerate(counts)]
+
+        async def invoke(self, address: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            return request.reply(ResponseCode.SUCCESS, body=json.dumps({"queueDatas": self.queues}).encode())
+
+    for counts, expected in (
+        ((16_384, 4), {"b0": 16_384, "b1": 4}),
+        ((2**31 - 1,), None),
+        ((2**31 - 1, 1 - 2**31), None),
+        ((16_384, 16_384, 16_384, 16_384, 1), None),
+    ):
+        routes = TopicRoutes(cast("Any", NameServer(*counts)), ["n1:9876"])
+        assert await routes.read_queues("TT") == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -146,6 +148,19 @@ async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path) -> No
     async with open_node(tmp_path) as node:
         assert node.broker.pop.statistics().in_flight_count == 2
         assert await pop_messages(node, consumerGroup="h", order=True) == []
+
+
+async def test_no_committed_offset_makes_a_record_unreadable(tmp_path: Path) -> None:
+    """A negative one did, in a queue without messages."""
+    async with open_node(tmp_path) as node:
+        await node.send(b"first")
+        for group, before in (("g", {"maxMsgNums": 0}), ("h", {"queueId": 1})):  # "h" has popped from the queue
+            assert await pop_messages(node, consumerGroup=group, **before) == []
+            fields: Any = {"consumerGroup": group, "topic": "TT", "queueId": 1, "commitOffset": -5}
+            assert (await node.ask(15, **fields)).code == 0
+            assert len(await pop_messages(node, consumerGroup=group)) == 1
+    async with open_node(tmp_path) as node:
+        assert node.broker.pop.statistics().in_flight_count == 2
 
 
 async def test_record_of_a_pop_is_small(node: Node) -> None:
@@ -382,6 +397,36 @@ async def test_snapshot_bounds_what_a_start_reads(
         assert node.broker.pop.statistics().in_flight_count == 27
 
 
+@pytest.mark.parametrize("has_snapshot", [True, False])
+async def test_a_log_that_can_not_be_read_for_the_moment_is_loaded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_snapshot: bool
+) -> None:
+    """The snapshot, or the copy of a message, was ignored."""
+    async with open_node(tmp_path) as node:
+        await node.send(b"a")
+        await pop_messages(node, invisibleTime=1000)
+        if has_snapshot:
+            node.broker.pop._pop_log._want_snapshot()
+            await trio.sleep(0.5)
+        else:
+            monkeypatch.setattr(node.broker.pop._pop_log, "_write_changes", _never)
+            await trio.sleep(2)
+
+    async def read_all(log: CommitLog, *place: object) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitLog, "read_all", read_all)
+        async with open_node(tmp_path) as node:
+            await trio.sleep(5)
+            assert node.broker.pop._pop_log.state is None
+            patch.undo()
+            await trio.sleep(1)
+            assert node.broker.pop._pop_log.state is not None
+            assert bodies(await pop_messages(node)) == [b"a"]
+
+
 async def test_retention_waits_for_a_snapshot(tmp_path: Path) -> None:
     store: dict[str, Any] = {"segment_size": 1 << 16}
     async with open_node(tmp_path, store_changes=store) as node:
@@ -405,6 +450,25 @@ async def test_retention_waits_for_a_snapshot(tmp_path: Path) -> None:
         queue = node.broker.pop._pop_log.state.get(("g", "TT", 0))
         assert queue is not None
         assert queue.next_offset == 3
+
+
+async def test_retention_flushes_a_snapshot_that_was_written_before(tmp_path: Path) -> None:
+    """A power loss could take it after the records before it were deleted."""
+    async with open_node(tmp_path, store_changes={"segment_size": 1 << 16, "flush_interval_s": 1e6}) as node:
+        await put_many(node, 8)
+        await pop_messages(node, invisibleTime=1_000_000)
+        await put_many(node, 2000)
+        node.broker.pop._pop_log._want_snapshot()
+        await trio.sleep(1)
+        records = node.store.queues.get(POP_TOPIC, 0)
+        assert records is not None
+        [end] = records.read(records.max_offset - 1, 1)
+        assert end.tags_code == SNAPSHOT_END_CODE
+        snapshot_end, flushed = end.physical_offset + end.size, node.store.log.flushed_offset
+        assert flushed.value < snapshot_end
+        node.store.retention.disk_used_ratio = 0.99
+        assert await node.store.retention.clean() > 0
+        assert flushed.value >= snapshot_end
 
 
 @pytest.mark.parametrize("offset", [1, 5])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ha.broker.pop import pop_log
+from ha.broker.pop import state as pop_state
 from ha.broker.pop.ordered import ordered_batch
 from ha.broker.pop.state import Limits, PopState
+from ha.protocol import pop_records
 from ha.protocol.pop import ATTEMPT_ID_SIZE_MAX
 from ha.protocol.pop_records import PopRecord, decode_pop_record, encode_pop_record
 
@@ -53,6 +57,28 @@ def test_an_undone_record_restores_the_state_before_its_first_change() -> None:
     state.settle(is_stored=False)
     assert (sorted(queue.batches), state.in_flight_count, queue.next_offset) == ([0, 1, 2, 3, 4], 5, 5)
     assert {batch.pop_time_ms for batch in queue.batches.values()} == {1}
+
+
+def test_reset_of_many_messages_in_flight_is_written_to_readable_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record named more messages than can be read back, with maxPopInFlight above its default."""
+    for module in (pop_records, pop_state):
+        monkeypatch.setattr(module, "OFFSET_COUNT_MAX", 1000)
+    state = PopState(Limits(per_queue=500, total=10**7, queue_count=100))
+    for queue_id in range(3):
+        queue = state.open(("g", "TT", queue_id), 0)
+        assert queue is not None
+        state.take(queue, range(500), 500, pop_time_ms=1, due_ms=2)
+    while state.has_changes:
+        copied(state.take_changes(SIZE_MAX))
+        state.settle(is_stored=True)
+    for queue in state.queues.values():
+        state.reset(queue, 0)
+    done_counts: list[int] = []
+    while state.has_changes:
+        record = copied(state.take_changes(SIZE_MAX))
+        done_counts.append(sum(sum(queue.done[1::2]) for queue in record.queues))
+        state.settle(is_stored=True)
+    assert done_counts == [1000, 500]
 
 
 def test_parts_of_a_snapshot_are_small_with_ordered_messages() -> None:

@@ -12,6 +12,7 @@ import trio
 from ha.broker.queue_read import QueueRead, ReadStatus
 from tests.broker.node import Node, open_node
 from tests.broker.pop_client import ack, bodies, pop_messages
+from tests.broker.test_queue_read import FewDescriptors
 
 
 @pytest.fixture
@@ -109,3 +110,20 @@ async def test_message_that_can_not_be_read_waits_for_the_repair_of_damage(node:
     assert node.broker.pop.statistics().lost_count == 0
     await trio.sleep(4)
     assert node.broker.pop.statistics().lost_count == 1
+
+
+async def test_no_message_is_lost_while_checksums_cannot_be_read(tmp_path: Path) -> None:
+    """After a minute, all messages that were due counted as lost."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path) as node:
+        for number in range(3):
+            await node.send(b"%d" % number)
+        assert len(await pop_messages(node)) == 3
+    async with open_node(tmp_path, disk=disk) as node:
+        await trio.sleep(1)
+        disk.exhaust_log(node)
+        await trio.sleep(300)
+        disk.is_exhausted = False
+        await trio.sleep(5)
+        assert len(await pop_messages(node)) == 3
+        assert node.broker.pop.statistics().lost_count == 0

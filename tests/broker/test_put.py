@@ -377,6 +377,10 @@ async def test_failed_segment_allocation_answers_waiting_puts(seeded: Callable[.
             await service.wait_unblocked()
             await service.wait_appended()
         assert refused.status is PutStatus.CREATE_MAPPED_FILE_FAILED
+        disk.is_full = False
+        await trio.sleep(3600)
+        assert (await put(node, message()))[0] == [PutStatus.PUT_OK]
+        assert node.store.log.append_times.sum_s < 60, "the hour is no part of the append"
 
 
 async def test_full_disk(seeded: Callable[..., Any]) -> None:

@@ -75,6 +75,18 @@ async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node) -> Non
     assert node.broker.queue_locks.holder("g", QueueBody(broker_name="b0", queue_id=1, topic="TT")) == "c2"
 
 
+async def test_message_that_an_orderly_consumer_sends_back_becomes_a_dead_letter(node: Node) -> None:
+    """As in RocketMQ 5 (SendMessageProcessor.handleRetryAndDLQ): it was retried in place before."""
+    await lock(node, "c1", 1)
+    assert (await node.send(b="%RETRY%h", j=16)).code == 0
+    assert node.broker.topics.get("%DLQ%h") is None, "another group"
+    assert (await node.send(b="%RETRY%g", j=2, l=2)).code == 0
+    assert node.store.queues.next_queue_offset("%DLQ%g", 0) == 1
+    await trio.sleep(61)
+    assert (await node.send(b="%RETRY%g", j=2, l=2)).code == 0
+    assert node.store.queues.next_queue_offset("%DLQ%g", 0) == 1
+
+
 async def test_closed_connection_keeps_its_locks(node: Node) -> None:
     """Its client may return, and still be working on the messages."""
     stream = node.listener.connect()

@@ -14,6 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ha.broker import queue_read
 from ha.broker.choosing import Wanted, WrongEntryError
 from ha.broker.queue_read import (
     QueueRead,
@@ -145,6 +146,18 @@ class FewDescriptors(OsDisk):
         open_files = node.store.queues._files._files
         for path in [path for path in open_files if topic in path.parts]:
             del open_files[path]
+
+    def exhaust_log(self, node: Node) -> None:
+        """From now on, no file can be opened, and neither bytes of the log that were read nor its checksums are in
+        memory."""
+        self.is_exhausted = True
+        node.store.log.verified.checksums.forget()
+        node.store.log.verified._recent.clear()
+
+    def read_bytes(self, path: Path) -> bytes:
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().read_bytes(path)
 
     def open(self, path: Path) -> File:
         if self.is_exhausted:
@@ -345,3 +358,26 @@ def test_other_tasks_run_after_a_mebibyte_of_cached_bytes(gap: int) -> None:
     missing = read_spans_nowait(cast(CommitLog, log), wanted_at(messages), 0, [], 1024 * 1024)
     assert missing is not None
     assert 0 <= sum(log.cached_counts) - 1024 * 1024 < size
+
+
+async def test_messages_after_a_segment_that_is_deleted_during_the_read_are_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were skipped together with those of the deleted segment."""
+    async with open_node(tmp_path, store_changes={"segment_size": 4096}) as node:
+        for number in range(5):
+            await node.send(b"%d" % number * 1000)
+        await node.dispatched()
+        log = node.store.log
+        assert len(log.segments) == 2
+
+        async def deleting(log: CommitLog, wanted: Wanted) -> list[Span]:
+            if log.min_offset == 0:
+                await log.delete_first()
+            return await read_spans(log, wanted)
+
+        monkeypatch.setattr(queue_read, "read_spans", deleting)
+        answer = await node.pull()
+        first = int(answer.ext_fields["nextBeginOffset"]) - len(node.records(answer))
+        assert 0 < first < 5
+        assert [record.body[:1] for record in node.records(answer)] == [b"%d" % number for number in range(first, 5)]

@@ -121,6 +121,7 @@ async def test_the_recall_in_the_log_is_that_of_rocketmq(tmp_path: Path) -> None
         ("x" * 3000, {}, 604, "recall handle is invalid"),
         (base64.urlsafe_b64encode(b"v2 TT b0 1 k").decode(), {}, 604, "recall handle is invalid"),
         (base64.urlsafe_b64encode(b"v1 TT b0 1").decode(), {}, 604, "recall handle is invalid"),
+        ({"unique_key": ""}, {}, 604, "recall handle is invalid"),
         (None, {"topic": "other"}, 604, "recall failed, topic not match"),
         ({"broker_name": "b1"}, {}, 604, "recall failed, broker service not available"),
         ({"timestamp_ms": 1000}, {}, 604, "recall failed, timestamp invalid"),

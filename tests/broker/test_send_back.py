@@ -17,7 +17,7 @@ from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.record_maker import AppendResult
-from tests.broker.node import HOST, PORT, Node, open_node
+from tests.broker.node import HOST, PORT, SEND_V2, Node, open_node
 from tests.security.brokers import admin, alice, guarded_broker
 
 RECORD_BODY_PLACE = 88
@@ -260,3 +260,25 @@ async def test_record_that_a_body_contains_does_not_end_the_broker(tmp_path: Pat
         assert answer.code == 1
         assert "contains a separator" in str(answer.remark)
         assert (await node.send()).code == 0
+
+
+async def test_forged_record_in_a_body_brings_nothing_of_other_topics(tmp_path: Path) -> None:
+    """A body that ends like the start of a record brought the records after it, as the properties of the retry."""
+    async with guarded_broker(tmp_path) as node:
+        inside = node.store.log.max_offset.value + RECORD_BODY_PLACE
+        properties = bytes(1000)
+        host = encode_host(HOST, PORT)
+        forged = encode_record(
+            Message("TT", 0, b"", properties),
+            queue_offset=0,
+            physical_offset=inside,
+            store_timestamp_ms=1,
+            store_host=host,
+        ).removesuffix(properties)
+        sent = await alice(node).ask(310, forged, **{**SEND_V2, "i": ""})
+        await admin(node).ask(310, b"secret" * 200, **{**SEND_V2, "b": "Other", "i": ""})
+        assert bytes(await node.store.log.read_all(inside, len(forged))) == forged, "it is where it says"
+        asked: Any = {"group": "g", "delayLevel": -1, "originTopic": "TT"}
+        answer = await alice(node).ask(36, offset=inside, **asked)
+        assert (answer.code, answer.remark) == (1, f"look message by offset failed, {inside}")
+        assert (await alice(node).ask(36, offset=offset_of(sent), **asked)).code == 0

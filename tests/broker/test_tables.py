@@ -25,6 +25,7 @@ from ha.protocol.codes import ResponseCode
 from tests.broker.full_disk import FullDisk
 from tests.broker.group_member import copy_log
 from tests.broker.node import Node, open_node
+from tests.store.disks import run_inline
 
 TOPICS_JSON = """{
 	"dataVersion":{
@@ -148,6 +149,24 @@ async def test_offsets_are_written_once_the_log_that_they_follow_is_flushed(tmp_
     assert "{0:5" in path.read_text()
     await offsets.save()
     assert "{0:6" in path.read_text()
+
+
+async def test_marks_of_commits_to_a_slave_are_saved_although_the_save_is_cancelled(tmp_path: Path) -> None:
+    """At shutdown they counted as saved."""
+
+    async def slow(call: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.sleep(2)
+        return call(*arguments)
+
+    path = tmp_path / "takenOffsets.json"
+    file = ConfigFile(tmp_path / "consumerOffset.json", run_blocking=run_inline)
+    options = BrokerOptions(role=BrokerRole.SLAVE)
+    offsets = ConsumerOffsetTable(file, options, taken_file=ConfigFile(path, run_blocking=slow))
+    offsets.commit("g", "T", 0, 5)
+    with trio.move_on_after(1):
+        await offsets.save()
+    await offsets.save()
+    assert "{0:5" in path.read_text()
 
 
 @pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "subscriptionGroup.json"])

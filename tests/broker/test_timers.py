@@ -23,15 +23,17 @@ from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
+from ha.broker.timers import TimerService
 from ha.causes import Cause
 from ha.protocol.bodies import TimerCheckPoint
-from ha.protocol.codes import RequestCode
+from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties, java_hash
 from ha.protocol.record import Message, timer_code
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TIMER_TOPIC
 from ha.store.dispatch import Arrival
 from ha.store.files import DiskUsage, OsDisk
+from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.test_queue_read import FewDescriptors
 from tests.broker.test_terms import member
@@ -308,6 +310,22 @@ async def test_a_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path,
         assert (statistics.pending_count, statistics.dropped_count) == (0, 0)
 
 
+async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path) -> None:
+    """After a minute, all messages that were due counted as lost."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path) as node:
+        for number in range(4):
+            await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=20 + number), e=0)
+    async with open_node(tmp_path, disk=disk) as node:
+        disk.exhaust_log(node)
+        await trio.sleep(300)
+        assert node.broker.timers.statistics().delivered_count == 0
+        disk.is_exhausted = False
+        await trio.sleep(5)
+        statistics = node.broker.timers.statistics()
+        assert (statistics.delivered_count, statistics.dropped_count) == (4, 0)
+
+
 async def test_a_message_without_room_for_further_properties_is_delivered(node: Node) -> None:
     await node.send(b"first")
     await node.broker.put_service.put([largest_message(b"full", 5)])
@@ -375,11 +393,14 @@ async def test_what_was_rolled_is_not_rolled_again_when_the_rest_is(
         for number in range(5):
             await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=500), e=0)
         await fill_segments(node)
-        service = node.broker.put_service
+        service, room = node.broker.put_service, 3
 
         def admit_three(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
-            service._refuse(requests[3:], Cause.NOT_WRITABLE, "no room")
-            return requests[:3]
+            nonlocal room
+            admitted, refused = requests[:room], requests[room:]
+            room -= len(admitted)
+            service._refuse(refused, Cause.NOT_WRITABLE, "no room")
+            return admitted
 
         with monkeypatch.context() as patch:
             patch.setattr(service, "_admit", admit_three)
@@ -389,6 +410,31 @@ async def test_what_was_rolled_is_not_rolled_again_when_the_rest_is(
         assert [record.body for _, record in await node.arrivals(5)] == [b"0", b"1", b"2", b"3", b"4"]
         await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 5
+
+
+async def test_a_message_is_rolled_once_if_one_before_it_needs_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was rolled again with each further attempt, and delivered as often."""
+    async with open_node(tmp_path, store_changes=EXPIRED) as node:
+        for body in (bytes(10_000), b"small"):
+            await node.send(body, i=properties(TIMER_DELAY_SEC=500), e=0)
+        await fill_segments(node)
+        log = node.store.log
+        while not 2000 < log.segments[-1].end - log.max_offset.value < 8000:
+            await node.send(bytes(1000))
+
+        async def add_segment() -> AppendResult:
+            await trio.lowlevel.checkpoint()
+            return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "add_segment", add_segment)
+            for _ in range(2):
+                assert await node.store.retention.clean(at_any_hour=True) == 0
+        assert await node.store.retention.clean(at_any_hour=True) >= 1
+        await trio.sleep(1000)
+        assert node.broker.timers.statistics().delivered_count == 2
 
 
 async def test_a_message_without_room_for_further_properties_is_rolled_once(tmp_path: Path) -> None:
@@ -692,6 +738,30 @@ async def test_large_messages_are_rolled_in_batches(tmp_path: Path, monkeypatch:
         assert node.store.log.min_offset > 0
         assert node.broker.timers.statistics().pending_count == 20
         assert await node.broker.timers.count_topics(1000) == {"TT": 20}
+
+
+async def test_large_messages_of_a_real_broker_are_indexed_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 1024 of them were in memory at once."""
+    changes = {"segment_size": 1 << 26}
+    async with open_node(tmp_path, store_changes=changes) as node:
+        for _ in range(20):
+            await node.send(LARGE_BODY, i=properties(TIMER_DELAY_SEC=3000), e=0)
+        await node.dispatched()
+    write_hashes(tmp_path, *[""] * 20)
+    read, sizes = TimerService._read, [0]
+
+    async def counted(self: TimerService, *place: Any) -> Any:
+        found = await read(self, *place)
+        sizes.append(sum(len(record.body) for record in found.values() if record is not None))
+        return found
+
+    monkeypatch.setattr(TimerService, "_read", counted)
+    async with open_node(tmp_path, store_changes=changes) as node:
+        await trio.sleep(1)
+        assert node.broker.timers.statistics().pending_count == 20
+    assert 0 < max(sizes) <= BATCH_BYTES_MAX + len(LARGE_BODY)
 
 
 async def test_slave_of_a_rocketmq_master_deletes_what_that_has_delivered(

@@ -26,6 +26,7 @@ from ha.remoting import RemotingConnection
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, WallClock, open_node
+from tests.broker.test_queue_read import FewDescriptors
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -436,6 +437,44 @@ async def test_slave_refuses_ends(tmp_path: Path) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         where = {"tranStateTableOffset": 0, "commitLogOffset": 0}
         assert (await end(node, where, COMMIT)).code == 11
+
+
+async def test_a_slave_counts_no_half_messages_as_open(tmp_path: Path) -> None:
+    """It counted all of the log, committed or not."""
+    async with open_node(tmp_path) as node:
+        await end(node, await send_half(node), COMMIT)
+    async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
+        await node.dispatched()
+        assert node.broker.transactions.statistics().open_count == 0
+
+
+async def test_nothing_is_dropped_while_too_many_files_are_open(tmp_path: Path) -> None:
+    """After a minute, one half message was dropped at each check."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, disk=disk) as node:
+        await send_half(node)
+        await trio.sleep(1)
+        disk.exhaust(node, HALF_TOPIC)
+        await trio.sleep(300)
+        disk.is_exhausted = False
+        await be_producer(node)
+        await trio.sleep(31)
+        assert len(asked(node)) == 1
+        assert node.broker.transactions.statistics().dropped_count == 0
+
+
+async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path) -> None:
+    disk = FewDescriptors()
+    async with open_node(tmp_path) as node:
+        await send_half(node)
+    async with open_node(tmp_path, disk=disk) as node:
+        disk.exhaust_log(node)
+        await trio.sleep(300)
+        disk.is_exhausted = False
+        await be_producer(node)
+        await trio.sleep(31)
+        assert len(asked(node)) == 1
+        assert node.broker.transactions.statistics().dropped_count == 0
 
 
 async def test_delayed_half_message_of_another_broker(node: Node) -> None:

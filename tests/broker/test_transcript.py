@@ -55,6 +55,17 @@ async def test_stored_record(node: Node) -> None:
     assert record.properties.count(b"CLUSTER") == 1
 
 
+@pytest.mark.parametrize("more", ["", "DELAY\x011\x02"])
+async def test_a_receipt_handle_is_not_stored(node: Node, more: str) -> None:
+    """Java's POP consumers acknowledge with a stored one instead of that of the message."""
+    handle = "7 1700000000000 60000 0 0 b0 3 9"
+    await node.send(i=f"TAGS\x01TagA\x02POP_CK\x01{handle}\x02XPOP_CK\x01x\x02{more}")
+    (record,) = node.records(await node.pull(0, sysFlag=6))
+    found = record.property_map()
+    assert "POP_CK" not in found
+    assert (found["TAGS"], found["XPOP_CK"]) == ("TagA", "x")
+
+
 async def test_full_names_and_any_queue(node: Node) -> None:
     for turn in range(4):
         answer = await node.ask(

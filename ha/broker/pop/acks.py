@@ -104,8 +104,8 @@ class AckRequests:
             connection.reply_error(command, error)
 
     def _acknowledge(self, state: PopState, connection: RemotingConnection, ack: AckCommand) -> None:
-        """200051: messages that were popped together were processed. Refuses an offset outside the queue, unless in
-        flight."""
+        """Request 200051: messages that were popped together were processed. Refuses an offset outside the queue,
+        unless in flight."""
         popped = ack.popped
         queue = state.get((popped.group, popped.topic, popped.queue_id))
         missing: Sequence[int] = ack.offsets
@@ -123,7 +123,7 @@ class AckRequests:
     # ---- the other requests: each changes the state, and returns the answer for when the change is acknowledged
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
+        """Request 200151: messages of several pops were processed. Offsets outside their queues are skipped."""
         body = read_request(BatchAckBody, command.body, LIST_SIZE_MAX) if command.body else BatchAckBody()
         if not body.acks:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
@@ -144,7 +144,7 @@ class AckRequests:
         return command.reply(ResponseCode.SUCCESS)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """200053: sets when a message becomes visible again, counted from now."""
+        """Request 200053: sets when a message becomes visible again, counted from now."""
         request = parse_header(ChangeInvisibleTimeRequest, command.ext_fields)
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
         begin, end = self._bounds(request.topic, request.queue_id)

@@ -1,8 +1,8 @@
 """Which queues a client of a group gets, and whether it pops or pulls: requests 400, 401 and 402.
 
-Push consumers of 5.x ask for their queues (400) instead of computing them. An administrator sets a group's mode for a
-topic (401); in mode POP every client gets all queues of all brokers or, with a positive popShareQueueNum, its own
-queues and those of that many neighbours.
+Push consumers of 5.x ask for their queues (request 400) instead of computing them. An administrator sets a group's mode
+for a topic (request 401); in mode POP every client gets all queues of all brokers or, with a positive popShareQueueNum,
+its own queues and those of that many neighbours.
 
 The mode is an attribute of the group, so that it is persisted, copied by slaves, and part of a failover group's log
 like the group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers
@@ -59,7 +59,7 @@ class Assignments:
         }
 
     async def set_mode(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """401: sets whether a group pops or pulls a topic."""
+        """Request 401: sets whether a group pops or pulls a topic."""
         asked = read_request(RequestModeBody, command.body)
         refuse_on_slave(self._standing, "Can't change a group on a slave: it takes over its master's groups")
         if asked.topic.startswith(RETRY_PREFIX):
@@ -68,7 +68,9 @@ class Assignments:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER, f"topic {asked.topic!r}, mode {asked.mode[:40]!r}: use PULL or POP"
             )
-        group = await self._groups.find_or_create(asked.consumer_group)
+        await self._groups.find_or_create(asked.consumer_group)
+        await self._groups.wait_written(asked.consumer_group)
+        group = self._groups.get(asked.consumer_group)
         if group is None:
             raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -80,7 +82,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS)
 
     async def all_modes(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """402: every mode that was set."""
+        """Request 402: every mode that was set."""
         table = RequestModeTable()
         for name, group in self._groups.table.items():
             for key in group.attributes:
@@ -93,7 +95,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(table))
 
     async def assign(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """400: the queues of a topic for one client."""
+        """Request 400: the queues of a topic for one client."""
         asked = read_request(QueryAssignmentBody, command.body)
         mode, share_count = self._mode(asked.consumer_group, asked.topic)
         body = AssignmentsBody(message_queue_assignments=None)

@@ -20,6 +20,7 @@ from ha.protocol.pop import ORIGIN_GROUP, popped_topic, retry_topic
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_PLACE, MessageRecord, decode_record
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -72,11 +73,16 @@ async def _finish_original(store: MessageStore, state: PopState, group: str, phy
 
 
 async def _record(store: MessageStore, physical_offset: int, size: int) -> MessageRecord | None:
-    """The record at `physical_offset`; None if it can't be read. `size`: its bytes, or 0 to read the size first."""
+    """The record at `physical_offset`; None if it is damaged or gone. `size`: its bytes, or 0 to read the size first.
+    Raises OSError if it can't be read for the moment (`is_passing`)."""
     try:
         if not size:
             head = await store.log.read_all(physical_offset, RECORD_PLACE.size)
             size = RECORD_PLACE.unpack(head)[0]
         return decode_record(await store.log.read_all(physical_offset, size))
-    except (DamagedBytes, OffsetGone, OSError, RemoteProtocolError):
+    except OSError as error:
+        if is_passing(error):
+            raise
+        return None
+    except (DamagedBytes, OffsetGone, RemoteProtocolError):
         return None

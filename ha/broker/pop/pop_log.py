@@ -57,7 +57,8 @@ CHANGES_BYTES_MAX = 1024 * 1024
 """Approximate maximum size of the body of a record of changes, unless those of one queue are larger."""
 SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
-"""A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
+"""Minimum bytes of the changes since the last snapshot, and minimum multiple of its size, at which the next one is
+due."""
 WAITING_COUNT_MAX = 65_536
 """Maximum number of requests that wait for records; further ones are refused (`Standing.refusal_code`)."""
 READY_TIMEOUT_S = 2.0
@@ -93,7 +94,7 @@ class PopLog:
         self._poller = core.world.poller
         self._offsets = core.tables.offsets
         self._reader = BatchReader(core.store)
-        self._losses = LossDetector(core.store)
+        self._losses = LossDetector(self._reader)
         self._log = LimitedLog(logger)
         self._limits = Limits(
             per_queue=min(options.pop_in_flight_per_queue_max, OFFSET_COUNT_MAX // 2),
@@ -125,7 +126,8 @@ class PopLog:
         self._appending: _RecordPut | None = None
         """A record that the end of a turn could not append, for `serve`"""
         self._waiters: list[tuple[Waiter, int]] = []
-        """Requests whose changes are not in a record yet"""
+        """Callbacks for requests whose changes are not in a record yet, each with the number of requests that it
+        answers"""
         self._unanswered: dict[int, _RecordPut] = {}
         self._waiting_count = 0
         self._is_settled = False
@@ -460,7 +462,11 @@ class PopLog:
                 try:
                     raw = await self._store.log.read_all(entry.physical_offset, entry.size)
                     first = decode_pop_record(decode_record(raw).body).first
-                except (DamagedBytes, OffsetGone, OSError, RemoteProtocolError):
+                except OSError as error:
+                    if is_passing(error):
+                        raise
+                    continue
+                except (DamagedBytes, OffsetGone, RemoteProtocolError):
                     continue
                 if first is not None and first >= queue.min_offset:
                     self._snapshot_begin = queue.read(first, 1)[0].physical_offset
@@ -484,15 +490,12 @@ class PopLog:
             return True
         if self._snapshot_begin < end and self.state is None:
             await self._find_snapshot(queue)
-        if self._snapshot_begin >= end:
-            return True
-        if self.state is None:
-            self._log.write("pop.segment_kept end=%d reason=%r", end, "it has POP records without a later snapshot")
-            return False
-        self._want_snapshot()
-        with trio.move_on_after(RELEASE_TIMEOUT_S):
-            await self._snapshot_done.wait()
+        if self._snapshot_begin < end and self.state is not None:
+            self._want_snapshot()
+            with trio.move_on_after(RELEASE_TIMEOUT_S):
+                await self._snapshot_done.wait()
         if self._snapshot_begin < end:
+            self._log.write("pop.segment_kept end=%d reason=%r", end, "it has POP records without a later snapshot")
             return False
         try:
             await self._store.flusher.flush()  # a power loss must not keep the deletion and lose the snapshot

@@ -53,7 +53,7 @@ MESSAGE_COUNT_MAX = 32
 RETRY_NAMES_LENGTH_MAX = NAME_SIZE_MAX - len(retry_topic("", "", is_v2=False))
 """Maximum characters of a group's and a topic's name together. With longer ones, there could be no retry topic."""
 LATE_MS = 500
-"""A pop that arrives more than this long after the end of its poll time is refused."""
+"""Time in ms after the end of its poll time from which on a pop that arrives is refused."""
 
 _FOUND, _NOTHING = ReadStatus.FOUND.value, ReadStatus.NO_MESSAGE_IN_QUEUE.value
 
@@ -178,7 +178,7 @@ class PopRequests:
         return True
 
     async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """200050: takes messages, or holds the request until there are some. Raises RefusedError and
+        """Request 200050: takes messages, or holds the request until there are some. Raises RefusedError and
         RemoteProtocolError."""
         request = pop_request(command)
         left_s, _ = self._check_pop(request)
@@ -313,7 +313,7 @@ class PopRequests:
     # ---- the others
 
     async def peek(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """200052: reads what a pop would return, without taking it."""
+        """Request 200052: reads what a pop would return, without taking it."""
         request = parse_header(PeekMessageRequest, command.ext_fields)
         self._check_readable("peek")
         config = await self._check(request, ResponseCode.INVALID_PARAMETER)
@@ -340,7 +340,7 @@ class PopRequests:
         return command.reply(code, remark, header.to_ext_fields(), b"".join(bodies))
 
     async def notify(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """200054: answers when there is a message to pop, or when the wait ends."""
+        """Request 200054: answers when there is a message to pop, or when the wait ends."""
         request = parse_header(NotificationRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)
@@ -382,7 +382,7 @@ class PopRequests:
         return False, blocked_until_ms
 
     async def polling_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """200055: how many requests of a group wait for a queue."""
+        """Request 200055: how many requests of a group wait for a queue."""
         request = parse_header(PollingInfoRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)

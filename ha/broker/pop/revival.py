@@ -5,7 +5,8 @@ RocketMQ checks every second and is 2 to 4 s late. A message leaves the state on
 is in the log after the copy, so that a crash in between never loses it. The next start finds such copies (copies.py).
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
-    unreadable          tried again every RETRY_S; dropped after `UNREADABLE_S_MAX` without repairable damage in the log
+    unreadable          tried again every RETRY_S; dropped after `UNREADABLE_S_MAX` in which it may have been lost
+                        (`BatchReader.lost_since`)
     gone                its record was deleted, by retention or with its topic: it leaves the state. It stays if its
                         topic is only missing in the table: the table of a new master may not have the topic yet
 
@@ -87,7 +88,7 @@ class Revival:
         self._unreadable: dict[_Due, float] = {}
         """Each due message that can't be read -> trio time of the first attempt"""
         self.revived_counts: Counter[str] = Counter()
-        """Messages delivered again since the start, by group"""
+        """Group -> number of its messages delivered again since the start"""
         self.lost_count = 0
         """Messages in flight that were gone when they were due"""
 
@@ -247,13 +248,12 @@ class Revival:
 
     def _postpone(self, state: PopState, due: _Due) -> None:
         """Keeps an unreadable message for a later attempt; drops it after `UNREADABLE_S_MAX` in which it was dispatched
-        and the log had no repairable damage."""
+        and may have been lost (`BatchReader.lost_since`)."""
         now = trio.current_time()
-        since = self._unreadable.setdefault(due, now)
+        since = self._unreadable[due] = self._reader.lost_since(self._unreadable.get(due, now))
         _, topic, queue_id = due.batch.queue.key
         queue = self._store.queues.get(topic, queue_id)
-        is_dispatched = queue is not None and due.offset < queue.max_offset
-        if not is_dispatched or not all(damage.is_hopeless for damage in self._store.damage.open):
+        if queue is None or due.offset >= queue.max_offset:
             self._unreadable[due] = now
         elif now - since >= UNREADABLE_S_MAX:
             del self._unreadable[due]

@@ -24,6 +24,7 @@ import msgspec
 from ha.broker.pop.ordered import OrderedBatch
 from ha.protocol.pop_records import (
     CHANGED,
+    OFFSET_COUNT_MAX,
     REMOVED,
     WHOLE,
     PopRecord,
@@ -37,7 +38,7 @@ QueueKey: TypeAlias = tuple[str, str, int]
 """(group, topic, queue id)"""
 
 STALE_COUNT_MIN = 1024
-"""Stale entries in the schedule are removed when they outnumber valid ones by more than this"""
+"""Number by which stale entries in the schedule must outnumber valid ones to be removed"""
 _SUSPENDED = 1
 _RUN_SIZE = 24
 _ORDERED_SIZE = 32
@@ -331,9 +332,10 @@ class PopState:
         tells whether more are left. `settle` must be called before this is called again."""
         assert not self._taken, "the previous record is not settled"
         records: list[QueueRecord] = []
-        size = 0
+        size = message_count = 0
         for key, (queue, undo) in self._changed.items():
-            if size >= size_max:
+            message_count += 0 if undo is None else len(undo.batches)
+            if records and (size >= size_max or message_count > OFFSET_COUNT_MAX):
                 break
             record = QueueRecord(*key, REMOVED)
             if queue is not None and undo is not None:

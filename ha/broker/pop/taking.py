@@ -55,7 +55,7 @@ from ha.store.consume_queue import ConsumeQueue
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_CHANCE = 0.2
-"""Share of the pops that read the retry topic first (RocketMQ: popFromRetryProbability)."""
+"""Probability, 0 to 1, that a pop reads the retry topics first (RocketMQ: popFromRetryProbability, in percent)."""
 SCAN_COUNT_MAX = 8192
 """Maximum number of messages of one queue that a pop scans for selected ones."""
 INIT_MAX = 1
@@ -323,7 +323,7 @@ class Taker:
         """Where the first pop of a group begins."""
         committed = self._offsets.get(*key)
         if committed is not None:
-            return committed
+            return max(0, committed)  # consumers may commit negative offsets, which no record can hold
         store_queue = self._store.queues.get(source.topic, source.queue_id)
         begin, end = bounds(store_queue)
         if source.flag != NORMAL or init_mode != INIT_MAX or store_queue is None or begin == end:
@@ -341,7 +341,7 @@ class Taker:
         if reset is None and current != queue.committed:
             reset = current
         if reset is not None:
-            state.reset(queue, reset)
+            state.reset(queue, max(0, reset))
         queue.committed = current
 
     def _find(

@@ -31,11 +31,12 @@ from ha.broker.sql92.values import (
 )
 
 EXPRESSION_LENGTH_MAX = 4096
-"""Maximum characters. In RocketMQ the request size is the limit."""
+"""Maximum characters of an expression. RocketMQ limits only the size of the request."""
 TERM_COUNT_MAX = 512
 """Maximum properties and literals of an expression, not counting elements of lists."""
 DEPTH_MAX = 64
-"""Maximum nesting of comparisons and negations; a chain of AND or OR counts once. In RocketMQ the stack is the limit.
+"""Maximum nesting of comparisons and negations; a chain of AND or OR counts once. RocketMQ is limited only by the size
+of its stack.
 """
 
 STACK_MAX = 256
@@ -104,7 +105,7 @@ def _shown(expression: str) -> str:
 
 
 def _made(evaluate: _Evaluate, *parts: _Part, is_boolean: bool = True, depth: int = 0, **changes: Any) -> _Part:
-    """Returns a part composed of others. FilterSyntaxError if it is too deep or has too many terms."""
+    """Returns a part composed of others. Raises FilterSyntaxError if it is too deep or has too many terms."""
     depth = depth or 1 + max(part.depth for part in parts)
     term_count = sum(part.term_count for part in parts)
     if depth > DEPTH_MAX:
@@ -120,7 +121,7 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Part:
 
 def _as_boolean(part: _Part) -> _Part:
     """Returns a part used as a condition. A property is a string, so as a condition it is never true: false if it is
-    present, otherwise unknown. FilterSyntaxError for any other value."""
+    present, otherwise unknown. Raises FilterSyntaxError for any other value."""
     if part.is_boolean:
         return part
     if not part.is_property:

@@ -41,7 +41,7 @@ _INTEGER = re.compile(r"[+-]?\d+")
 _BLANKS = "".join(map(chr, range(0x21)))
 _DOUBLE = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)"
-    r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?"
+    r"|(?P<decimal>(?:[0-9]++\.?[0-9]*+|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?"
     r"|(?P<hex>0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)"
 )
 _BASIC_PLANE_MAX = "\uffff"
