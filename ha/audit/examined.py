@@ -55,7 +55,7 @@ class Examined:
     def record(self, row: int) -> MessageRecord:
         """Decode the record of one row with the reference codec, without checking its CRC.
 
-        RemoteProtocolError if it is not a valid record.
+        Raises RemoteProtocolError if it is not a valid record.
         """
         return decode_record(self.walked.data, int(self.positions[row]) - self.walked.begin, verify_crc=False)
 

@@ -1,9 +1,10 @@
-"""Checks the queue offsets of one queue range by range and folds them in the order of the log, in bounded memory.
+"""Checks the queue offsets of one queue, range by range, and combines the results in the order of the log, in bounded
+memory.
 
-A sound queue's offsets rise by one from record to record (by n after a record that holds a batch of n). Within a range
-the smallest set of records that breaks this is reported (the complement of a longest rising subsequence), so that one
-wrong offset is one finding and not one for each of its successors. (A range with only two or three records of a queue
-may report a neighbour as well.)
+A correct queue's offsets rise by one from record to record (by n after a record that holds a batch of n). Within a
+range the smallest set of records that breaks this is reported (the complement of a longest rising subsequence), so that
+one wrong offset is one finding and not one for each of its successors. (A range with only two or three records of a
+queue may report a neighbour as well.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from ha.arrow.heads import Int64s
 
 SPANS_MAX = 1_000
-"""Maximum number of separate spans of one queue kept while folding; if there are more, the oldest hole is final."""
+"""Maximum number of separate spans of one queue kept while folding; with more, the lowest hole is closed: no later
+record can fill it."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

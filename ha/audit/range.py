@@ -77,12 +77,13 @@ class CopyFacts(msgspec.Struct):
     damaged: list[Damaged]
     queues: dict[tuple[str, int], QueueFacts]
     cells: dict[tuple[str, int], tuple[int, int]]
-    """(topic, hour): records, bytes."""
+    """(topic, hour) -> (number of records, their bytes)."""
     first_store_ms: int
     first_position: int
     last_store_ms: int
     is_gone: bool = False
-    """Retention deleted the first bytes of the range during the examination: no field but `copy` has a meaning."""
+    """Whether retention deleted the first bytes of the range during the examination; if so, only `copy` has a
+    meaning."""
 
 
 class RangeFacts(msgspec.Struct):
@@ -95,7 +96,7 @@ class RangeFacts(msgspec.Struct):
 
 
 def examine_range(task: RangeTask) -> RangeFacts:
-    """Run all checks of one range and return the facts. StoreUnreadable if a copy can't be read at all.
+    """Run all checks of one range and return the facts. Raises StoreUnreadable if a copy can't be read at all.
 
     If retention deletes first bytes of the range in a copy meanwhile, its facts are marked `is_gone`, and the other
     copies are examined again without it.

@@ -26,7 +26,7 @@ from ha.protocol.record import FILLER_MAGIC, FILLER_SIZE_MIN, MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import segment_start
 
 RECORD_SIZE_MAX = 64 * 1024 * 1024
-"""Records longer than this count as damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
+"""Maximum bytes of a record; longer ones count as damage. RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
 _OVERHANG_BYTES = 64 * 1024
 _CHUNK_RECORDS_MIN, _CHUNK_RECORDS_MAX = 16, 65_536
 
@@ -153,7 +153,7 @@ class Walked(msgspec.Struct):
     misplaced: Int64s
     """Positions of records whose own field has another physical offset"""
     fillers: list[tuple[int, int]]
-    """(physical offset, size) of each."""
+    """(physical offset, size in bytes) of each filler record."""
     damaged: list[Damaged]
     first_start: int | None
     """The given start, or the offset of the first record or filler found; None if none begins in the range."""
@@ -165,7 +165,8 @@ def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None 
     """Find the records that begin in [begin, end) (physical offsets) and end at or before `limit`.
 
     `start`: the known offset of the first record. With None it is searched for, and bytes before it count as the end of
-    a record that began before the range. Bytes that no file holds are damage. StoreUnreadable if a file can't be read.
+    a record that began before the range. Bytes that no file holds are damage. Raises StoreUnreadable if a file can't be
+    read.
     """
     walk = _Walk(log, begin, end, limit)
     walk.run(start)

@@ -39,6 +39,7 @@ from ha.errors import (
     ClientError,
     CorruptLog,
     HalogError,
+    LocalProtocolError,
     OptionError,
     ProtocolError,
     RouteNotFound,
@@ -172,7 +173,7 @@ def _explain(error: BaseException) -> int:
 
             _print(explain_missing_topic(error))
             return EXIT_USAGE
-        case UsageError() | OptionError():
+        case UsageError() | OptionError() | LocalProtocolError():
             code = EXIT_USAGE
         case StoreUnreadable():
             code = EXIT_UNREADABLE

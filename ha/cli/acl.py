@@ -38,7 +38,7 @@ _Default = Annotated[bool, Parameter(negative=(), help="Of the default policies,
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A user with its policies."""
+    """A user with its policies, as the commands print it."""
 
     user: str
     type: str

@@ -171,13 +171,13 @@ class NodeStatus(msgspec.Struct, frozen=True):
     broker_name: str
     broker_id: Int64
     is_ready: bool | None
-    """None: only its remoting port was read, which does not report it"""
+    """Whether the node is ready; None if only its remoting port was read, which does not report it"""
     cluster_name: str = ""
     version: str = ""
     pid: Int64 = 0
     uptime_s: float = 0.0
     not_ready_reason: str = ""
-    """Why it is not ready, or why that is unknown"""
+    """Why the node is not ready, or why that is unknown"""
     degraded_reason: str | None = None
     """Why sends fail, or reach fewer nodes than configured; or "". None if unknown: the node's version does not report
     it, or only its remoting port was read"""
@@ -251,7 +251,8 @@ class AdminFlags:
     timeout: Annotated[float, Parameter(help="Timeout of each request, in seconds.")] = TIMEOUT_S
 
     def checked(self) -> tuple[str, ...]:
-        """Returns the admin ports, by default those of this machine. UsageError for an invalid address or timeout."""
+        """Returns the admin ports, by default those of this machine. Raises UsageError for an invalid address or
+        timeout."""
         for address in self.admin:
             try:
                 split_address(address)
@@ -262,7 +263,7 @@ class AdminFlags:
         return self.admin or DEFAULT_ADMINS
 
     def token(self) -> str:
-        """Returns the token, "" for none. UsageError."""
+        """Returns the token, "" for none. Raises UsageError."""
         try:
             return read_secret_key(self.token_file) if self.token_file else os.environ.get("HALOG_ADMIN_TOKEN", "")
         except ValueError as error:
@@ -351,7 +352,7 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
 
 
 def open_directly(request: urllib.request.Request | str, timeout_s: float, tls: ssl.SSLContext | None = None) -> Any:
-    """Returns the response to a request, sent without the proxy of `http_proxy`. OSError, HTTPException.
+    """Returns the response to a request, sent without the proxy of `http_proxy`. Raises OSError, HTTPException.
 
     A proxy does not reach nodes on loopback, and would see the token.
     """

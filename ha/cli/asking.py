@@ -18,7 +18,7 @@ Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 
 
 def ask(question: Callable[[Admin, Client], Awaitable[AnswerT]], flags: ClientFlags) -> AnswerT:
-    """Runs `question` with an Admin client and returns its result. UsageError, and the errors of Admin."""
+    """Runs `question` with an Admin client and returns its result. Raises UsageError, and the errors of Admin."""
     servers, options = flags.addresses(), flags.options()
 
     async def run() -> AnswerT:

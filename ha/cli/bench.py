@@ -99,7 +99,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     megabytes_per_s: float
     latency_ms: dict[str, float]
     histogram: list[tuple[float, int]]
-    """(upper bound in ms, messages)"""
+    """(upper bound of a bucket in ms, number of messages in it)"""
     last_remark: str
 
 

@@ -31,7 +31,8 @@ from ha.protocol.topic_names import HALF_TOPIC
 app = cyclopts.App(name="broker", help="Add a broker to a running cluster, or drain one.", help_format="markdown")
 
 SETTLE_S = 35.0
-"""Clients look up routes every 30 s by default (pollNameServerInterval), and until then send to a drained broker."""
+"""Default of --settle, in seconds. Clients look up routes every 30 s by default (pollNameServerInterval), and until
+then send to a drained broker."""
 _LOOK_INTERVAL_S = 5.0
 _TRANSACTIONS_GROUP = "CID_RMQ_SYS_TRANS"
 """Consumer group of the transaction service. Its lag in the half topic counts the half messages from the first open one
@@ -127,7 +128,7 @@ async def drain_broker(
     """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` have passed.
 
     After `wait_s` it returns with `is_drained` false. Calls `report` with each new `Left`, unless it is empty.
-    UsageError, and the errors of Admin.
+    Raises UsageError, and the errors of Admin.
     """
     brokers = await _brokers(admin, name)
     address = brokers[name].addresses[MASTER_ID]
@@ -151,7 +152,7 @@ async def drain_broker(
 async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
     """Returns the brokers of the cluster of `name` that have a master, by name.
 
-    UsageError if there is no broker of this name, ConnectionFailed if it has no master.
+    Raises UsageError if there is no broker of this name, ConnectionFailed if it has no master.
     """
     await check_brokers(admin, [name])
     brokers = {each.name: each for each in await admin.brokers() if MASTER_ID in each.addresses}
@@ -161,7 +162,7 @@ async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
 
 
 async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
-    """Checks that each topic which takes messages on this broker takes them on another one, too. UsageError.
+    """Checks that each topic which takes messages on this broker takes them on another one, too. Raises UsageError.
 
     Looks at the routes of topics, because a drained broker still has its topics, but takes no messages.
     """
@@ -276,7 +277,8 @@ def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIE
 
 
 async def join_broker(admin: Admin, name: str) -> Joined:
-    """Creates the missing users, groups and topics, and returns what it created. UsageError, and the errors of Admin.
+    """Creates the missing users, groups and topics, and returns what it created. Raises UsageError, and the errors of
+    Admin.
 
     Topics come last, because clients use the broker once it has topics.
     """
@@ -293,20 +295,19 @@ async def join_broker(admin: Admin, name: str) -> Joined:
     known = {topic: config for each in others for topic, config in (await admin.topic_configs(each)).items()}
     topics = [topic for topic in user_topics(sorted(known), brokers.values()) if topic not in own_topics]
     for topic in topics:
-        await admin.create_topic(
-            topic,
-            queue_count=known[topic].write_queue_nums,
-            permission=known[topic].perm & ~Permission.INHERIT,
-            attributes=known[topic].attributes,
-            broker_names=[name],
+        there = known[topic]
+        here = msgspec.structs.replace(
+            there, read_queue_nums=there.write_queue_nums, perm=there.perm & ~Permission.INHERIT
         )
+        await admin.change_topic(here, attributes=there.attributes, broker_names=[name])
     return Joined(name, topics, list(groups), users)
 
 
 async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]:
     """Creates the users that a broker misses, with their policies, and returns their names.
 
-    Returns none if the other brokers have no users. UsageError if the account may not read users or their passwords.
+    Returns none if the other brokers have no users. Raises UsageError if the account may not read users or their
+    passwords.
     """
     try:
         known = await admin.users(broker_names=others)

@@ -25,13 +25,15 @@ from ha.client import (
     ReceivedMessage,
     StartFrom,
 )
+from ha.client.subscription import wanted_tags
 from ha.errors import ClientError, ConnectionFailed, RequestTimedOut, RetryLater
 from ha.protocol.compression import BODY_SIZE_MAX
 
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
 EMPTY_PULL_MIN_S = 0.1
-"""If a pull returns nothing new sooner than this, the next one is delayed by RECONNECT_PAUSE_S."""
+"""Time in seconds within which a pull that returns nothing new counts as quick, so that the next one is delayed by
+RECONNECT_PAUSE_S."""
 PULL_COUNT = 256
 GROUP = "halog-cli"
 _STARTS = {"first": StartFrom.FIRST, "last": StartFrom.LAST}
@@ -80,6 +82,12 @@ def consume(
         raise UsageError("--limit must be at least 1")
     if max_message_size < 1:
         raise UsageError("--max-message-size must be at least 1")
+    if group == "":
+        raise UsageError("--group must not be empty")
+    try:
+        wanted_tags(tags)
+    except ValueError as error:
+        raise UsageError(f"--tags: {error}") from None
     options = msgspec.structs.replace(client.options(), message_size_max=max_message_size)
     if group is not None:
         if from_ not in _STARTS or commit or queue is not None or broker != "suggested":

@@ -41,14 +41,14 @@ class ClusterFlags:
     ] = None
 
     def addresses(self) -> list[str]:
-        """Returns the name servers. UsageError."""
+        """Returns the name servers. Raises UsageError."""
         try:
             return list(name_server_addresses(self.servers))
         except ValueError as error:
             raise UsageError(f"--servers: {error}") from None
 
     def credentials(self) -> AclCredentials | None:
-        """Returns the credentials from flags and environment, or None. UsageError."""
+        """Returns the credentials from flags and environment, or None. Raises UsageError."""
         try:
             return environment_credentials(access_key=self.access_key, secret_key_file=self.secret_key_file)
         except ValueError as error:
@@ -82,7 +82,7 @@ class TlsFlags:
     ] = False
 
     def client_tls(self) -> ClientTls | None:
-        """Returns the TLS options, or None for plaintext. UsageError for an unusable file or a missing flag."""
+        """Returns the TLS options, or None for plaintext. Raises UsageError for an unusable file or a missing flag."""
         if (self.tls_key is not None or self.tls_any_host) and not (self.tls or self.tls_ca or self.tls_cert):
             raise UsageError("--tls-key and --tls-any-host require --tls, --tls-ca or --tls-cert")
         if not (self.tls or self.tls_ca or self.tls_cert):
@@ -110,7 +110,7 @@ class WaitFlags:
     timeout: Annotated[float, Parameter(help="Timeout of each request to a name server or broker, in seconds.")] = 5.0
 
     def timeout_s(self) -> float:
-        """Returns the timeout in seconds. UsageError."""
+        """Returns the timeout in seconds. Raises UsageError."""
         if not 0 < self.timeout <= 3600:
             raise UsageError("--timeout must be greater than 0 and at most 3600 s")
         return self.timeout
@@ -122,7 +122,7 @@ class ClientFlags(WaitFlags, TlsFlags, ClusterFlags):
     """Flags of a command that uses the SDK."""
 
     def options(self) -> ClientOptions:
-        """Returns the SDK's options. UsageError."""
+        """Returns the SDK's options. Raises UsageError."""
         timeout_s = self.timeout_s()
         return ClientOptions(
             credentials=self.credentials(),

@@ -37,7 +37,7 @@ class Described(msgspec.Struct, frozen=True):
     broadcast_enabled: bool
     retry_max_times: int
     message_model: str | None
-    """None without connected members"""
+    """CLUSTERING or BROADCASTING, as the members report it; None if none is connected"""
     subscriptions: dict[str, str]
     members: list[Member]
     progress: Progress

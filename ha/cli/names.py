@@ -79,10 +79,11 @@ async def check_brokers(admin: Admin, names: Iterable[str]) -> None:
 async def change_brokers(
     admin: Admin, names: Sequence[str], change: Callable[[str], Awaitable[ChangedT]]
 ) -> list[ChangedT]:
-    """Calls `change` with each broker name in `names`, by default of all brokers with a master; returns its results.
+    """Calls `change` for each broker in `names`; if `names` is empty, for every broker that has a master. Returns the
+    results.
 
-    UsageError for an unknown name. Without names, ConnectionFailed if a broker has no master or there is none; the
-    others have been changed then.
+    Raises UsageError if a name is unknown; then nothing is changed. If `names` is empty, ConnectionFailed if a broker
+    has no master, after the others were changed, or if there is no broker.
     """
     await check_brokers(admin, names)
     if names:
@@ -94,7 +95,7 @@ async def change_brokers(
 
 
 async def find_group(admin: Admin, group: str) -> GroupConfig:
-    """Returns the settings of a group. UsageError if no broker has it."""
+    """Returns the settings of a group. Raises UsageError if no broker has it."""
     groups = await admin.groups()
     if group not in groups:
         raise UsageError(f"no consumer group {safe(group)}; ha group list shows the groups, ha group create adds one")

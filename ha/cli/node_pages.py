@@ -33,7 +33,8 @@ class NodePages(NamedTuple):
 
 
 def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:
-    """Returns the pages of the nodes that `admins` names, by default of all that the name servers know. UsageError.
+    """Returns the pages of the nodes that `admins` names, by default of all that the name servers know. Raises
+    UsageError.
 
     The default includes the nodes of this machine, which need not be registered.
     """

@@ -169,7 +169,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
-    """Collects the facts, with concurrent requests where possible. UsageError.
+    """Collects the facts, with concurrent requests where possible. Raises UsageError.
 
     Asks the admin ports that `admins` names; if it names none, those of the brokers found and of this machine.
     """
@@ -203,7 +203,7 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
 
 
 def client_options(cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> ClientOptions:
-    """Returns the options of a client that asks brokers, each within a timeout. UsageError."""
+    """Returns the options of a client that asks brokers, each within a timeout. Raises UsageError."""
     return ClientOptions(
         credentials=cluster.credentials(),
         tls=tls.client_tls(),

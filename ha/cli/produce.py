@@ -71,7 +71,8 @@ def produce(
         raise UsageError("no message: use --body TEXT, --file FILE, --size BYTES, or lines on standard input")
 
     if file is not None and not file.is_file():
-        raise UsageError(f"--file {file}: no such file")
+        reason = "not a regular file; use --stdin" if file.exists() else "no such file"
+        raise UsageError(f"--file {file}: {reason}")
 
     async def messages() -> AsyncIterator[Message]:
         left = skip

@@ -6,6 +6,7 @@ control characters and bidirectional overrides are escaped.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import signal
@@ -41,8 +42,15 @@ def safe(text: str) -> str:
 
 
 def safe_json(value: Any) -> bytes:
-    """Returns `value` as one line of JSON that is safe for a terminal; escapes don't change what JSON parsers read."""
-    encoded = msgspec.json.encode(value, enc_hook=str)
+    """Returns `value` as one line of JSON that is safe for a terminal; escapes don't change what JSON parsers read.
+
+    What is not UTF-8 becomes "?".
+    """
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:  # the name of a file that is not UTF-8
+        plain = msgspec.to_builtins(value, enc_hook=str)
+        encoded = json.dumps(plain, ensure_ascii=False).encode(errors="replace")
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # the encoder escapes control characters below U+0020
     return _UNSAFE_IN_JSON.sub(_escape, encoded.decode(errors="replace")).encode()

@@ -9,7 +9,7 @@ from datetime import datetime
 def time_ms(text: str) -> int:
     """Parses ISO 8601 (local time if without UTC offset) or ms since 1970 (9 to 18 digits), and returns ms since 1970.
 
-    ValueError, or OverflowError for a time out of range.
+    Raises ValueError, or OverflowError for a time out of range.
     """
     if text.isdecimal() and text.isascii() and 9 <= len(text) < 19:
         return int(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import termios
 import threading
@@ -128,11 +129,17 @@ class _Poller:
         self._stop.set()
 
 
+def _end(number: int, _frame: object) -> None:
+    """Handles SIGTERM like Ctrl-C, so that the terminal is restored."""
+    raise SystemExit(128 + number)
+
+
 def _watch(fetch: Callable[[], NodePages], interval_s: float) -> None:
     flow = Flow()
     console = Console(highlight=False, markup=False, emoji=False)
     has_keys = sys.stdin.isatty()
     poller = _Poller(fetch, interval_s)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         with (
             _single_keys() if has_keys else nullcontext(),
@@ -158,6 +165,7 @@ def _watch(fetch: Callable[[], NodePages], interval_s: float) -> None:
         return
     finally:
         poller.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -154,7 +154,7 @@ async def _create(admin: Admin, topic: str, broker: str, queues: int | None, per
         config = msgspec.structs.replace(config, read_queue_nums=queues, write_queue_nums=queues)
     if permission is not None:
         config = msgspec.structs.replace(config, perm=_PERMISSIONS[permission])
-    await admin.change_topic(config, broker)
+    await admin.change_topic(config, broker_names=[broker])
     held = config.perm & (Permission.READ | Permission.WRITE)
     text = next((text for text, bits in _PERMISSIONS.items() if bits == held), "none")
     return Created(broker, config.write_queue_nums, text)

@@ -8,7 +8,7 @@ import cyclopts
 
 
 def explain_usage(error: cyclopts.CycloptsError) -> str:
-    """Returns the mistake, with the accepted words or a reference to --help."""
+    """Returns a message that describes a usage error and lists the accepted commands, or refers to --help."""
     command = " ".join(("ha", *(error.command_chain or ())))
     words = error.unused_tokens or []
     if isinstance(error, cyclopts.UnknownCommandError) and error.app is not None and words:

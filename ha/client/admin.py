@@ -163,16 +163,16 @@ class Admin(ClientUser):
         return sorted(brokers, key=lambda broker: (broker.cluster, broker.name))
 
     async def wipe_write_permission(self, broker_name: str) -> int:
-        """Removes write permission for the queues of a broker set from the routes of all name servers (205), so that
-        producers send to other broker sets. Returns the number of topics on the broker set.
+        """Removes write permission for the queues of a broker set from the routes of all name servers (request 205), so
+        that producers send to other broker sets. Returns the number of topics on the broker set.
 
         Lasts until topics of the broker set change, or `add_write_permission`. The broker itself still accepts
         messages: producers learn of the change when they next look up routes, by default every 30 s."""
         return await self._set_write_permission(RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", broker_name)
 
     async def add_write_permission(self, broker_name: str) -> int:
-        """Undoes `wipe_write_permission` (327): sets read and write permission for all queues of a broker set, even for
-        queues that had fewer permissions before. Returns the number of topics on the broker set."""
+        """Undoes `wipe_write_permission` (request 327): sets read and write permission for all queues of a broker set,
+        even for queues that had fewer permissions before. Returns the number of topics on the broker set."""
         return await self._set_write_permission(RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", broker_name)
 
     async def _set_write_permission(self, code: RequestCode, count_field: str, broker_name: str) -> int:
@@ -184,7 +184,7 @@ class Admin(ClientUser):
         return count
 
     async def broker_figures(self, address: str) -> dict[str, str]:
-        """Runtime figures of the broker at `address` (host:port) as text, by RocketMQ's names (28)."""
+        """Runtime figures of the broker at `address` (host:port) as text, by RocketMQ's names (request 28)."""
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return read_as(KVTable, answer.body).table
 
@@ -219,15 +219,18 @@ class Admin(ClientUser):
         config = TopicConfig(
             topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=permission
         )
-        await self._put_topic(config, attributes, broker_names)
+        await self.change_topic(config, attributes=attributes, broker_names=broker_names)
 
-    async def change_topic(self, config: TopicConfig, broker_name: str) -> None:
-        """Creates or changes a topic on one broker set. Attributes are left as they are."""
-        await self._put_topic(config, None, [broker_name])
-
-    async def _put_topic(
-        self, config: TopicConfig, attributes: Mapping[str, str] | None, broker_names: Sequence[str] | None
+    async def change_topic(
+        self,
+        config: TopicConfig,
+        *,
+        attributes: Mapping[str, str] | None = None,
+        broker_names: Sequence[str] | None = None,
     ) -> None:
+        """Creates or changes a topic with all its settings on each of the named broker sets.
+
+        Only `attributes` are set, not those of `config`; all others are left as they are."""
         header = CreateTopicRequest(
             topic=config.topic_name,
             read_queue_nums=config.read_queue_nums,

@@ -31,7 +31,8 @@ from ha.client import (
 from ha.config.secret import SecretStr
 from ha.errors import BrokerError, HalogError
 from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserInfo
-from ha.protocol.bodies import GroupConfig
+from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.protocol.codes import Permission
 from ha.protocol.remoting import RemotingCommand
 from tests.cli.doctoring import closed_port
 from tests.client.fake_broker import serving
@@ -138,6 +139,24 @@ async def test_a_broker_is_added_and_drained_without_a_failed_send(autojump_cloc
     assert len(consumed) == len(set(consumed))
     assert set(sent) <= set(consumed)
     assert {"broker-a", "broker-b"} == set(sent.values())
+
+
+async def test_a_broker_that_joins_copies_all_settings_of_a_topic(autojump_clock: MockClock) -> None:
+    config = TopicConfig(
+        topic_name="orders",
+        read_queue_nums=2,
+        write_queue_nums=2,
+        perm=Permission.READ,
+        topic_filter_type="MULTI_TAG",
+        topic_sys_flag=2,
+        order=True,
+        attributes={"message.type": "FIFO"},
+    )
+    async with world() as cluster:
+        await cluster.admin.change_topic(config, attributes=config.attributes)
+        async with cluster.add():
+            await join_broker(cluster.admin, "broker-b")
+            assert (await cluster.admin.topic_configs("broker-b"))["orders"] == config
 
 
 ROOT = AclCredentials("root", "the-secret-of-root")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import ssl
@@ -21,7 +22,7 @@ import trustme
 from ha.cli import run
 from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
-from ha.cli.cluster.running import locked, runner_of, start_missing, stop_nodes, wait_settled
+from ha.cli.cluster.running import LocalCluster, locked, runner_of, start_missing, stop_nodes, wait_settled
 from ha.cli.exits import UsageError
 from tests.cli.cluster import wait_until
 from tests.cli.doctoring import closed_port
@@ -173,6 +174,24 @@ def test_a_cluster_goes_on_in_the_background(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.processes
+def test_nodes_go_on_if_the_end_of_one_can_t_be_reported(tmp_path: Path) -> None:
+    """Because the disk is full, or the terminal is gone."""
+    add_nodes(tmp_path, 1, 1, failover=False)
+    (tmp_path / "cluster.log").symlink_to("/dev/full")
+    start = ha("cluster", "up", "--detach", "--dir", str(tmp_path), "--timeout", str(TIMEOUT_S))
+    try:
+        subprocess.run(start, check=True, timeout=TIMEOUT_S)
+        name_server, broker = sorted(nodes_of(tmp_path))
+        os.kill(broker, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{broker}").exists())  # the runner has noticed
+        subprocess.run(start, check=True, timeout=TIMEOUT_S)
+        assert name_server in nodes_of(tmp_path)
+        assert len(nodes_of(tmp_path)) == 2
+    finally:
+        assert run(["cluster", "down", "--dir", str(tmp_path)]) == 0
+
+
+@pytest.mark.processes
 def test_a_second_down_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with up(tmp_path, "--groups", "1", "--replicas", "1") as (runner, _):
         broker = max(nodes_of(tmp_path))
@@ -272,6 +291,23 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capfd: pytest.CaptureF
     assert not nodes_of(tmp_path)
 
 
+def test_a_node_whose_log_can_t_be_opened_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_nodes(tmp_path, 1, 1, failover=False)
+    log = tmp_path / "namesrv.log"
+    log.mkdir()
+    assert run(["cluster", "up", "--dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"ha: namesrv can't be started: [Errno 21] Is a directory: '{log}'\n"
+
+
+def test_nodes_go_on_if_a_missing_one_can_t_be_started(tmp_path: Path) -> None:
+    (tmp_path / "namesrv.conf").touch()
+    (tmp_path / "namesrv.log").mkdir()
+    cluster = LocalCluster(tmp_path, print)
+    with pytest.raises(NodeError, match="namesrv can't be started"):  # which `ha cluster up` prints
+        cluster.start(60)
+    cluster.close()
+
+
 # ---- the directory
 
 
@@ -335,6 +371,20 @@ def test_a_named_port_that_is_in_use_is_an_error(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().err
     assert said == f"ha: can't use port {first + 12}: Address already in use; choose another --port\n"
     assert not list(tmp_path.glob("*.conf"))
+
+
+def test_a_configuration_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """As on a full disk: the next start would take a part of it for the user's own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            add_nodes(tmp_path, 1, 2, failover=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [node.name for node in read_nodes(tmp_path)] == ["namesrv"]
+    nodes = add_nodes(tmp_path, 1, 2, failover=False)
+    assert [node.name for node in nodes] == ["namesrv", "broker-a-0", "broker-a-1"]
 
 
 def test_one_replica_is_an_async_master(tmp_path: Path) -> None:

@@ -228,6 +228,9 @@ def test_it_ends_when_nobody_reads_on(filled: OneBroker, arguments: list[str]) -
         pytest.param(["--from", "9" * 5000], "first, last, committed", id="digits of an offset"),
         pytest.param(["--broker", "9" * 5000], "suggested, master, slave", id="digits of an ID"),
         (["--limit", "0"], "at least 1"),
+        (["--tags", "||"], "--tags: '||' names no tag"),
+        (["--group", "g", "--tags", "||"], "--tags: '||' names no tag"),
+        (["--group", ""], "--group must not be empty"),
         (["--queue", "77"], "no readable queue 77"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -14,10 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from ha.arrow import RowFilter
+from ha.arrow import LogReader, RowFilter
+from ha.arrow.rows import run_rows
 from ha.audit.range import examine_range
 from ha.cli import run
 from ha.cli.log import examination
+from ha.cli.log.checksums import bad_blocks
 from ha.cli.log.dump import Choice, dump
 from ha.cli.times import time_ms
 from ha.protocol.batch import encode_batch
@@ -170,6 +174,17 @@ def test_dump_cuts_batch_queues_by_physical_offset(tmp_path: Path, out: Out) -> 
     assert bodies("--from", str(begins[1])) == ["2", "3"]
 
 
+def test_dump_since_a_time_includes_records_in_no_queue(tmp_path: Path, out: Out) -> None:
+    """Such as those of a topic that was deleted."""
+    store = StoreWriter(tmp_path / "store")
+    begin_ms = 1_700_000_000_000
+    for second, topic in enumerate(("kept", "deleted", "deleted", "kept")):
+        store.put(Message(topic, 0, b"%d" % second), store_ms=begin_ms + 1000 * second, is_queued=topic == "kept")
+    for second in range(5):
+        rows = out.lines("log", "dump", store.root, "--since", str(begin_ms + 1000 * second))
+        assert [row["body"] for row in rows] == ["0", "1", "2", "3"][second:]
+
+
 def test_interrupted_dump_of_batch_queues_omits_nothing_when_resumed(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -193,6 +208,23 @@ def test_interrupted_dump_of_batch_queues_omits_nothing_when_resumed(
     assert bodies() == ["1", "3"]
     dump(store.root, msgspec.structs.replace(choice, from_=done.next_offset), threading.Event())
     assert {"0", "2"} <= {*bodies()}
+
+
+def test_interrupted_dump_within_a_batch_omits_nothing_when_resumed(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    store = StoreWriter(tmp_path / "store")
+    body = encode_batch([(0, b"%d" % number, b"") for number in range(3)])
+    properties = encode_properties({"INNER_NUM": "3", "INNER_BASE": "0"})
+    store.put(Message("b", 0, body, properties, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP), is_queued=False)
+
+    def bodies() -> list[str]:
+        return [json.loads(line)["body"] for line in capsysbinary.readouterr().out.splitlines()]
+
+    done = dump(store.root, Choice(count=1), threading.Event())
+    assert bodies() == ["0"]
+    dump(store.root, Choice(from_=done.next_offset), threading.Event())
+    assert {"1", "2"} <= {*bodies()}
 
 
 def test_nothing_in_a_record_reaches_a_terminal_as_a_command(tmp_path: Path, out: Out) -> None:
@@ -256,6 +288,24 @@ def test_a_damaged_record_is_shown_as_one_and_the_rest_is_there(one: Golden, out
     assert f"physical offsets [{one.pick(7)['offset']}, " in out.err
 
 
+def test_dump_goes_on_after_bytes_that_no_segment_has(tmp_path: Path, one: Golden, out: Out) -> None:
+    store = make_store(tmp_path / "flights", [message(n, body=b"x" * 500) for n in range(600)], segment_size=1 << 16)
+    everything = [row["physical_offset"] for row in out.lines("log", "dump", store)]
+    sorted((store / "commitlog").iterdir())[2].unlink()
+    left = [at for at in everything if not 2 << 16 <= at < 3 << 16]
+    for words in ([], ["--topic", "flights"]):
+        rows = out.lines("log", "dump", store, *words, code=65)
+        assert [row["physical_offset"] for row in rows] == left
+        assert f"ha: physical offsets [{2 << 16}, {3 << 16}) are in no segment file\n" in out.err
+    assert len(out.lines("log", "dump", store, "--count", "9")) == 9
+    assert out.lines("log", "dump", store, "--from", str(3 << 16))[0]["physical_offset"] == 3 << 16
+    os.truncate(one.path / FIRST, 10_000)
+    rows = out.lines("log", "dump", one.path, code=65)
+    left = [record["offset"] for record in one.records]
+    assert [row["physical_offset"] for row in rows] == [at for at in left if at < 9_800 or at >= SEGMENT]
+    assert f"physical offsets [10000, {SEGMENT}) are in no segment file" in out.err
+
+
 def test_interrupted_dump_names_the_offset_to_resume_from(tmp_path: Path) -> None:
     count = 3000
     store = make_store(tmp_path / "store", [message(number, body=b"x" * 200) for number in range(count)])
@@ -275,6 +325,34 @@ def test_interrupted_dump_names_the_offset_to_resume_from(tmp_path: Path) -> Non
     assert len(shown) + len(rest) == count
     offsets = [json.loads(line)["physical_offset"] for line in [*shown, *rest]]
     assert offsets == sorted(set(offsets))
+
+
+def test_dump_is_interrupted_although_no_record_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path / "store", [message(number) for number in range(1000)])
+    stop = threading.Event()
+    begins = []
+
+    def interrupted(run: Any, broker_name: str) -> Any:
+        stop.set()
+        begins.append(int(run.positions[0]))
+        return run_rows(run, broker_name)
+
+    monkeypatch.setattr("ha.cli.log.dump.run_rows", interrupted)
+    choice = Choice(where=RowFilter(tags=frozenset({"no such tag"})))
+    done = dump(store, choice, stop)
+    assert (done.is_complete, done.count, begins) == (False, 0, [0])
+    stop.clear()
+    dump(store, msgspec.structs.replace(choice, from_=done.next_offset), stop)
+    assert begins[1] == done.next_offset > 0
+
+
+def test_records_of_a_topic_are_not_found_without_queues(one: Golden, out: Out) -> None:
+    """A copy of the commitlog alone has them nevertheless."""
+    shutil.rmtree(one.path / "consumequeue")
+    for words in (["--topic", "GoldenTopic"], ["--key", "k0b"]):
+        assert out.text("log", "dump", one.path, *words, code=66) == ""
+        assert "'consumequeue' has no queue" in out.err
+    assert len(out.lines("log", "dump", one.path)) == len(one.records)
 
 
 def test_times_are_read_as_they_are_written() -> None:
@@ -306,6 +384,15 @@ def test_directory_without_store(tmp_path: Path, out: Out, command: str) -> None
     paths = [tmp_path] * (2 if command == "diff" else 1)
     out.text("log", command, *paths, code=66)
     assert "give the directory that storePathRootDir names" in out.err
+
+
+@pytest.mark.parametrize("command", ["dump", "verify", "diff"])
+def test_a_file_that_can_t_be_read(one: Golden, out: Out, command: str) -> None:
+    last = one.path / "commitlog" / f"{SEGMENT:020d}"
+    last.unlink()
+    last.symlink_to(last)
+    out.text("log", command, *[one.path] * (2 if command == "diff" else 1), code=66)
+    assert out.err == f"ha: {last} can't be read as a store: Too many levels of symbolic links\n"
 
 
 # ---- verify
@@ -375,6 +462,28 @@ def test_a_segment_that_is_gone_is_damage_with_its_range(tmp_path: Path, out: Ou
     result = out.json("log", "verify", store, code=65)
     gone = f"commitlog/{segments[2].name}"
     assert ("missing_file", gone, 0, 1 << 16) in findings(result)
+
+
+def test_a_segment_that_is_too_short_is_damage_with_the_bytes_it_lacks(one: Golden, out: Out) -> None:
+    os.truncate(one.path / FIRST, 10_000)
+    result = out.json("log", "verify", one.path, code=65)
+    assert ("missing_file", FIRST, 10_000, SEGMENT) in findings(result)
+
+
+def test_a_segment_that_is_too_long_is_damage_with_its_last_bytes(one: Golden, out: Out) -> None:
+    os.truncate(one.path / FIRST, 20_000)
+    result = out.json("log", "verify", one.path, code=65)
+    assert findings(result) == [("overlap", FIRST, SEGMENT, 20_000)]
+
+
+def test_a_segment_that_was_deleted_meanwhile_is_no_damage(tmp_path: Path) -> None:
+    """RocketMQ, on a store that halog wrote before, leaves the checksum file."""
+    store = make_store(tmp_path / "store", [message(n) for n in range(300)])
+    with LogReader(store) as reader:
+        end = reader.end_offset()
+    with LogReader(store) as reader:
+        (store / FIRST).unlink()
+        assert list(bad_blocks(reader, 0, end)) == []
 
 
 def test_checksums_find_damage_outside_crcs(tmp_path: Path, out: Out) -> None:
@@ -472,6 +581,23 @@ def test_the_first_difference_is_shown_with_both_records(pair: tuple[Golden, Gol
     assert (first["right"]["file"], first["right"]["file_begin"]) == (FIRST, record["offset"])
     assert (result["counts"]["different"], result["counts"]["crc"]) == (2, 2)
     assert f"First difference at physical offset {body_at:,}" in out.text("log", "diff", left.path, right.path, code=1)
+
+
+@pytest.mark.parametrize("command", ["verify", "diff"])
+def test_a_range_that_retention_deletes_meanwhile_does_not_count_as_compared(
+    pair: tuple[Golden, Golden], out: Out, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    right = pair[1]
+    right.flip(right.pick(5)["offset"] + 88 + 3)
+    monkeypatch.setattr(examination, "RANGE_BYTES", SEGMENT)
+
+    def deleted(task: Any) -> Any:
+        (right.path / FIRST).unlink(missing_ok=True)
+        return examine_range(task)
+
+    monkeypatch.setattr(examination, "examine_range", deleted)
+    result = out.json("log", command, *[each.path for each in pair[command == "verify" :]])
+    assert result["begin" if command == "verify" else "compared_begin"] == SEGMENT
 
 
 def test_a_record_that_one_store_lacks(pair: tuple[Golden, Golden], out: Out) -> None:

@@ -183,6 +183,14 @@ def test_an_empty_body_is_a_usage_error(broker: OneBroker, capsys: pytest.Captur
     assert "0 bytes" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tag_that_no_message_can_have_is_a_usage_error(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    for tag in ("a\x02b", "\udcff"):
+        assert produce(broker, "--body", "x", "--tag", tag) == 2
+        assert capsys.readouterr().err.startswith("ha: ")
+
+
+def test_a_file_that_can_t_be_sent(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
     assert produce(broker, "--file", "/no/such/file") == 2
-    assert "/no/such/file" in capsys.readouterr().err
+    assert "--file /no/such/file: no such file" in capsys.readouterr().err
+    assert produce(broker, "--file", "/dev/null") == 2  # as with --file <(zcat lines.gz)
+    assert "--file /dev/null: not a regular file; use --stdin" in capsys.readouterr().err

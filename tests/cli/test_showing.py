@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.table import Table
 
-from ha.cli.showing import notices, output
+from ha.cli.showing import notices, output, print_json
 from ha.cli.spark.running import Where, facts_table, show_result
 
 EVIL = "a[/7]b[red]c:smile: \x1b[2J\x07\x9b2J\u202e"
@@ -36,3 +36,12 @@ def test_consoles(capsys: pytest.CaptureFixture[str]) -> None:
         console.print(f"one\n{EVIL}", soft_wrap=True)
     captured = capsys.readouterr()
     assert captured.out == captured.err == f"one\n{SHOWN}\n"
+
+
+def test_json_with_a_file_name_that_is_not_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a damaged file system has them."""
+    print_json({"file": "consumequeue/\udcff", "found": [Result("é")]})
+    assert json.loads(capsys.readouterr().out) == {
+        "file": "consumequeue/?",
+        "found": [{"key": "é", "exit_code": 3}],
+    }

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 from typing import Any
 
 import msgspec
@@ -139,9 +140,10 @@ def test_a_view_that_can_not_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["q", "Ctrl-C", "hang-up"])
+@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGTERM"])
 def test_in_a_terminal_it_shows_the_nodes_until_it_is_ended(way: str) -> None:
     ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
     with admin_port(json.dumps(MASTER).encode()) as address:
         command = [sys.executable, "-m", "ha.cli", "top", "--interval", "0.2", "--admin", address]
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "50"}
@@ -169,6 +171,9 @@ def test_in_a_terminal_it_shows_the_nodes_until_it_is_ended(way: str) -> None:
                 rest += chunk
             errors = process.stderr.read()
             code = process.wait(30)
+    after = termios.tcgetattr(ours)
     os.close(ours)
     assert b"Traceback" not in errors
-    assert code == (-signal.SIGTERM if way == "hang-up" else 0), errors
+    assert code == (128 + signal.SIGTERM if way == "SIGTERM" else 0), errors
+    assert after == before
+    assert b"\x1b[?1049l" in rest  # the normal screen

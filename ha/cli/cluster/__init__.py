@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -74,8 +74,8 @@ def up(
     port: Annotated[
         int | None,
         Parameter(
-            help="Port of the name server. Brokers get the ports from 11 to 13, 21 to 23 and so on above it. Give it "
-            "again with a higher number of groups. Default: random free ports."
+            help="Port P of the name server. Brokers get the ports P+11 to P+13, P+21 to P+23, and so on. Give the "
+            "same port again to add groups. Default: random free ports."
         ),
     ] = None,
     dir_: Directory = _DIRECTORY,
@@ -124,14 +124,17 @@ def up(
 
 
 def _run(directory: Path, wakeup: int, timeout_s: float, background: Background | None, *, json: bool) -> int:
-    cluster = LocalCluster(directory.absolute(), lambda line: notices().print(f"ha: {line}"))
+    def report(line: str) -> None:
+        with suppress(OSError):  # nodes don't end because the disk is full or the terminal is gone
+            notices().print(f"ha: {line}")
 
     def start() -> None:
         try:
             cluster.start(timeout_s)
         except (NodeError, UsageError) as error:
-            notices().print(f"ha: {error.what if isinstance(error, NodeError) else error}")
+            report(error.what if isinstance(error, NodeError) else str(error))
 
+    cluster = LocalCluster(directory.absolute(), report)
     started = time.monotonic()
     try:
         nodes = cluster.start(timeout_s)

@@ -6,6 +6,7 @@
     NAME.log, NAME/                  log and store of a node
     cluster.lock                     held by the process that runs the cluster
     cluster.log                      its output in the background
+    cluster.new                      a configuration that is being written
 
 A configuration is written once, with ports that were free, and then belongs to the user. So a cluster has the same
 addresses and settings whenever it runs.
@@ -31,6 +32,7 @@ REPLICAS_MAX = 9
 PORT_MAX = 65535
 LOCK_FILE = "cluster.lock"
 OUTPUT_FILE = "cluster.log"
+_NEW_FILE = "cluster.new"
 NAME_SERVER = "namesrv"
 ETCD = "etcd"
 _SEGMENT_SIZE = 128 << 20
@@ -76,7 +78,7 @@ class LocalNode(msgspec.Struct, frozen=True):
 
 
 def read_nodes(directory: Path) -> list[LocalNode]:
-    """Returns the nodes in the order in which they start. UsageError for a file that can't be read."""
+    """Returns the nodes in the order in which they start. Raises UsageError for a file that can't be read."""
     nodes = [LocalNode(ETCD, {})] if (directory / f"{ETCD}.yml").exists() else []
     for file in sorted(directory.glob("*.conf")):
         try:
@@ -87,7 +89,7 @@ def read_nodes(directory: Path) -> list[LocalNode]:
 
 
 def name_server_of(nodes: Sequence[LocalNode]) -> str:
-    """Returns the address of the name server. UsageError if there is none."""
+    """Returns the address of the name server. Raises UsageError if there is none."""
     for node in nodes:
         if node.name == NAME_SERVER:
             return node.address()
@@ -101,13 +103,13 @@ def add_nodes(
 
     None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). `failover` has no effect on
     an existing cluster. New nodes get ports from `first_port` on; None: random ones that are free. Nodes are never
-    removed: UsageError for lower numbers, and if the directory has other files. NodeError if a port is in use.
+    removed: UsageError for lower numbers, and if the directory has other files. Raises NodeError if a port is in use.
     """
     known = read_nodes(directory)
     if known:
         name_server_of(known)
         failover = any(node.name == ETCD for node in known)
-    elif any(file.name != LOCK_FILE for file in directory.iterdir()):
+    elif any(file.name not in (LOCK_FILE, _NEW_FILE) for file in directory.iterdir()):
         raise UsageError(f"{directory} contains other files; use an empty directory")
     ids_of: dict[str, set[str]] = {}
     for node in known:
@@ -144,14 +146,14 @@ def add_nodes(
                 "storePathRootDir": f"{name}-{broker_id}",
                 "mappedFileSizeCommitLog": str(_SEGMENT_SIZE),
             }
-            _write(directory / f"{name}-{broker_id}.conf", keys)
+            _write(directory / f"{name}-{broker_id}.conf", _properties(keys))
     return read_nodes(directory)
 
 
 def _ports_for(
     service_count: int, broker_count: int, others: Set[int], first: int | None
 ) -> AbstractContextManager[list[int]]:
-    """Reserves one port for each service and three for each broker, none of `others`. UsageError, NodeError.
+    """Reserves one port for each service and three for each broker, none of `others`. Raises UsageError, NodeError.
 
     With `first`, the services get the ports from there on, and each broker three ports that begin 11, 21, 31 and so on
     above it: for 10900, those are 10911 to 10913, 10921 to 10923.
@@ -176,8 +178,8 @@ def _add_services(directory: Path, ports: Iterator[int], *, failover: bool) -> l
         lines.append("enable-grpc-gateway: true")  # members use its JSON API; 3.4 disables it with a configuration file
         lines += [f"listen-{kind}-urls: {url}" for kind, url in urls.items()]
         lines += [f"advertise-client-urls: {urls['client']}", f"initial-advertise-peer-urls: {urls['peer']}"]
-        (directory / f"{ETCD}.yml").write_text("\n".join(lines) + "\n")
-    _write(directory / f"{NAME_SERVER}.conf", keys)
+        _write(directory / f"{ETCD}.yml", lines)
+    _write(directory / f"{NAME_SERVER}.conf", _properties(keys))
     return read_nodes(directory)
 
 
@@ -190,7 +192,7 @@ def _ports_of(nodes: Sequence[LocalNode], directory: Path) -> set[int]:
 
 
 def etcd_url(directory: Path) -> str:
-    """Returns the URL for etcd's clients. UsageError if its configuration has none."""
+    """Returns the URL for etcd's clients. Raises UsageError if its configuration has none."""
     for line in (directory / f"{ETCD}.yml").read_text().splitlines():
         key, _, url = line.partition(": ")
         if key == "listen-client-urls":
@@ -198,5 +200,12 @@ def etcd_url(directory: Path) -> str:
     raise UsageError(f"{directory / f'{ETCD}.yml'} has no listen-client-urls")
 
 
-def _write(file: Path, keys: dict[str, str]) -> None:
-    file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+def _properties(keys: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def _write(file: Path, lines: list[str]) -> None:
+    """Writes a file whole or not at all, because the next start would take a part of it for the user's own."""
+    new = file.with_name(_NEW_FILE)
+    new.write_text("".join(f"{line}\n" for line in lines))
+    new.replace(file)

@@ -97,7 +97,7 @@ class NodeProcess:
             )
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits for the READY line. NodeError after `timeout_s`, or if the process ends without one."""
+        """Waits for the READY line. Raises NodeError after `timeout_s`, or if the process ends without one."""
         line = self._read_line(time.monotonic() + timeout_s)
         if line is None:
             raise NodeError(f"{self.name} was not READY within {timeout_s:g} s", self.log_tail())
@@ -128,7 +128,8 @@ class NodeProcess:
         self._popen.send_signal(number)
 
     def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Waits for the end of the process after SIGTERM. NodeError unless it exits with 0 within `timeout_s`."""
+        """Waits for the end of the process after SIGTERM. Raises NodeError unless it exits with 0 within
+        `timeout_s`."""
         try:
             code = self._popen.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -165,7 +166,8 @@ class NodeProcess:
 
 @contextmanager
 def reserved_ports(count: int, others: Collection[int] = ()) -> Iterator[list[int]]:
-    """Yields free ports on 127.0.0.1, none of `others`, that no concurrent call returns during the block. NodeError.
+    """Yields free ports on 127.0.0.1, none of `others`, that no concurrent call returns during the block. Raises
+    NodeError.
 
     A node opens its ports seconds after they are chosen, and again at each start, so this function can't keep them
     bound. It binds the UDP ports with the same numbers instead.
@@ -189,7 +191,8 @@ def reserved_ports(count: int, others: Collection[int] = ()) -> Iterator[list[in
 
 @contextmanager
 def reserved_exactly(ports: Sequence[int]) -> Iterator[list[int]]:
-    """Yields these ports on 127.0.0.1, reserved as by `reserved_ports`. NodeError with code 69 if one is in use."""
+    """Yields these ports on 127.0.0.1, reserved as by `reserved_ports`. Raises NodeError with code 69 if one is in
+    use."""
     with ExitStack() as stack:
         for port in ports:
             try:
@@ -202,7 +205,7 @@ def reserved_exactly(ports: Sequence[int]) -> Iterator[list[int]]:
 
 @contextmanager
 def _reserved(port: int) -> Iterator[None]:
-    """Reserves a port during the block. OSError if it is in use or reserved."""
+    """Reserves a port during the block. Raises OSError if it is in use or reserved."""
     with socket.socket(type=socket.SOCK_DGRAM) as held:
         held.bind((_HOST, port))
         with socket.socket() as probe:

@@ -29,7 +29,7 @@ from ha.cli.exits import UsageError
 from ha.client.credentials import read_secret_key
 
 START_MISSING = signal.SIGUSR1
-"""Makes the process that runs a cluster start the nodes that don't run, such as new ones."""
+"""The signal that makes the process that runs a cluster start the nodes that don't run, such as new ones."""
 _POLL_S = 0.1
 _LOCK = "@hhqqi"
 """struct flock: kind, whence, start, length, ID of the holder"""
@@ -37,7 +37,7 @@ _LOCK = "@hhqqi"
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock during the block. UsageError if another process holds it.
+    """Holds the directory's lock during the block. Raises UsageError if another process holds it.
 
     This process must not open the lock's file again meanwhile, because closing it would release the lock.
     """
@@ -82,7 +82,7 @@ def stop_runner(descriptor: int, timeout_s: float) -> bool:
 def _stopping(directory: Path, timeout_s: float) -> Iterator[None]:
     """Excludes other processes from stopping nodes of `directory`, since a second signal ends a node at once.
 
-    NodeError if another process is still stopping nodes after `timeout_s`.
+    Raises NodeError if another process is still stopping nodes after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     descriptor = os.open(directory, os.O_RDONLY)
@@ -101,7 +101,8 @@ def _stopping(directory: Path, timeout_s: float) -> Iterator[None]:
 
 
 def stop_nodes(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) -> int:
-    """Stops these nodes of a cluster that runs, in order, and returns how many ran. NodeError if one does not stop."""
+    """Stops these nodes of a cluster that runs, in order, and returns how many ran. Raises NodeError if one does not
+    stop."""
     deadline = time.monotonic() + timeout_s
     count = 0
     with _stopping(directory, timeout_s), ExitStack() as stack:
@@ -143,7 +144,7 @@ def _runs(process: Path, directory: Path, node: LocalNode) -> bool:
 
 
 def etcd_program() -> str:
-    """Returns the path of etcd. UsageError if it is not on the PATH."""
+    """Returns the path of etcd. Raises UsageError if it is not on the PATH."""
     program = shutil.which(ETCD)
     if program is None:
         raise UsageError("etcd is not on the PATH, and failover needs it; on Debian: apt-get install etcd-server")
@@ -160,7 +161,7 @@ class LocalCluster:
         self._running: dict[str, tuple[LocalNode, NodeProcess]] = {}
 
     def start(self, timeout_s: float) -> list[LocalNode]:
-        """Starts the nodes that don't run, and waits until they serve. Returns all nodes. NodeError, UsageError.
+        """Starts the nodes that don't run, and waits until they serve. Returns all nodes. Raises NodeError, UsageError.
 
         Brokers start together, after etcd and the name server. An error leaves the nodes that were started running.
         """
@@ -197,8 +198,11 @@ class LocalCluster:
             directory=self._directory,
             has_ready=node.name != ETCD,
         )
+        try:
+            process.spawn()
+        except OSError as error:
+            raise NodeError(f"{node.name} can't be started: {error}") from None
         self._running[node.name] = node, process
-        process.spawn()
         return process
 
     def serve(self, wanted: int, start_missing: Callable[[], None]) -> None:
@@ -275,7 +279,7 @@ def start_missing(runner: int) -> None:
 
 def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float, runner: int | None = None) -> None:
     """Waits until every broker of `directory` is ready and registered, and every group has a master with its slaves in
-    sync. NodeError with the reason for the first that is not, or if `runner`, a pidfd, ends.
+    sync. Raises NodeError with the reason for the first that is not, or if `runner`, a pidfd, ends.
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}
@@ -300,7 +304,7 @@ def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float, 
 
 def pages_of_nodes(directory: Path, nodes: Sequence[LocalNode]) -> Callable[[float], dict[str, Page | str]]:
     """Returns a function that fetches the status page of each broker of `directory` with the broker's own token and
-    certificate, within a timeout in seconds: by address, the page or why there is none. NodeError.
+    certificate, within a timeout in seconds: by address, the page or why there is none. Raises NodeError.
     """
     by_access: dict[tuple[str, Path | None], list[str]] = {}
     for node in nodes:
@@ -319,7 +323,7 @@ def pages_of_nodes(directory: Path, nodes: Sequence[LocalNode]) -> Callable[[flo
 
 
 def _admin_token(directory: Path, node: LocalNode) -> str:
-    """Returns the token of a node's admin port; "" for none. NodeError. Looks for it where the node does."""
+    """Returns the token of a node's admin port; "" for none. Raises NodeError. Looks for it where the node does."""
     given = os.environ.get("HA_ADMIN_TOKEN") or node.keys.get("adminToken")
     if given:
         return given
@@ -340,7 +344,7 @@ def _admin_certificate(directory: Path, node: LocalNode) -> Path | None:
 def _trusting(certificate: Path | None) -> ssl.SSLContext | None:
     """Returns a TLS context that trusts this certificate without checking its names; None without a certificate.
 
-    NodeError if the certificate can't be loaded.
+    Raises NodeError if the certificate can't be loaded.
     """
     if certificate is None:
         return None

@@ -485,7 +485,7 @@ def _clocks(facts: Facts) -> _Found:
 
 
 def _about(seconds: float) -> str:
-    """Formats a duration that is known to about a second."""
+    """Formats a duration in whole seconds, or in whole minutes from one minute on."""
     return duration(round(seconds / 60) * 60) if seconds >= 60 else f"{seconds:.0f} s"
 
 

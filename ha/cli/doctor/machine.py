@@ -59,7 +59,7 @@ def examine_own_limit() -> Iterator[Finding]:
 
 
 def examine_directory(path: Path) -> Iterator[Finding]:
-    """Checks free space and inodes at `path`. UsageError if there is no such directory."""
+    """Checks free space and inodes at `path`. Raises UsageError if there is no such directory."""
     try:
         usage = shutil.disk_usage(path)
         files = os.statvfs(path)
@@ -88,7 +88,7 @@ def examine_directory(path: Path) -> Iterator[Finding]:
 def examine_format(path: Path) -> Iterator[Finding]:
     """Checks that the log in the store directory `path` starts with a record of RocketMQ or halog.
 
-    Yields nothing if there is no log yet. UsageError if it can't be read.
+    Yields nothing if there is no log yet. Raises UsageError if it can't be read.
     """
     try:
         files = [file for file in path.glob("commitlog/*") if segment_start(file.name) is not None]
@@ -115,7 +115,7 @@ def examine_format(path: Path) -> Iterator[Finding]:
 def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
     """Writes up to 64 MiB for up to 3 s to a temporary file in `path`, with an fdatasync per MiB.
 
-    Returns figures, whose names have the units, and findings. UsageError if the file can't be written.
+    Returns figures, whose names have the units, and findings. Raises UsageError if the file can't be written.
     """
     chunk = os.urandom(_CHUNK_BYTES)
     written = 0

@@ -48,7 +48,8 @@ async def _ask(admin: Admin, master: BrokerFacts, masters: list[BrokerFacts], ti
 
 
 def examine_topics(facts: Facts) -> Iterator[Finding]:
-    """Returns the findings about groups that clients don't use."""
+    """Yields a finding for each broker group that clients don't use, because it is drained or lacks the topics of the
+    other groups."""
     masters = [broker for broker in facts.brokers if broker.topics is not None]
     for master in masters:
         of_others = {topic for each in masters if each.cluster == master.cluster for topic in each.topics or ()}

@@ -50,10 +50,11 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
         if known is None or not known[1]:
             continue
         at = segment.start + number * head.block_size
-        crc = 0
+        crc = length = 0
         for view in reader.bytes_at(at, at + known[1]):
             crc = crc32(view, crc)
-        if crc != known[0]:
+            length += len(view)
+        if length == known[1] and crc != known[0]:  # no bytes: the segment was deleted
             yield BadBlock(at, at + known[1])
 
 

@@ -36,9 +36,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The first difference of the logs' bytes, unused bytes included."""
 
     physical_offset: int
-    """Offset of the first byte that differs"""
+    """Physical offset of the first byte that differs"""
     record_offset: int | None
-    """Offset of the record that holds it; None if neither store has one"""
+    """Physical offset of the record that contains this byte; None if neither store has a record there"""
     differing_fields: list[str]
     left: Side
     right: Side
@@ -62,7 +62,7 @@ class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
     differing_ranges: int
     """Number of ranges of 16 MiB whose bytes differ"""
     counts: dict[str, int]
-    """Findings by kind: records that differ, or are in one store only, and damage"""
+    """Kind of finding -> number: records that differ, records in one store only, and damage"""
     first: Difference | None
     duration_s: float
 
@@ -76,7 +76,7 @@ def diff(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> DiffResult:
-    """Compare the range that both stores hold, until `stop` is set. StoreUnreadable, UsageError."""
+    """Compare the range that both stores hold, until `stop` is set. Raises StoreUnreadable, UsageError."""
     started_s = time.monotonic()
     with opened(left, right) as readers:
         begin = max(reader.min_offset for reader in readers)
@@ -101,7 +101,7 @@ def diff(
             left_end=readers[0].end_offset(),
             right_begin=readers[1].min_offset,
             right_end=readers[1].end_offset(),
-            compared_begin=span.begin,
+            compared_begin=examination.begin,
             compared_end=examination.reached,
             is_complete=examination.is_complete,
             is_equal=not (_DIFFERENCES & counts.keys() or (unequal and "unreadable" in counts)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ class Dumped(msgspec.Struct):
 
     count: int = 0
     next_offset: int = 0
-    """Offset to resume from without omitting a record: the end of the last record printed, or of the span; the span's
-    begin while batch queues are printed, which are not in physical order"""
+    """Offset to resume from without omitting a message: that of the first record not printed whole, or the end of the
+    span; the span's begin while batch queues are printed, which are not in physical order"""
     is_complete: bool = False
     damaged_count: int = 0
     """Records printed whose CRC is wrong (`crc_ok` is false)"""
@@ -72,9 +73,11 @@ class Dumped(msgspec.Struct):
 
 
 def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
-    """Print the chosen records of the store at `path`, until `stop` is set. StoreUnreadable, UsageError."""
+    """Print the chosen records of the store at `path`, until `stop` is set. Raises StoreUnreadable, UsageError."""
     done = Dumped()
     with opened(path) as (reader,):
+        if _is_by_queue(choice):
+            reader.check_has_queues()
         span = _span(reader, choice)
         done.next_offset = span.begin
         where = msgspec.structs.replace(choice.where, physical_begin=span.begin, physical_end=span.end)
@@ -94,6 +97,10 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
         if done.is_complete:
             done.next_offset = span.end
         done.gaps = [
+            f"physical offsets [{gap.begin}, {gap.end}) are in no segment file"
+            for gap in _missing(reader, Span(span.begin, done.next_offset))
+        ]
+        done.gaps += [
             f"physical offsets [{damage.physical_offset}, {damage.resumed_at}) are not records: {damage.reason}"
             for damage in reader.damages
         ]
@@ -112,8 +119,21 @@ def _span(reader: LogReader, choice: Choice) -> Span:
     span = span_of(begin, end, choice.from_, choice.to)
     since_ms = choice.where.store_begin_ms
     if since_ms is not None and reader.queues():
-        span = Span(min(span.end, max(span.begin, reader.physical_offset_for_time(since_ms))), span.end)
+        # The first queued record after this time may follow others that are in no queue.
+        near = min(reader.physical_offset_for_time(since_ms), _last_before(reader, since_ms))
+        span = Span(min(span.end, max(span.begin, near)), span.end)
     return span
+
+
+def _last_before(reader: LogReader, time_ms: int) -> int:
+    """Return the physical offset of the last queued record stored before `time_ms`; -1 if there is none."""
+    found = -1
+    for topic, queue_id in reader.queues():
+        first = reader.offset_for_time(topic, queue_id, time_ms)
+        stop = reader.queue_range(topic, queue_id).end if first is None else first
+        if stop > 0:
+            found = max(found, reader.physical_offset(topic, queue_id, stop - 1))
+    return found
 
 
 def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
@@ -122,8 +142,20 @@ def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -
     If a topic or key is given, they are found through the queues (and the key index), without batch queues. Otherwise
     they are read from the log itself, including records that are in no queue.
     """
-    runs = reader.range_runs if _is_by_queue(choice) else reader.walk_runs
-    return runs(span.begin, span.end, options)
+    if _is_by_queue(choice):
+        yield from reader.range_runs(span.begin, span.end, options)
+        return
+    begin = span.begin
+    for gap in (*_missing(reader, span), Span(span.end, span.end)):  # a walk ends where a segment is missing
+        yield from reader.walk_runs(begin, gap.begin, options)
+        begin = gap.end
+
+
+def _missing(reader: LogReader, span: Span) -> list[Span]:
+    """Return the parts of `span` between two segments, which no segment holds."""
+    neighbours = pairwise(reader.segments())
+    gaps = (Span(max(span.begin, one.end), min(span.end, following.start)) for one, following in neighbours)
+    return [gap for gap in gaps if gap.begin < gap.end]
 
 
 def _batch_runs(reader: LogReader, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
@@ -142,19 +174,23 @@ def _print(
     """Print the records; return whether all were printed. `in_order`: they are in physical order."""
     write = sys.stdout.buffer.write
     for run in runs:
+        if in_order:
+            done.next_offset = run.segment.start + int(run.positions[0])
+        if stop.is_set():  # maybe no record of many runs is printed
+            return False
         for row in shown_rows(run, with_body=choice.with_body):
+            if in_order and row["physical_offset"] is not None:
+                done.next_offset = row["physical_offset"]  # a record may hold several messages
             if stop.is_set() or done.count == choice.count:
                 return False
             write(safe_json(row) + b"\n")
             done.count += 1
             done.damaged_count += row["crc_ok"] is False
-            if in_order and row["physical_offset"] is not None:
-                done.next_offset = row["physical_offset"] + (row["size"] or 1)
     return True
 
 
 def shown_rows(run: RecordRun, *, with_body: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield each message of a run as it is printed."""
+    """Yield each message of `run`, as the JSON object that `ha log dump` prints."""
     for row in run_rows(run, ""):
         yield _printable(row, with_body)
 

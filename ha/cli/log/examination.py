@@ -40,6 +40,11 @@ class Examination:
         self._starts_inside = all(reader.min_offset != span.begin for reader in readers)
 
     @property
+    def begin(self) -> int:
+        """Start of the part that was examined: that of the span, or the end of what retention deleted meanwhile."""
+        return max(fold.begin for fold in self.folds)
+
+    @property
     def is_complete(self) -> bool:
         """Whether the whole span was examined."""
         return self.reached >= self.span.end

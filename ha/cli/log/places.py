@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from ha.audit.findings import Finding
 from ha.protocol.store_files import ENTRY_SIZE, segment_name, segment_start
 
 QUEUE_KINDS = frozenset({"entry_missing", "entry_wrong", "entry_extra"})
-_SPANS = frozenset({"unreadable", "checksum", "overlap", "tail"})
+_SPANS = frozenset({"unreadable", "checksum", "tail"})
 _SIZE_BYTES = 4
 
 
@@ -39,8 +39,8 @@ class Places:
         """Return the place of `finding`: its queue entry if that is wrong, otherwise its bytes of the log."""
         if finding.kind in QUEUE_KINDS and finding.queue_offset >= 0:
             return self._entry(finding.topic, finding.queue_id, finding.queue_offset)
-        if finding.kind == "missing_file":
-            return Place(f"commitlog/{segment_name(finding.physical_offset)}", 0, finding.length)
+        if finding.kind in ("missing_file", "overlap"):
+            return self._behind_segment(finding)
         is_span = finding.kind in _SPANS
         length = finding.length if is_span else self._record_size(finding.physical_offset)
         return self.of_log(finding.physical_offset, length)
@@ -55,6 +55,15 @@ class Places:
         begin = physical_offset - segment.start
         file = segment.path.relative_to(self._root)
         return Place(str(file), begin, min(begin + max(length, 1), segment.size))
+
+    def _behind_segment(self, finding: Finding) -> Place:
+        """Return the place of bytes that a segment has too many or too few at its end, or of those of a missing one."""
+        segments = self._reader.segments()
+        before = segments[bisect_left([segment.start for segment in segments], finding.physical_offset) - 1]
+        if finding.kind == "missing_file" and before.size == max(segment.size for segment in segments):
+            return Place(f"commitlog/{segment_name(finding.physical_offset)}", 0, finding.length)
+        begin = finding.physical_offset - before.start
+        return Place(str(before.path.relative_to(self._root)), begin, begin + finding.length)
 
     def _record_size(self, physical_offset: int) -> int:
         """Return the size in the record's own size field, at least 4."""

@@ -10,6 +10,7 @@ import msgspec
 
 from ha.arrow import LogReader
 from ha.cli.exits import UsageError
+from ha.errors import StoreUnreadable
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -21,13 +22,18 @@ class Span(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened(*paths: Path) -> Iterator[list[LogReader]]:
-    """Open readers of these stores. StoreUnreadable."""
+    """Open readers of these stores. StoreUnreadable, also for a file that the block can't read."""
     with ExitStack() as stack:
-        yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
+        try:
+            yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
+        except OSError as error:
+            if error.filename is None:  # of the output
+                raise
+            raise StoreUnreadable(Path(error.filename), error.strerror or str(error)) from None
 
 
 def span_of(begin: int, end: int, from_: int | None, to: int | None) -> Span:
-    """Return the part of [begin, end) within --from and --to. UsageError if it is empty and the log is not."""
+    """Return the part of [begin, end) within --from and --to. Raises UsageError if it is empty and the log is not."""
     low = begin if from_ is None else max(begin, from_)
     high = end if to is None else min(end, to)
     if low >= high and begin < end:

@@ -77,7 +77,7 @@ def verify(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> VerifyResult:
-    """Examine [from_, to) of the store at `path`, until `stop` is set. StoreUnreadable, UsageError."""
+    """Examine [from_, to) of the store at `path`, until `stop` is set. Raises StoreUnreadable, UsageError."""
     started_s = time.monotonic()
     with opened(path) as (reader,):
         span = span_of(reader.min_offset, reader.end_offset(), from_, to)
@@ -105,7 +105,7 @@ def _check_files(examination: Examination, reader: LogReader) -> None:
             detail = f"{segment.size} bytes, of which {segment.end - following.start} are also in the next file"
             length = segment.end - following.start
             examination.findings.add(
-                Finding(kind="overlap", copy="", physical_offset=segment.start, length=length, detail=detail)
+                Finding(kind="overlap", copy="", physical_offset=following.start, length=length, detail=detail)
             )
         elif segment.end < following.start:
             length = following.start - segment.end
@@ -137,7 +137,7 @@ def _result(examination: Examination, reader: LogReader, to: int | None, duratio
     fold = examination.folds[0]
     return VerifyResult(
         path=str(reader.path),
-        begin=examination.span.begin,
+        begin=examination.begin,
         end=examination.span.end,
         examined_end=examination.reached,
         is_complete=examination.is_complete,

@@ -67,6 +67,9 @@ def archive(
 
     With --every it runs as a service, and logs a line with the lag for each commit on standard error.
 
+    --on-damage: report writes a row with crcOk=false for a damaged record; skip leaves the record out; fail ends the
+    job at the first one.
+
     Exit codes: 0 done; 3 done, but some records were damaged or missing; 65 the archive is damaged, or of another log;
     66 the store can't be read.
     """
@@ -184,7 +187,7 @@ def erase(
 
 
 def _interval_s(text: str) -> float:
-    """Parse an interval such as 500ms, 5s, 2m or 1h, or a number of seconds; return seconds. UsageError."""
+    """Parse an interval such as 500ms, 5s, 2m or 1h, or a number of seconds; return seconds. Raises UsageError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
     if found is None or not float(found[1]):
         raise UsageError(f"--every {text!r} is no interval: use for example 5s, 500ms or 2m")
@@ -214,6 +217,9 @@ def restore(
     where: Where = Where(),  # noqa: B008
 ) -> int:
     """Send messages of an archive or a store into a topic, each once and in each queue's order.
+
+    --queue, --tag and --key select messages of these queue ids, with one of these tags, and with one of these keys (a
+    word of KEYS, or the UNIQ_KEY). Each can be repeated.
 
     Exit codes: 0 done; 3 done, but some were skipped or stored less safely than SEND_OK; 69 no broker reachable.
     """

@@ -152,6 +152,9 @@ def lag(
 ) -> int:
     """Show how far consumer groups are behind the end of the log: messages, bytes and seconds.
 
+    --group and --topic select groups and topics, and can be repeated. With a store directory, the default is all groups
+    and topics; with --servers, both are required.
+
     Exit codes: 0 done, whatever the lag; 66 the store can't be read; 69 no broker reachable.
     """
     if path is not None:

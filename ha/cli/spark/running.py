@@ -46,7 +46,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def spark_session(name: str, where: Where) -> Iterator[SparkSession]:
-    """Open the Spark session of a job. UsageError for an invalid --conf, or without the extra `spark`."""
+    """Open the Spark session of a job. Raises UsageError for an invalid --conf, or without the extra `spark`."""
     settings = _settings(where.conf)
     with needs_extra("ha spark", "spark"):
         from ha.spark.session import open_session
