@@ -21,8 +21,8 @@ from . import NameServerOptions, open_name_server
 
 @asynccontextmanager
 async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
-    """Runs a name server during the block, and yields its READY line. AddressInUse if it can't listen, ConfigError if a
-    file that the configuration names can't be used."""
+    """Runs a name server during the block, and yields its READY line. Raises AddressInUse if it can't listen,
+    ConfigError if a file that the configuration names can't be used."""
     options = NameServerOptions(
         host=config.bind_address,
         port=config.listen_port,

@@ -12,11 +12,11 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 9876
-    """0 lets the system choose."""
+    """Port to listen on; 0 lets the system choose."""
 
     broker_timeout_s: float = 120.0
-    """A broker without a registration or heartbeat for this long is dropped; brokers can request another timeout of at
-    least processor.TIMEOUT_MIN_S."""
+    """Time in seconds without a registration or heartbeat after which a broker is dropped; brokers can request another
+    timeout of at least processor.TIMEOUT_MIN_S."""
 
     order_message_enable: bool = False
     """Whether routes contain the queues that ORDER_TOPIC_CONFIG lists for their topic."""

@@ -55,14 +55,15 @@ BODY_SIZE_MAX = 262_144
 """Maximum bytes of a request's body, except of a registration."""
 
 LARGE_COUNT = 500
-"""Answers with more brokers or topics than this are encoded in a worker. 1,000 brokers take about 5 ms."""
+"""Number of brokers or topics in an answer above which it is encoded in a worker thread. 1,000 brokers take about 5
+ms."""
 
 RunBlocking = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, without blocking the event loop."""
 
 
 class SettingRequest(Header):
-    """100 PUT_KV_CONFIG. 101 and 102 have no value; 219 has neither key nor value."""
+    """Request 100 PUT_KV_CONFIG. 101 and 102 have no value; 219 has neither key nor value."""
 
     namespace: str
     key: str = ""
@@ -70,13 +71,13 @@ class SettingRequest(Header):
 
 
 class ClusterRequest(Header):
-    """224 GET_TOPICS_BY_CLUSTER."""
+    """Request 224 GET_TOPICS_BY_CLUSTER."""
 
     cluster: str
 
 
 class HeartbeatRequest(Header):
-    """904 BROKER_HEARTBEAT."""
+    """Request 904 BROKER_HEARTBEAT."""
 
     cluster_name: str
     broker_addr: str
@@ -137,8 +138,8 @@ class NameServerProcessor:
         return self._answers.keys()
 
     async def __call__(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        """Handles a request. RemoteProtocolError if its header or body is invalid, or the route table or settings
-        reject it."""
+        """Handles a request. Raises RemoteProtocolError if its header or body is invalid, or the route table or
+        settings reject it."""
         answer = self._answers.get(request.code)
         if answer is None:
             return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
@@ -236,7 +237,7 @@ class NameServerProcessor:
                 )
 
     async def _registered(self, body: bytes | memoryview, *, is_compressed: bool) -> tuple[DataVersion, Topics]:
-        """Returns the version and topics in the body of 103, which is absent for a broker without topics."""
+        """Returns the version and topics in the body of request 103, which is absent for a broker without topics."""
         if not body:
             return DataVersion(), {}
         if not is_compressed and (found := read_usual(body)) is not None:

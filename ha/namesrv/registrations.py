@@ -12,6 +12,7 @@ import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, decode_compressed
+from ha.protocol.headers import Int32
 from ha.protocol.java_json import read_as
 
 UNUSUAL_SIZE_MAX = 4 * 1024 * 1024
@@ -21,10 +22,10 @@ UNUSUAL_SIZE_MAX = 4 * 1024 * 1024
 class TopicQueues(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """The part of a TopicConfig that routes need, with the same defaults."""
 
-    perm: int = 6
-    read_queue_nums: int = 16
-    topic_sys_flag: int = 0
-    write_queue_nums: int = 16
+    perm: Int32 = 6
+    read_queue_nums: Int32 = 16
+    topic_sys_flag: Int32 = 0
+    write_queue_nums: Int32 = 16
 
 
 Topics = Mapping[str, TopicQueues | TopicConfig]
@@ -63,8 +64,8 @@ def read_usual(body: bytes | memoryview) -> tuple[DataVersion, Topics] | None:
 
 
 def read_unusual(body: bytes | memoryview, *, is_compressed: bool, topic_count_max: int) -> tuple[DataVersion, Topics]:
-    """Returns the version and topics in a compressed body, or in JSON of any dialect. RemoteProtocolError if it is
-    invalid or too large, or if a compressed one has more than `topic_count_max` topics."""
+    """Returns the version and topics in a compressed body, or in JSON of any dialect. Raises RemoteProtocolError if it
+    is invalid or too large, or if a compressed one has more than `topic_count_max` topics."""
     if is_compressed:
         found = decode_compressed(body, topic_count_max=topic_count_max)
     elif len(body) > UNUSUAL_SIZE_MAX:

@@ -85,14 +85,14 @@ class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Group(msgspec.Struct):
-    """All replicas of one broker name."""
+    """The brokers that are registered under one broker name: a master and its slaves."""
 
     cluster_name: str
     replicas: dict[int, LiveBroker] = {}
-    """By broker id. Every registered broker is a replica of its group."""
+    """The registered brokers of the group, by broker id"""
     acting_master: bool = False
     topics: dict[str, None] = {}
-    """The topics that it has queues of"""
+    """The topics of which the group has queues"""
 
 
 def _state_version(broker: Registration | LiveBroker) -> int:
@@ -127,9 +127,9 @@ class RouteTable:
     def register(self, broker: Registration, now: float) -> MasterAddresses:
         """Registers a broker and returns its master, if it is a slave.
 
-        RemoteProtocolError if a limit is exceeded, or if a broker whose ID is not registered registers a single topic,
-        because such a body is an update of one topic. A broker is ignored if another address with a newer state version
-        has its ID. A slave gets None for both addresses if no master of its cluster is known.
+        Raises RemoteProtocolError if a limit is exceeded, or if a broker whose ID is not registered registers a single
+        topic, because such a body is an update of one topic. A broker is ignored if another address with a newer state
+        version has its ID. A slave gets None for both addresses if no master of its cluster is known.
         """
         self._check_bounds(broker)
         key = (broker.cluster_name, broker.broker_address)
@@ -405,8 +405,8 @@ class RouteTable:
         return len(group.topics)
 
     def add_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Adds the queues of a topic up to the first whose broker is not registered. RemoteProtocolError if a limit is
-        exceeded.
+        """Adds the queues of a topic up to the first whose broker is not registered. Raises RemoteProtocolError if a
+        limit is exceeded.
         """
         by_broker = self._queues.get(topic, {})
         known = {}

@@ -24,7 +24,7 @@ class Settings:
         self._size = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Sets a value. RemoteProtocolError if it exceeds a limit."""
+        """Sets a value. Raises RemoteProtocolError if it exceeds a limit."""
         size = _size(namespace, key, value)
         if size > ENTRY_SIZE_MAX:
             raise RemoteProtocolError(f"a setting has at most {ENTRY_SIZE_MAX} characters")

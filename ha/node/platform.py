@@ -22,7 +22,7 @@ import trio
 from ha.config import Config, SecretStr
 from ha.failover.agreement import Agreement
 from ha.remoting import connect_tcp
-from ha.store.files import Disk, OsDisk, is_open_to_others
+from ha.store.files import Disk, OsDisk, boot_id, is_open_to_others
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.message_store import wall_clock_ms
 from ha.tls.ports import FILE_CHECK_INTERVAL_S
@@ -49,7 +49,7 @@ class Port(Protocol):
         """Port number; chosen by the system if 0 was requested."""
 
     def listen(self) -> Listeners:
-        """Starts listening; once only. AddressInUse."""
+        """Starts listening; once only. Raises AddressInUse."""
 
 
 def open_files_max() -> int:
@@ -58,20 +58,10 @@ def open_files_max() -> int:
     return soft if soft > 0 else OPEN_FILES_UNLIMITED
 
 
-BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boot_id() -> str | None:
-    """Returns an ID of the current boot; None if there is none."""
-    try:
-        return BOOT_ID_FILE.read_text().strip() or None
-    except OSError:
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """`bind(key, host, port)` binds a port (AddressInUse); `connect("host:port")` opens a stream (OSError).
+    """Everything that a node needs from outside; simulations replace it. `bind(key, host, port)` binds a port
+    (AddressInUse); `connect("host:port")` opens a stream (OSError).
 
     `own_address` returns this machine's address, `resolve` a numeric address of a name (OSError); both block.
     `open_files_max`: limit of open files, of which connections get a share.

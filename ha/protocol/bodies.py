@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.headers import Int64
+from ha.protocol.headers import Int32, Int64
 from ha.protocol.java_json import as_type, dumps, loads, read_as
 
 INFLATED_SIZE_MAX = 16 * 1024 * 1024
@@ -69,16 +69,16 @@ class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
     attributes: dict[str, str] | None = {}
     order: bool = False
-    perm: int = 6
-    read_queue_nums: int = 16
+    perm: Int32 = 6
+    read_queue_nums: Int32 = 16
     topic_filter_type: str = "SINGLE_TAG"
     topic_name: str = ""
-    topic_sys_flag: int = 0
-    write_queue_nums: int = 16
+    topic_sys_flag: Int32 = 0
+    write_queue_nums: Int32 = 16
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
-    """All topics of a broker: topics.json, the answer to 21, and the main part of a registration.
+    """All topics of a broker: topics.json, the answer to request 21, and the main part of a registration.
 
     `deleted_topics`, which only halog writes and reads: name -> physical offset before which messages are deleted.
     """
@@ -115,7 +115,7 @@ class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
-    """All consumer groups of a broker: subscriptionGroup.json and the answer to 201."""
+    """All consumer groups of a broker: subscriptionGroup.json and the answer to request 201."""
 
     data_version: DataVersion = DataVersion()
     forbidden_table: dict[str, dict[str, int]] = {}
@@ -124,7 +124,7 @@ class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 103 REGISTER_BROKER."""
+    """Body of request 103 REGISTER_BROKER."""
 
     filter_server_list: list[str] = []
     topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
@@ -151,7 +151,7 @@ class QueueData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 105: the brokers and queues of a topic."""
+    """Answer to request 105: the brokers and queues of a topic."""
 
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
@@ -160,20 +160,20 @@ class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 106: all brokers that the name server knows."""
+    """Answer to request 106: all brokers that the name server knows."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class KVTable(msgspec.Struct):
-    """Answer to 28 and 219: texts by name."""
+    """Answer to requests 28 and 219: texts by name."""
 
     table: dict[str, str] = {}
 
 
 class TopicList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 206, 224, 304, 305 and 343: topics, unordered."""
+    """Answer to requests 206, 224, 304, 305 and 343: topics, unordered."""
 
     topic_list: list[str] = []
 
@@ -220,7 +220,7 @@ class ProducerData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 34 HEART_BEAT. Read it with `decode_heartbeat`, which accepts the variants of all clients."""
+    """Body of request 34 HEART_BEAT. Read it with `decode_heartbeat`, which accepts the variants of all clients."""
 
     client_id: str = msgspec.field(default="", name="clientID")
     consumer_data_set: list[ConsumerData] = []
@@ -230,7 +230,7 @@ class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """consumerOffset.json and the answer to 43: "topic@group" to queue id to queue offset."""
+    """consumerOffset.json and the answer to request 43: "topic@group" to queue id to queue offset."""
 
     data_version: DataVersion | None = None
     group_topic_map: dict[str, list[str]] | None = None
@@ -240,7 +240,7 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TimerCheckPoint(msgspec.Struct, frozen=True):
-    """The answer to 60: the progress of timer messages, as 7 big-endian int64 (RocketMQ: TimerCheckpoint).
+    """The answer to request 60: the progress of timer messages, as 7 big-endian int64 (RocketMQ: TimerCheckpoint).
 
     lastReadTimeMs           `read_ms`: messages that were due before this time are delivered
     lastTimerLogFlushPos     0: there is no timer log
@@ -262,7 +262,7 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, body: bytes) -> TimerCheckPoint:
-        """Returns the progress in a body. RemoteProtocolError if it does not have 56 bytes."""
+        """Returns the progress in a body. Raises RemoteProtocolError if it does not have 56 bytes."""
         if len(body) != _CHECK_POINT.size:
             raise RemoteProtocolError(f"timer checkpoint of {len(body)} bytes, not {_CHECK_POINT.size}")
         read_ms, _, queue_offset, _, state_version, timestamp, counter = _CHECK_POINT.unpack(body)
@@ -271,7 +271,7 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
 
 class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """delayOffset.json and the answer to 45: delay level (from 1) to the queue offset of the next message to be
+    """delayOffset.json and the answer to request 45: delay level (from 1) to the queue offset of the next message to be
     delivered."""
 
     data_version: DataVersion | None = None
@@ -302,7 +302,7 @@ class HAClientRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 907. A slave fills only `ha_client_runtime_info`, a master all other fields."""
+    """Answer to request 907. A slave fills only `ha_client_runtime_info`, a master all other fields."""
 
     ha_client_runtime_info: HAClientRuntimeInfo = msgspec.field(default_factory=HAClientRuntimeInfo)
     ha_connection_info: list[HAConnectionRuntimeInfo] = []
@@ -312,13 +312,14 @@ class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def read_request(kind: type[StructT], body: bytes | memoryview, size_max: int = REQUEST_SIZE_MAX) -> StructT:
-    """Decodes the JSON body of a request. RemoteProtocolError if it is invalid, or longer than `size_max` bytes."""
+    """Decodes the JSON body of a request. Raises RemoteProtocolError if it is invalid, or longer than `size_max`
+    bytes."""
     check_size(body, size_max)
     return read_as(kind, body)
 
 
 def check_size(body: bytes | memoryview, size_max: int) -> None:
-    """RemoteProtocolError if `body` is longer than `size_max` bytes."""
+    """Raises RemoteProtocolError if `body` is longer than `size_max` bytes."""
     if len(body) > size_max:
         raise RemoteProtocolError(f"a body of {len(body)} bytes; at most {size_max}")
 
@@ -326,7 +327,7 @@ def check_size(body: bytes | memoryview, size_max: int) -> None:
 def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:
     """Return the heartbeat in `raw`, as Java, Go or C++ clients send it: enums by name or ordinal, numbers or strings.
 
-    RemoteProtocolError if `raw` is invalid, or an ordinal has no name.
+    Raises RemoteProtocolError if `raw` is invalid, or an ordinal has no name.
     """
     value = loads(raw)
     if isinstance(value, dict) and isinstance(consumers := value.get("consumerDataSet"), list):

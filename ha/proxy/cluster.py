@@ -91,10 +91,11 @@ class _Answers(Generic[T]):
         return None if known is None or known[1] < trio.current_time() else known[:1]
 
     async def get(self, name: str) -> T:
-        """Returns the answer about a name, and asks first if there is none, or it is too old. Raises BrokerUnreachable.
+        """Returns the answer about a name: the cached one, or a new one if there is none or it is too old. Raises
+        BrokerUnreachable.
 
-        Other calls use an old answer while one asks, and all if that fails, except an answer that is None: what did not
-        exist may exist now.
+        While one call asks again, other calls return the old answer; if asking fails, so does this call. An old answer
+        that is None is not returned, because what did not exist may exist now.
         """
         if (known := self.find(name)) is not None:
             return known[0]
@@ -300,7 +301,7 @@ class Cluster:
             raise BrokerUnreachable(f"{address}: {error}") from None
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """Handles a broker's transaction check (39). Other requests concern groups of remoting clients and are
+        """Handles a broker's transaction check (request 39). Other requests concern groups of remoting clients and are
         ignored."""
         if command.code != RequestCode.CHECK_TRANSACTION_STATE or self.front is None:
             return

@@ -38,17 +38,18 @@ CHECK_INTERVAL_S = 1.0
 CHANGES_AT_ONCE = 32
 """Maximum number of concurrent requests to one broker. One at a time would not renew thousands of messages in time."""
 RENEWED_BEFORE_S = 45.0
-"""How long before a message becomes visible it is renewed."""
+"""Time before a message becomes visible at which it is renewed, in seconds."""
 RETRY_INTERVAL_S = 5.0
 """Pause after a failed attempt to renew a message."""
 RENEWED_S_MAX = 3 * 3600.0
-"""A message that was received this long ago is not renewed any more."""
+"""Time after its receipt, in seconds, from which a message is no longer renewed."""
 RETURN_S = 10.0
-"""How long the messages of a disconnected client are kept for it."""
+"""Time for which the messages of a disconnected client are kept for it, in seconds."""
 RELEASED_MS = 1_000
 """Invisible time of a released message."""
 SETTLED_WITHIN_S = 10.0
-"""Upper bound of the time that settling a message takes: two requests to its broker."""
+"""Upper bound, in seconds, of the time that it takes to acknowledge a message or to change its invisible time: two
+requests to its broker."""
 
 Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
 """Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
@@ -64,17 +65,18 @@ class _Message(msgspec.Struct):
     receipt: ReceiptHandle
     received_at: float
     visible_at: float
-    """When it becomes visible unless it is renewed"""
+    """Time at which it becomes visible unless it is renewed"""
     invisible_ms: int
     """Invisible time that each renewal requests, in ms. Not taken from the latest handle: in an ordered group its time
     counts from the pop and grows with each renewal
     """
     renew_at: float
-    """When to renew it next"""
+    """Time of the next renewal"""
     is_undelivered: bool = False
     """Whether to release it, because it did not reach the client"""
     settled_until: float = 0.0
-    """Until then it is neither renewed nor released, because a request of its client may be settling it"""
+    """Time before which it is neither renewed nor released, because its client may have just acknowledged it or changed
+    its invisible time"""
     changed: trio.Event | None = None
     """Set when the request in progress that renews or releases it has ended; None without such a request"""
 
@@ -141,8 +143,9 @@ class InFlight:
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
         """Returns the latest handle of the message with the first handle `handle`; None if it is not in the table.
 
-        Called for a request that settles the message: the message is then not renewed or released for SETTLED_WITHIN_S,
-        because some brokers deliver a message again if its invisible time is changed after its acknowledgement."""
+        Called for a request that acknowledges the message or changes its invisible time: the message is then not
+        renewed or released for SETTLED_WITHIN_S, because some brokers deliver a message again if its invisible time is
+        changed after its acknowledgement."""
         message = self._message(session, handle)
         if message is None:
             return None
@@ -193,7 +196,7 @@ class InFlight:
                 message.is_undelivered = True
 
     def abandon(self, session: Session, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
-        """Adds and releases messages that were popped for a call that had ended by then."""
+        """Adds messages whose call ended before they reached the client, marked so that they are soon released."""
         for receipt in receipts:
             self._add(session, group, topic, receipt, is_undelivered=True)
 

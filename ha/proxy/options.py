@@ -6,7 +6,7 @@ import msgspec
 
 
 class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of calls and clients."""
+    """Limits of calls and clients. Sizes in bytes."""
 
     message_size_max: int = 4 << 20
     """Maximum size of one body."""
@@ -26,10 +26,10 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     invisible_ms_min: int = 10_000
     """Minimum invisible time of a receive without auto_renew."""
     invisible_ms_max: int = 12 * 3_600_000
-    """Maximum invisible time of such a receive, and of ChangeInvisibleDuration."""
+    """Maximum invisible time of a receive without auto_renew, and of ChangeInvisibleDuration."""
     polling_ms_min: int = 5_000
     polling_ms_max: int = 20_000
-    """Range to which the poll time of a receive is limited."""
+    """Highest poll time of a receive; requests outside polling_ms_min to polling_ms_max get the nearer limit."""
     heartbeat_interval_s: float = 30.0
     """Interval at which the front registers at brokers for its producers' transactions."""
     is_message_type_checked: bool = True

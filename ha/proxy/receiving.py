@@ -1,4 +1,4 @@
-"""ReceiveMessage: a long poll that pops messages (200050) and streams them to the client.
+"""ReceiveMessage: a long poll that pops messages (request 200050) and streams them to the client.
 
 Departures from RocketMQ's proxy: the client's settings are not needed, because the request and the group's
 configuration contain everything; a client whose deadline is no later than the end of its poll (Rust) gets an answer
@@ -46,9 +46,9 @@ FROM_LAST = 1
 """initMode: a group without offsets begins with new messages."""
 ALL_QUEUES = -1
 ANSWER_MARGIN_MS = 200
-"""A client gets its answer this long before its deadline."""
+"""Time before a client's deadline at which it gets its answer, in ms."""
 BROKER_MARGIN_S = 3.0
-"""Timeout of a pop in addition to its poll time."""
+"""Time that a pop's timeout exceeds its poll time, in seconds."""
 TAG_COUNT_MAX = 1024
 """Maximum number of tags in a filter."""
 POLLS_STARTING_MAX = 1024
@@ -94,7 +94,7 @@ class Receiving:
         self._polls_in, self._polls_out = trio.open_memory_channel[_Poll](POLLS_STARTING_MAX)
 
     async def serve(self) -> NoReturn:
-        """Runs the pops until cancelled."""
+        """Sends the pop requests of the calls to the brokers, until cancelled."""
         async with trio.open_nursery() as nursery:
             async for poll in self._polls_out:
                 nursery.start_soon(self._run, poll)
@@ -207,7 +207,11 @@ class Receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
             await call.respond_all(self._messages(request.message_queue.topic, kept))
         except trio.Cancelled:
-            self._in_flight.release(session, (popped.receipt for popped in kept))
+            receipts = (popped.receipt for popped in kept)
+            if request.auto_renew:
+                self._in_flight.release(session, receipts)
+            else:
+                self._in_flight.abandon(session, group_text, topic, receipts)
             raise
 
     def _messages(self, topic: Any, kept: list[Popped]) -> Iterator[bytes]:

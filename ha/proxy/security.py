@@ -53,8 +53,8 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
     sign: Sign = lambda session, command: None
 
     def attach_users(self, config: ProxyConfig, cluster: Cluster) -> BrokerUsers | None:
-        """Makes `guard` find the users of ACL 2.0 that brokers have, and returns them; does nothing and returns None
-        without authenticationEnabled. The caller must run `BrokerUsers.serve`."""
+        """Makes `guard` look up users of ACL 2.0 at the brokers, and returns the cache of these users; returns None,
+        and changes nothing, without authenticationEnabled. The caller must run the cache's `serve`."""
         if self.guard is None or not config.authentication_enabled:
             return None
         users = BrokerUsers(cluster.ask_any, has_policies=config.authorization_enabled)

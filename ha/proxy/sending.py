@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 MESSAGE_COUNT_MAX = 1_024
 """Maximum number of messages of one call, because all are prepared without a checkpoint"""
 MESSAGE_GROUP_LENGTH_MAX = 64
-"""A message group must have fewer UTF-8 bytes than this."""
+"""Upper limit (exclusive) of the length of a message group in UTF-8 bytes."""
 BORN_MS_MIN, BORN_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999, the range of a Timestamp by definition. Its fields can hold values that a record can't."""
 _STORED = {
@@ -297,7 +297,7 @@ class Sending:
     # ---- recall
 
     async def recall(self, session: Session, request: Any) -> Any:
-        """RecallMessage: recalls a message that is not due yet (370). Raises CallRefused, BrokerUnreachable."""
+        """RecallMessage: recalls a message that is not due yet (request 370). Raises CallRefused, BrokerUnreachable."""
         topic = topic_name(request.topic)
         route = await existing_route(self._brokers, topic)
         if self._options.is_message_type_checked and MessageType.DELAY not in route.message_types:

@@ -96,8 +96,8 @@ class Transactions:
         return self._access is None or self._access.may_be_asked(session, call, topic)
 
     def ask(self, broker_name: str, command: RemotingCommand) -> bool:
-        """Passes a broker's check (39) to a client that may be asked about the topic. Returns False if there is none,
-        or the request is malformed."""
+        """Passes a broker's check (request 39) to a client that may be asked about the topic. Returns False if there is
+        none, or the request is malformed."""
         try:
             request = parse_header(CheckTransactionRequest, command.ext_fields)
             record = decode_record(command.body, verify_crc=False)

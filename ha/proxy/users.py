@@ -1,4 +1,4 @@
-"""A cache of the users of ACL 2.0, read from brokers (3004, 3009), as in RocketMQ's proxy.
+"""A cache of the users of ACL 2.0, read from brokers (requests 3004, 3009), as in RocketMQ's proxy.
 
 A user is read at its first call, and then every REFRESH_S until it has made no call for UNUSED_S. While no broker can
 be asked, a user may be used for AGE_S_MAX after it was last read, and is refused after that. Sources:
@@ -39,7 +39,7 @@ REFRESH_S = 10.0
 AGE_S_MAX = 60.0
 """How long a user may be used after it was last read."""
 UNUSED_S = 600.0
-"""A user that makes no call for this long is forgotten."""
+"""Time without a call, in seconds, after which a user is forgotten."""
 KNOWN_COUNT_MAX = 4_096
 """Maximum number of users; for a further one, the user that was unused for the longest time is forgotten."""
 UNKNOWN_COUNT_MAX = 4_096

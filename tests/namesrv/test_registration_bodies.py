@@ -77,7 +77,14 @@ def test_a_compressed_body() -> None:
         read_unusual(compressed_body(["T1", "T2"]), is_compressed=True, topic_count_max=1)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"topicConfigSerializeWrapper":5}', b"\xff", b'{"a":"\\ud800"}'])
+TOO_LARGE = wrapped(topicConfigTable={"T1": {"writeQueueNums": 2**31}})
+"""Java's clients could not read a route with such a number."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'{"topicConfigSerializeWrapper":5}', b"\xff", b'{"a":"\\ud800"}', TOO_LARGE],
+)
 def test_an_invalid_body_is_left_to_the_worker(body: bytes) -> None:
     assert read_usual(body) is None
     with pytest.raises(RemoteProtocolError):

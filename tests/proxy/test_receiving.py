@@ -351,8 +351,9 @@ async def test_messages_of_a_client_that_has_ended(tmp_path: Path) -> None:
         assert received.system_properties.delivery_attempt == 2
 
 
-async def test_receive_that_is_cancelled_while_its_messages_are_sent(tmp_path: Path) -> None:
-    """They are delivered again soon, although the push consumer that has not received them goes on."""
+@pytest.mark.parametrize("auto_renew", [True, False], ids=["push consumer", "simple consumer"])
+async def test_receive_that_is_cancelled_while_its_messages_are_sent(tmp_path: Path, auto_renew: bool) -> None:
+    """They are delivered again soon, although the consumer that has not received them goes on."""
     async with open_site(tmp_path, QUICK) as site:
         client = Client(site.address)
         client.stub = stubs.MessagingServiceStub(grpc.insecure_channel(site.address, [("grpc.http2.bdp_probe", 0)]))
@@ -361,7 +362,7 @@ async def test_receive_that_is_cancelled_while_its_messages_are_sent(tmp_path: P
             assert (await client.send(message("t", bytes(60_000)))).status.code == Code.OK
 
         def cancelled() -> None:
-            answer = client.stub.ReceiveMessage(receiving("t", auto_renew=True), metadata=client.metadata)
+            answer = client.stub.ReceiveMessage(receiving("t", auto_renew=auto_renew), metadata=client.metadata)
             assert next(answer).status.code == Code.OK
             time.sleep(0.5)
             answer.cancel()

@@ -101,7 +101,7 @@ def make_plan(options: ReindexOptions) -> Plan:
 
 
 def target_of(options: ReindexOptions) -> Path:
-    """Return the absolute path of the directory to build. OptionError if the options name none."""
+    """Return the absolute path of the directory to build. Raises OptionError if the options name none."""
     if options.target is not None:
         return options.target.absolute()
     if options.in_place:
@@ -110,7 +110,7 @@ def target_of(options: ReindexOptions) -> Path:
 
 
 def begin_target(plan: Plan) -> None:
-    """Create the target, or resume the same plan in it. OptionError if it holds anything else."""
+    """Create the target, or resume the same plan in it. Raises OptionError if it holds anything else."""
     target = Path(plan.task.target)
     plan_file = target / WORK / "plan.json"
     encoded = msgspec.json.format(msgspec.json.encode(plan))
@@ -130,8 +130,8 @@ def begin_target(plan: Plan) -> None:
 
 @contextmanager
 def store_lock(store: Path) -> Iterator[None]:
-    """Hold the lock that marks a store as in use. StoreLocked if another process holds it, StoreUnreadable if there is
-    no store."""
+    """Hold the lock that marks a store as in use. Raises StoreLocked if another process holds it, StoreUnreadable if
+    there is no store."""
     _check_is_store(store)
     held = OsDisk().lock(store / "lock", b"")
     if held is None:
@@ -159,7 +159,7 @@ def swap_in(store: Path, target: Path) -> None:
 
 
 def check_set_aside(store: Path, target: Path) -> None:
-    """OptionError if an earlier rebuild's old files are still there, unless this call resumes that rebuild."""
+    """Raises OptionError if an earlier rebuild's old files are still there, unless this call resumes that rebuild."""
     aside = store / SET_ASIDE
     if aside.exists() and not (target / WORK / "built").exists():
         raise OptionError(
@@ -211,7 +211,8 @@ def _is_locked(path: Path) -> bool:
 
 
 def _written_segments(commitlog: Path) -> list[Segment]:
-    """Return the segments up to the last that begins with a record. CorruptLog if one is missing or of another size."""
+    """Return the segments up to the last that begins with a record. Raises CorruptLog if one is missing or of another
+    size."""
     found = Segments(commitlog).all()
     while found and not _begins_with_record(found[-1]):
         found.pop()  # preallocated, or the log was truncated before it
@@ -254,7 +255,8 @@ def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
 
 
 def _check_index_files(options: ReindexOptions, store: Path) -> None:
-    """OptionError if an index file of the store has another size than the new ones: brokers delete or reject it."""
+    """Raises OptionError if an index file of the store has another size than the new ones: brokers delete or reject
+    it."""
     expected = index_file_size(options.index_slot_count, options.index_entry_count)
     for path in (store / "index").glob("*"):
         size = path.stat().st_size

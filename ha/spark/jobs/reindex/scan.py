@@ -29,6 +29,7 @@ from ha.spark.jobs.reindex.queues import (
     remove_queue,
     sync_files,
 )
+from ha.store.files import boot_id
 
 _CHUNK_BYTES = 16 << 20
 _CHUNK_RECORDS = 1 << 14
@@ -73,6 +74,8 @@ class RangeSummary(msgspec.Struct):
     unusable_count: int
     """Records whose topic or queue id can't be a directory"""
     parts: list[QueuePart]
+    boot_id: str | None = None
+    """Boot of the executor's machine. Entries are synced at the end of the job, so a later boot may lack them."""
 
 
 def summary_path(work: str | Path, number: int) -> Path:
@@ -86,13 +89,18 @@ def keys_path(work: str | Path, number: int) -> Path:
 
 
 def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
-    """Write a range's entries and keys, and return the summary, which an earlier attempt may have written.
+    """Write a range's entries and keys, and return the summary. Returns that of an earlier attempt since the last boot
+    of this machine.
 
-    CorruptLog where the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file vanished.
+    Raises CorruptLog where the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file
+    vanished.
     """
     done = summary_path(task.work, log_range.number)
+    boot = boot_id()
     if done.exists():
-        return msgspec.json.decode(done.read_bytes(), type=RangeSummary)
+        earlier = msgspec.json.decode(done.read_bytes(), type=RangeSummary)
+        if boot is not None and earlier.boot_id == boot:
+            return earlier
     slices = QueueSlices(Path(task.target), task.file_entries)
     record_count = key_count = unusable_count = 0
     walk = RangeWalk(task, log_range)
@@ -109,7 +117,7 @@ def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
         keys_file.flush()
         os.fsync(keys_file.fileno())
     summary = RangeSummary(
-        log_range.number, walk.end, walk.end_reason, record_count, key_count, unusable_count, slices.finish()
+        log_range.number, walk.end, walk.end_reason, record_count, key_count, unusable_count, slices.finish(), boot
     )
     partial = done.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(summary))
