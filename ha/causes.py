@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """The cause of a put's status."""
+    """The reason for a put status other than PUT_OK."""
 
     # replicas: SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT, IN_SYNC_REPLICAS_NOT_ENOUGH
     SLAVES_BEHIND = "slaves_behind"

@@ -51,9 +51,9 @@ class Master:
     """Address for `ha.client`, and other clients of RocketMQ."""
     remoting_address: str
     admin_address: str
-    """HTTP: /status, /metrics and the dashboard."""
+    """Address of the HTTP port with /status, /metrics and the dashboard."""
     directory: Path
-    """Has the store and `master.log`."""
+    """Directory with the store and `master.log`."""
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def running_master(directory: Path, settings: Mapping[str, str] = {}) -> Iterato
     are small and the system chooses the ports. Variables HA_… of the environment have no effect. A directory can be
     used again: the master then has the messages that were stored before.
 
-    RuntimeError with the end of the log if the master ends before it is ready, or is not ready within START_TIMEOUT_S.
-    After the block the master is stopped, and killed if that takes longer than STOP_TIMEOUT_S."""
+    Raises RuntimeError with the end of the log if the master ends before it is ready, or is not ready within
+    START_TIMEOUT_S. After the block the master is stopped, and killed if that takes longer than STOP_TIMEOUT_S."""
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     log_file = directory / "master.log"
@@ -93,7 +93,8 @@ def running_master(directory: Path, settings: Mapping[str, str] = {}) -> Iterato
 
 
 def _started(process: subprocess.Popen[bytes], directory: Path, log_file: Path) -> Master:
-    """Waits for the line with the addresses. RuntimeError if the process ends first, or after START_TIMEOUT_S."""
+    """Waits for the line with the addresses. Raises RuntimeError if the process ends first, or after
+    START_TIMEOUT_S."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
     line = process.stdout.readline() if readable else b""

@@ -30,19 +30,20 @@ TIME_SLICE_BYTES = 1_048_576
 """Bytes read from one connection after which other tasks run in any case."""
 
 READ_BYTES_COUNTED_MIN = 16_384
-"""A shorter read counts as this many bytes of the time slice: a peer that sends in small pieces must not delay others
-for longer."""
+"""Minimum bytes that a read counts as in the time slice, even if it is shorter: a peer that sends in small pieces must
+not delay others for longer."""
 
 SEND_PIECE_BYTES = 262_144
 """Maximum bytes sent with one system call."""
 
 WAIT_FIRST_COUNT = 16
-"""After a read that found nothing, this many reads wait until the socket is readable before they try, or until a read
-returns more than READ_BYTES_COUNTED_MIN: otherwise a failed system call would be added to each single message."""
+"""Number of reads, after one that found nothing, that wait until the socket is readable before they try; fewer if one
+returns more than READ_BYTES_COUNTED_MIN. Without this, a failed system call would be added to each single message."""
 
 _NOTSENT_LOWAT_DEFAULT = 0
-"""Restores the system's TCP_NOTSENT_LOWAT. With Trio's 16 KiB the system accepts no more than that beyond the peer's
-window: sending 1 MiB would take a pass of the event loop, and wake up the peer, for each 200 KB."""
+"""Value of TCP_NOTSENT_LOWAT that restores the kernel's default. With Trio's 16 KiB the kernel accepts no more than
+that beyond the peer's window: sending 1 MiB would take a pass of the event loop, and wake up the peer, for each 200
+KB."""
 
 ServeChunk = Callable[[bytes], bool]
 """Serves a chunk if that needs no wait; returns whether it did."""
@@ -82,7 +83,7 @@ class Transport(Protocol):
         ...
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Passes bytes to the system without waiting; returns how many it accepted.
+        """Passes bytes to the kernel without waiting; returns how many it accepted.
 
         If that is not all, pass the rest to `send_all` before any other data.
         """
@@ -106,8 +107,8 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller |
 
 
 async def open_tcp(host: str, port: int) -> trio.abc.Stream:
-    """Connects with TCP_NODELAY, which Trio sets. OSError if that fails, also if `host` is not a valid host name, which
-    a broker may have registered."""
+    """Connects with TCP_NODELAY, which Trio sets. Raises OSError if that fails, also if `host` is not a valid host
+    name, which a broker may have registered."""
     try:
         return await trio.open_tcp_stream(host, port)
     except ValueError as error:  # UnicodeError: it has no IDNA encoding
@@ -198,7 +199,7 @@ class SocketTransport:
         return found
 
     def _read(self) -> bytes:
-        """Reads what has arrived. BlockingIOError if nothing has."""
+        """Reads what has arrived. Raises BlockingIOError if nothing has."""
         try:
             chunk = os.read(self._socket.fileno(), self._read_size)
         except BlockingIOError:
@@ -280,7 +281,7 @@ class SocketTransport:
 
 
 class EagerWriter:
-    """Sends without a task switch what the system accepts at once, and leaves the rest to the task that writes.
+    """Sends without a task switch what the kernel accepts at once, and leaves the rest to the task that writes.
 
     The writing task calls `wait_for_work` whenever it has nothing to send, and sends what that returns before anything
     else. Meanwhile it is idle, and any other task may `try_send` in its place, or `wake` it.
@@ -296,7 +297,7 @@ class EagerWriter:
         self._rest = memoryview(b"")
 
     def try_send(self, data: bytes) -> int:
-        """Sends what the system accepts without waiting, and leaves the rest of `data` to the writing task. Returns how
+        """Sends what the kernel accepts without waiting, and leaves the rest of `data` to the writing task. Returns how
         many bytes were sent. Only while `is_idle`."""
         size = self.transport.send_nowait(data)
         self.leave_rest(data, size)

@@ -1,9 +1,10 @@
 """Access control: RocketMQ 4.9's plain ACL (plain_acl.yml) and the users of 5.x's ACL 2.0, for every request.
 
-`AclGuard` checks requests before the handlers; requirements.py is the table of permissions by request code, which both
-share. source.py is the interface of a source of accounts, of which there are two: `AclPolicy`, the content of the
-files, and `UserAccounts`, whose policies evaluation.py evaluates. policy_files.py reads and reloads the files; it is
-imported only if there are files, because importing YAML is slow.
+`AclGuard` checks requests before the handlers; requirements.py is the table of the permissions that each request code
+needs, for both kinds of access control. source.py is the interface of a source of accounts, of which there are two:
+`AclPolicy`, the content of the plain ACL's files, and `UserAccounts`, the users of ACL 2.0, whose policies
+evaluation.py evaluates. policy_files.py reads and reloads the files; it is imported only if there are files, because
+importing YAML is slow.
 """
 
 from .guard import AclGuard, AclGuardOptions, AclRefusal, AclStatistics, guard_options

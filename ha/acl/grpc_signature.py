@@ -22,7 +22,7 @@ from ha.protocol.acl import SigningKey
 AUTHORIZATION = "authorization"
 DATE_TIME = "x-mq-date-time"
 HEADER_SIZE_MAX = 4096
-"""Maximum characters of each of the two values."""
+"""Maximum characters of the value of each of these two headers."""
 _HEX = re.compile(r"([0-9A-Fa-f]{40})?")
 
 

@@ -49,9 +49,9 @@ class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limits, and requirements on connections."""
 
     failures_per_connection_max: int = 10
-    """A connection is closed when it has more authentication failures than this."""
+    """Maximum number of authentication failures of a connection; one with more is closed."""
     requires_tls: bool = False
-    """Refuses requests on connections without TLS."""
+    """Whether requests on connections without TLS are refused."""
     admin_origins: AdminOrigins | None = None
     """Connections on which admins may make changes; None for all."""
     unauthenticated_codes: frozenset[str] = frozenset()
@@ -205,8 +205,9 @@ class AclGuard:
         return code in self._options.unauthenticated_codes and not self._options.requires_tls
 
     def _needs_no_right(self, account: Account | None, code: str) -> bool:
-        """Whether a request of `account` (None: nobody has signed it) needs no right. An account of the file needs one
-        unless everybody can do without a signature."""
+        """Whether a request of `account` (None: it is not signed) needs no right, because its code is in
+        authorizationWhitelist. For an account of plain_acl.yml this holds only if the code needs no signature
+        either."""
         if code not in self._options.unauthorized_codes:
             return False
         return account is None or account.dialect is ACL2 or self._needs_no_signature(code)

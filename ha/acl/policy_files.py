@@ -31,11 +31,12 @@ Contents = list[tuple[Path, bytes]]
 FILE_COUNT_MAX = 64
 DEPTH_MAX = 4
 SETTLE_S = 0.2
-"""Changed files are loaded once two reads this far apart are equal."""
+"""Time in seconds between two reads of changed files; the files are loaded once two successive reads are equal."""
 
 
 class AclPolicyFiles:
-    """`file` and all files in `directory`, on `disk`. Blocking calls go through `run_blocking`.
+    """Reads the policy from `file` and all files in `directory`, on `disk`, and reads it again when they change.
+    Blocking calls go through `run_blocking`.
 
     `is_open_to_others`: whether every user of the machine can read a file.
     """
@@ -60,13 +61,13 @@ class AclPolicyFiles:
         """Files of the loaded policy that have accounts or addresses"""
 
     async def load(self) -> AclPolicy:
-        """Reads all files. ConfigError, with the file name but no values, if they are missing or invalid."""
+        """Reads all files. Raises ConfigError, with the file name but no values, if they are missing or invalid."""
         self._seen, found = await self._run_blocking(self._read)
         return await self._load(found)
 
     async def reload(self) -> AclPolicy | None:
-        """Returns the policy if the files have changed since the last call, else None. ConfigError as `load`, but only
-        once until the files change again."""
+        """Returns the policy if the files have changed since the last call, else None. Raises ConfigError as `load`,
+        but only once until the files change again."""
         digest, found = await self._run_blocking(self._read)
         if digest == self._seen:
             return None

@@ -6,20 +6,20 @@ the codes that are answered.
 
 The rules are those of RocketMQ 4.9.7 (PlainAccessValidator, Permission.ADMIN_CODE), with these departures, all of them
 narrower:
-- A send is checked for the topic that it goes to, whatever the names of its fields. Batches (320) and lite pulls (361)
-  are checked, too. 4.9.7 lets every batch through, and looks for the topic only in the field that the request code
-  prescribes.
-- A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, under a name that 10
-  SEND_MESSAGE does not have, and for 310 it is CLIENT_INNER_PRODUCER.
-- A reply (324, 325) needs PUB on a reply topic. Otherwise PUB on any topic would suffice to push a message to every
-  producer whose client id is known. 4.9.7 requires no right.
+- A send is checked for the topic that it goes to, whatever the names of its fields. Batches (request 320) and lite
+  pulls (request 361) are checked, too. 4.9.7 lets every batch through, and looks for the topic only in the field that
+  the request code prescribes.
+- A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, in a field that request 10
+  SEND_MESSAGE does not have, and that contains CLIENT_INNER_PRODUCER in request 310.
+- A reply (request 324 or 325) needs PUB on a reply topic. Otherwise PUB on any topic would suffice to push a message to
+  every producer whose client id is known. 4.9.7 requires no right.
 - A request that names a message by its offset needs the right on the topic of the record at that offset, whatever topic
-  the request names: 37 PUB on the topic of the half message, 36 and 33 SUB. 4.9.7 requires nothing for 37 and 33, and
-  copies any message for 36.
+  the request names: request 37 needs PUB on the topic of the half message, requests 36 and 33 need SUB. 4.9.7 requires
+  nothing for 37 and 33, and copies any message for 36.
 - A request about a topic needs PUB or SUB on it, one about a group SUB on the group. 4.9.7 requires no right. Queue
-  entries (321) tell where messages are, so they need SUB.
-- plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and check requests (39) are
-  sent only on connections whose account has PUB on the topic of the half message.
+  entries (request 321) tell where messages are, so they need SUB.
+- plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and check requests (request
+  39) are sent only on connections whose account has PUB on the topic of the half message.
 - Reading system topics (policy.py), and asking about them, needs an admin. 4.9.7 applies the account's defaults.
 - Locking and unlocking queues and checking a subscription need the rights of a subscriber. 4.9.7 requires no right.
 - Changing settings or other clients' offsets, and tables of what all groups do, need an admin. 4.9.7 requires one for
@@ -27,10 +27,11 @@ narrower:
 
 For users of ACL 2.0 the same rules name the actions, as 5.5.0 does (the annotations RocketMQAction of its headers, and
 DefaultAuthorizationContextBuilder), with these departures. Narrower: the above about sends, replies and requests that
-name a message; codes for which 5.5.0 checks only the signature need Get or Update on the cluster (25, 26, 43, 45, 306,
-316, 329), or Create on the group (200, 225); directly consuming a message (309), which reads any, needs Update on the
-cluster instead of Sub on the group; reading system topics needs a super user. Wider: Sub is also enough for 33 and 321,
-which need Get in 5.5.0; figures (315) need Get on what they are about instead of the cluster; traces need nothing.
+name a message; codes for which 5.5.0 checks only the signature need Get or Update on the cluster (requests 25, 26, 43,
+45, 306, 316, 329), or Create on the group (requests 200, 225); directly consuming a message (request 309), which reads
+any, needs Update on the cluster instead of Sub on the group; reading system topics needs a super user. Wider: Sub is
+also enough for requests 33 and 321, which need Get in 5.5.0; statistics (request 315) need Get on what they are about
+instead of the cluster; traces need nothing.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Rule(NamedTuple):
 
     kind: Needs
     rights: str = ""
-    """With RIGHTS: the text in the documentation"""
+    """The required rights as the documentation shows them; used only if `kind` is RIGHTS"""
     needed: Callable[[RemotingCommand], Needed] | None = None
     """Yields each resource and the rights of which one is needed; RemoteProtocolError for a malformed request. With
     ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights instead of being an admin"""
@@ -132,7 +133,7 @@ class Rule(NamedTuple):
 
     def needs(self, command: RemotingCommand) -> Iterable[tuple[str | None, int]]:
         """Returns the resources of a request, and for each the rights of which ACL 2.0 requires one (plain_acl.yml too,
-        if `kind` is RIGHTS). RemoteProtocolError, now or while iterating, for a malformed request."""
+        if `kind` is RIGHTS). Raises RemoteProtocolError, now or while iterating, for a malformed request."""
         return _OF_CLUSTER[self.kind] if self.needed is None else self.needed(command)
 
 

@@ -26,7 +26,7 @@ async def read_secret_file(
 ) -> str:
     """Returns the line in `file`. Logs a warning if every user of the machine can read the file.
 
-    ConfigError for the configuration key `key`, without the content, if the file can't be read, exceeds
+    Raises ConfigError for the configuration key `key`, without the content, if the file can't be read, exceeds
     SECRET_FILE_SIZE_MAX bytes, is not one line of UTF-8, or has fewer than `length_min` characters."""
     path, opened = Path(file), disk or OsDisk()
     accepted = f"a file with one line of at least {length_min} characters"

@@ -33,7 +33,8 @@ PLAIN = Dialect(
     "No acl config for {}",
     "Check signature failed for accessKey={}",
 )
-"""The refusals of RocketMQ 4.9: the text of its exception, without the position in the source."""
+"""The response code and the remarks of RocketMQ 4.9's refusals: those of its exception, without the class and line that
+threw it."""
 
 ACL2 = Dialect(
     ResponseCode.NO_PERMISSION,
@@ -42,9 +43,9 @@ ACL2 = Dialect(
     "User:{} is not found.",
     "check signature failed.",
 )
-"""The refusals of RocketMQ 5."""
+"""The response code and the remarks of RocketMQ 5's refusals."""
 ACL2_DISABLED = "User:{} is disabled."
-"""RocketMQ 5's refusal of a user that exists. `{}` is its name."""
+"""RocketMQ 5's remark to a disabled user. `{}` is the user's name."""
 
 
 def refuses_user(answer: RemotingCommand, access_key: str) -> bool:
@@ -86,8 +87,8 @@ class Account(Protocol):
         ...
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
-        """Returns why `command`, to which `rule` applies, is denied; "" if it is allowed. RemoteProtocolError if it is
-        malformed."""
+        """Returns why `command`, to which `rule` applies, is denied; "" if it is allowed. Raises RemoteProtocolError if
+        it is malformed."""
         ...
 
     def denial_of(self, resource: str | None, actions: int, host: str) -> str:

@@ -29,7 +29,7 @@ class UserAccount:
 
     def __init__(self, user: UserConfig, cluster: str, *, authorizes: bool) -> None:
         """`cluster`: the name of the resource for settings and whole tables. Without `authorizes`
-        (authorizationEnabled=false) every user may do everything, except what the handlers of 3001 to 3003 leave to
+        (authorizationEnabled=false) every user may do everything, except for what requests 3001 to 3003 allow only to
         super users."""
         self.user = user
         self.access_key = user.username

@@ -41,9 +41,11 @@ LOGIN_PATH = f"{DASHBOARD_PATH}/login"
 ACT_PATH = f"{DASHBOARD_PATH}/act"
 LOGOUT_PATH = f"{DASHBOARD_PATH}/logout"
 STATIC_PATH = f"{DASHBOARD_PATH}/static"
-"""Style sheets, scripts and images, which the login form needs; they contain nothing about the node."""
+"""Path of style sheets, scripts and images. They are served without login, because the login form needs them and they
+contain nothing about the node."""
 _ASSET_PATH = re.compile(f"{STATIC_PATH}/[^/]+/[^/]+")
-"""Exactly the route of assets: other addresses get the dashboard's page for those that don't exist"""
+"""Paths that are served without login: exactly those of the route of assets. Any other path below STATIC_PATH would get
+the dashboard's "not found" page, which needs a login."""
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 

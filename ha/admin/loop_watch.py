@@ -25,7 +25,7 @@ import trio
 BEAT_S = 0.005
 LONG_S = 0.02
 HOLD_COUNT_MAX = 1000
-"""Maximum number of holds recorded, the longest ones; the same for delays."""
+"""Maximum number of holds, and of delays, that are recorded; the shortest ones are dropped."""
 FRAME_COUNT_MAX = 8
 SECONDS_MAX = 3600.0
 

@@ -47,7 +47,7 @@ class Confirmed:
         return self.known_end_offset
 
     def queue_end(self, key: QueueId) -> int:
-        """Return a queue's end. KeyError if there is no such queue."""
+        """Return a queue's end. Raises KeyError if there is no such queue."""
         if key not in self._ends and (self._examines_all or self._examine(key) is not None):
             self._examine_all()
         return self._ends[key]

@@ -53,7 +53,7 @@ def decode_batches(
     Yields a single batch, or with `options.decompress` as many as keep the decompressed bodies of each within
     `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many.
 
-    CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail". OptionError if
+    Raises CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail". Raises OptionError if
     `options.decompress` needs a package that is not installed.
     """
     if not isinstance(buffer, pa.Buffer):
@@ -77,7 +77,7 @@ def decode_batches(
 
 def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Return the records of a pull response's body, one row each, in batches like `decode_batches`, with the same
-    errors. RemoteProtocolError if the records' sizes don't add up."""
+    errors. Raises RemoteProtocolError if the records' sizes don't add up."""
     positions = []
     at = 0
     while at < len(raw):
@@ -350,7 +350,7 @@ class _Decoder:
         return patched(bodies, rows, inflated)
 
     def _handle_damaged_body(self, heads: Heads, row: int, reason: str) -> None:
-        """Count a body that can't be decompressed. CorruptLog if `options.on_damage` is "fail"."""
+        """Count a body that can't be decompressed. Raises CorruptLog if `options.on_damage` is "fail"."""
         self.counts.damaged += 1
         if self.options.on_damage == "fail":
             raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), reason) from None

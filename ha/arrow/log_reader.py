@@ -41,7 +41,7 @@ _BLOCK_ENTRIES = 65_536
 _RANGE_BYTES = 64 << 20
 """Size of the pieces in which a range is read and sorted in memory."""
 _TAG_CODE_MIN = -(1 << 31)
-"""Smaller codes are addresses in the extended queue, not hashes."""
+"""Lowest tags code that is a hash; lower ones are addresses in a consume-queue extension file."""
 _REWRITE_TIMEOUT_S = 60.0
 """Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
 _POLL_INTERVAL_S = 0.05
@@ -49,8 +49,8 @@ _DELETED_MS = -1 << 63
 """Stands for the store time of a record that retention deleted; lower than any other"""
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
-"""If more than _QUEUES_CHEAP queues, and at least one in _QUEUES_SHARE of all, were examined, the next refresh examines
-all: then the log's end is known, by which an unchanged log is recognized."""
+"""If at least one in _QUEUES_SHARE of all queues, and more than _QUEUES_CHEAP queues, were examined, the next refresh
+examines all of them: it then knows the log's end, by which it recognizes an unchanged log."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
 node writes again after a crash, show only in the queues."""
@@ -71,7 +71,7 @@ class LogReader:
 
     def __init__(self, path: str | Path, *, broker_name: str | None = None) -> None:
         """`broker_name` (default: the one that the store states, else the directory's name) fills the column
-        brokerName. StoreUnreadable if `path` is not a store."""
+        brokerName. Raises StoreUnreadable if `path` is not a store."""
         self.path = Path(path)
         if broker_name is None:
             broker_name = stored_broker_name(self.path) or self.path.resolve().name
@@ -106,8 +106,8 @@ class LogReader:
     # ---- contents
 
     def refresh(self) -> bool:
-        """Read the directories again: new and deleted segments, new queues, a replaced log. StoreUnreadable if the log
-        can't be listed.
+        """Read the directories again: new and deleted segments, new queues, a replaced log. Raises StoreUnreadable if
+        the log can't be listed.
 
         Returns False, and keeps the state, if nothing has changed: the segments are the same, and the log has no record
         after its confirmed end, as before the queues were last read. This avoids reading thousands of queues. After
@@ -285,9 +285,9 @@ class LogReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages of queue offsets [begin, end) in order.
 
-        RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped. CorruptLog only if
-        `options.on_damage` is "fail". StoreUnreadable if a resync replaces the log meanwhile. OptionError if
-        `options.decompress` needs a package that is not installed.
+        Raises RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped. Raises
+        CorruptLog only if `options.on_damage` is "fail". Raises StoreUnreadable if a resync replaces the log meanwhile.
+        Raises OptionError if `options.decompress` needs a package that is not installed.
         """
         return self._batches(self.queue_runs(topic, queue_id, begin, end, options), options)
 

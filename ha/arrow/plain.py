@@ -14,11 +14,11 @@ from ha.protocol.properties import KEY_SEPARATOR, decode_properties
 from ha.protocol.record import CRC_MASK, MessageRecord, encode_host
 
 MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
-"""Times beyond this are null in a timestamp column, which counts microseconds."""
+"""Latest time (ms) that fits a timestamp column, which counts microseconds; later ones are null."""
 
 
 def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
-    """Return the body before compression. RemoteProtocolError if it is damaged or longer than `size_max` bytes;
+    """Return the body before compression. Raises RemoteProtocolError if it is damaged or longer than `size_max` bytes;
     OptionError if a required package is not installed."""
     kind = kind_of(sys_flag)
     plain = inflated(body, kind, size_max)
@@ -33,7 +33,7 @@ def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
 
 def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None:
     """Return a body before compression, if it is compressed. None if it is damaged or longer than `size_max` bytes.
-    OptionError as in `inflate`."""
+    Raises OptionError as in `inflate`."""
     if body is None or not sys_flag & SysFlag.COMPRESSED:
         return body
     try:
@@ -47,7 +47,7 @@ def plain_rows(
 ) -> list[dict[str, object]]:
     """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs. A compressed
     body is null if it is damaged or longer than `body_size_max` bytes. Without `decompress` it is as stored, and a
-    compressed inner batch is one row. OptionError as in `inflate`."""
+    compressed inner batch is one row. Raises OptionError as in `inflate`."""
     is_compressed = bool(record.sys_flag & SysFlag.COMPRESSED)
     is_split = bool(record.sys_flag & SysFlag.INNER_BATCH) and (decompress or not is_compressed)
     crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
@@ -97,7 +97,8 @@ def plain_rows(
 
 
 def _inner_base(record: MessageRecord) -> int:
-    """Return the queue offset of an inner batch's first message. RemoteProtocolError if its property is invalid."""
+    """Return the queue offset of an inner batch's first message. Raises RemoteProtocolError if its property is
+    invalid."""
     text = decode_properties(record.properties).get("INNER_BASE")
     if text is None:
         return record.queue_offset

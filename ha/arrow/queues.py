@@ -60,7 +60,7 @@ class _File(NamedTuple):
 
 class QueueFiles:
     """The files of one queue, listed when they are first needed. Positions and counts are entries: for ordinary queues
-    these are queue offsets. StoreUnreadable if they can't be listed."""
+    these are queue offsets. Raises StoreUnreadable if they can't be listed."""
 
     def __init__(self, directory: str, dtype: np.dtype[np.void] = ENTRY_DTYPE) -> None:
         self.directory = directory
@@ -211,7 +211,7 @@ class QueueFiles:
 
 
 class Queues(Mapping[QueueId, QueueFiles]):
-    """The queues of a store by their id, listed topic by topic when they are first needed. StoreUnreadable if a
+    """The queues of a store by their id, listed topic by topic when they are first needed. Raises StoreUnreadable if a
     directory can't be listed."""
 
     def __init__(self, root: Path) -> None:
@@ -266,7 +266,8 @@ class Queues(Mapping[QueueId, QueueFiles]):
 
 
 def _names_in(directory: str) -> list[str]:
-    """Return the names in a directory; none if there is no such directory. StoreUnreadable if it can't be listed."""
+    """Return the names in a directory; none if there is no such directory. Raises StoreUnreadable if it can't be
+    listed."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -57,8 +57,8 @@ class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
     store_end_ms: int | None = None
 
     def restrict(self, other: RowFilter) -> RowFilter:
-        """Return a filter of the rows that pass both this filter and `other`. ValueError if both have keys: one set of
-        keys can't express it, as a record may have a word of each."""
+        """Return a filter of the rows that pass both this filter and `other`. Raises ValueError if both have keys: one
+        set of keys can't express it, as a record may have a word of each."""
         if self.keys is not None and other.keys is not None:
             raise ValueError("two sets of keys can't be combined")
         return RowFilter(

@@ -12,7 +12,8 @@ from ha.arrow.segments import Segments, is_set_aside
 from ha.protocol.store_files import BROKER_FILE, BrokerFile
 
 _COMPARED_BYTES = 256
-"""More than the fixed fields of a record, among them its place in the log, store time and store host."""
+"""Number of bytes compared: more than the fixed fields of a record, among them its physical offset, store time and
+store host."""
 
 
 def stored_broker_name(path: Path) -> str | None:

@@ -50,7 +50,8 @@ def rows_at(
     *,
     decompress: bool = True,
 ) -> list[Row]:
-    """Return the messages of the record at `row`: several for an inner batch. OptionError as in `plain.inflate`."""
+    """Return the messages of the record at `row`: several for an inner batch. Raises OptionError as in
+    `plain.inflate`."""
     if not heads.sound[row]:
         known: Row = {"brokerName": broker_name, "crcOk": False}
         if places is not None:

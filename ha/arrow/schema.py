@@ -50,7 +50,7 @@ PROPERTY_COLUMNS = frozenset({"tags", "keys", "properties", "propertiesString", 
 
 
 def check_columns(columns: Iterable[str], known: Iterable[str] = COLUMNS) -> tuple[str, ...]:
-    """Return `columns` as a tuple. OptionError for one that is not `known` or repeated, or an empty list."""
+    """Return `columns` as a tuple. Raises OptionError for one that is not `known` or repeated, or an empty list."""
     names = tuple(columns)
     for name in names:
         if name not in known:

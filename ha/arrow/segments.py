@@ -59,7 +59,7 @@ class Segments:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read the directory again; returns whether it has changed. StoreUnreadable if it can't be listed."""
+        """Read the directory again; returns whether it has changed. Raises StoreUnreadable if it can't be listed."""
         try:
             names = os.listdir(self.directory)
         except OSError as error:
@@ -111,8 +111,8 @@ class Segments:
         return segment if physical_offset < segment.end else None
 
     def buffer(self, segment: Segment) -> memoryview | None:
-        """Return the segment's mapped bytes; None if the file is gone or was replaced. OSError if it can't be opened
-        or mapped."""
+        """Return the segment's mapped bytes; None if the file is gone or was replaced. Raises OSError if it can't be
+        opened or mapped."""
         kept = self._mapped.get(segment.start)
         if kept is not None:
             self._mapped.move_to_end(segment.start)

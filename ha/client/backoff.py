@@ -7,7 +7,8 @@ import random
 PAUSE_S_FIRST = 0.1
 PAUSE_S_MAX = 2.0
 JITTER_SHARE = 0.5
-"""A pause is shortened by up to this share of it, so that clients that lost a server together do not return at once."""
+"""Maximum share (0 to 1) by which a pause is shortened at random, so that clients that lost a server together do not
+all return at the same moment."""
 
 
 class Backoff:

@@ -39,13 +39,14 @@ from ha.client.shared_requests import (
 from ha.errors import ConnectionFailed, HalogError
 
 _BATCH_READY_COUNT = 32
-"""Before a batch with fewer messages is sent, the senders that were just woken get time to add their next messages."""
+"""Minimum number of messages with which a batch is sent at once. Before a smaller one is sent, the senders that were
+just woken get time to add their next messages."""
 _CHECKPOINTS_TO_JOIN = 2
 """Checkpoints until every woken task has run; trio runs the tasks of one scheduler pass in any order."""
 _BATCH_DELAY_MAX_S = 0.1
 """Longest time that a batch waits for earlier requests of its lane."""
 _TIMEOUT_MIN_S = 2 * _BATCH_DELAY_MAX_S
-"""A send with a shorter timeout is never batched."""
+"""Minimum timeout in seconds of a send that may be batched."""
 
 _LaneKey = MessageQueue | Kind
 

@@ -57,10 +57,10 @@ class ConsumerMember(Protocol):
         """Returns the heartbeat data of this consumer."""
 
     def on_members_changed(self) -> None:
-        """Called when a member joined or left the group (40). Must not block."""
+        """Called when a member joined or left the group (request 40). Must not block."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (220, 221, 307, 309), None for no response. Raises
+        """Returns the response to a broker's request (requests 220, 221, 307 and 309), None for no response. Raises
         RemoteProtocolError."""
 
 

@@ -41,8 +41,8 @@ map new memory at each read.
 _TURNS_TO_READ = 3
 """Iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the most."""
 _DEADLINES_KEPT = 64
-"""The deadlines of answered requests are removed once there are this many deadlines plus twice the number of those that
-were pending at the last removal."""
+"""Number of deadlines that are always kept: those of answered requests are removed once there are more than this, plus
+twice the number of requests that were pending at the last removal."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
@@ -166,8 +166,8 @@ class Connection:
         self._queue(encode_command(response))
 
     async def run(self) -> None:
-        """Connects, then moves frames until the connection is closed or lost, the server violates the protocol, or this
-        is cancelled. Then pending requests fail."""
+        """Connects, then sends and receives frames until the connection is closed or lost, the server violates the
+        protocol, or this is cancelled. Then pending requests fail."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:

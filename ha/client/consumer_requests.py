@@ -80,7 +80,7 @@ class ConsumerRequests:
                 return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
     def _reset(self, command: RemotingCommand) -> None:
-        """220: restarts the held queues of a topic at the offsets in the request, and saves these offsets."""
+        """Request 220: restarts the held queues of a topic at the offsets in the request, and saves these offsets."""
         topic = parse_header(ResetOffsetRequest, command.ext_fields).topic
         moved = []
         for (queue_topic, broker_name, queue_id), offset in decode_queue_offsets(command.body).items():
@@ -130,7 +130,7 @@ class ConsumerRequests:
         return found
 
     async def _consume(self, command: RemotingCommand) -> RemotingCommand:
-        """309: calls the handler with the message in the request, independently of the queues."""
+        """Request 309: calls the handler with the message in the request, independently of the queues."""
         header = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, header.broker_name or "", record.queue_id)

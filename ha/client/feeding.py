@@ -27,7 +27,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 _log = logging.getLogger(__name__)
 
 _QUICK_ANSWER_S = 0.1
-"""A response without new messages that arrives sooner than this is followed by a pause of _PAUSE_S."""
+"""Time in seconds within which a response without new messages counts as quick, so that a pause of _PAUSE_S follows."""
 _PAUSE_S = 1.0
 
 

@@ -1,8 +1,8 @@
 """Runs the application's handler, and finishes, retries or sends back each message depending on the outcome.
 
-A message is handled when the handler returns; it has failed if the handler raises or takes too long. CONCURRENTLY, a
-failed message is sent back to the broker for later redelivery. ORDERLY, its queue waits and the message is retried
-here. Sources: ConsumeMessageConcurrentlyService, ConsumeMessageOrderlyService.
+A message is handled when the handler returns; it has failed if the handler raises or takes too long. With CONCURRENTLY,
+a failed message is sent back to the broker for later redelivery; with ORDERLY, its queue waits and the message is
+retried here. Sources: ConsumeMessageConcurrentlyService, ConsumeMessageOrderlyService.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Handler = Callable[[ReceivedMessage], Awaitable[None]]
 _SEND_BACK_PAUSE_S = 5.0
 """Pause before a failed message that could not be sent back is handled again here, in seconds."""
 _QUEUE_SLICE = 32
-"""ORDERLY: maximum number of messages of one queue that a worker handles before other queues are served."""
+"""With ORDERLY: maximum number of messages of one queue that a worker handles before other queues are served."""
 
 
 class HandlingStatistics(msgspec.Struct, frozen=True):
@@ -83,7 +83,8 @@ class Handling:
         return HandlingStatistics(dict(self._handled), dict(self._failed), dict(self._seconds))
 
     def fill(self, held: HeldQueue, count: int) -> None:
-        """Schedules `count` new messages of `held`. ORDERLY: schedules the queue, unless it is scheduled already."""
+        """Schedules `count` new messages of `held`; with ORDERLY, schedules the queue instead, unless it is scheduled
+        already."""
         if self._is_orderly:
             self._schedule(held)
             return

@@ -28,17 +28,17 @@ class HeldQueue:
         self.restart_count = 0
         """Number of restarts so far: a save that began before the last one does not set `saved_offset`."""
         self.feeding = anyio.CancelScope()
-        """Contains the task that fetches its messages."""
+        """Cancel scope of the task that fetches its messages."""
         self.resume_at: int | None = None
         """Start offset of the next process queue; takes precedence over the saved position."""
         self.resume_from = -1
         """Minimum start offset of the next process queue."""
         self.locked_until = -math.inf
-        """ORDERLY: when the lock expires, on the event loop's clock."""
+        """With ORDERLY: time at which the lock expires, on the event loop's clock."""
         self.lock_changed = anyio.Event()
         """Set, and replaced by a new event, when the lock is granted, renewed or lost."""
         self.is_scheduled = False
-        """ORDERLY: whether a worker has the queue, or it waits for one."""
+        """With ORDERLY: whether a worker has the queue, or the queue waits for one."""
         self.handling_count = 0
         """Messages that handlers are working on."""
         self._idle: anyio.Event | None = None

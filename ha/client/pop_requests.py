@@ -101,7 +101,8 @@ class PopRequests:
             raise
 
     async def notify(self, source: MessageQueue, subscription: SubscriptionData, wait_s: float) -> bool:
-        """Waits until there may be messages to take (200054), for at most `wait_s`; returns whether there may be."""
+        """Waits until there may be messages to take (request 200054), for at most `wait_s`; returns whether there may
+        be."""
         header = NotificationRequest(
             consumer_group=self._group,
             topic=source.topic,
@@ -117,14 +118,14 @@ class PopRequests:
         return parse_header(NotificationResponse, answer.ext_fields).has_msg
 
     async def ack(self, source: MessageQueue, receipt: ReceiptHandle) -> None:
-        """Acknowledges a message (200051). Safe to repeat."""
+        """Acknowledges a message (request 200051). Safe to repeat."""
         header = receipt.ack_request(self._group, source.topic)
         self._successful(await self._requests.ask(source, RequestCode.ACK_MESSAGE, header), source.topic)
 
     async def change(
         self, source: MessageQueue, receipt: ReceiptHandle, invisible_ms: int, *, suspends: bool = False
     ) -> ReceiptHandle:
-        """Makes a message visible in `invisible_ms` from now (200053), and returns its new handle.
+        """Makes a message visible in `invisible_ms` from now (request 200053), and returns its new handle.
 
         `suspends`: the next delivery does not count as a retry. A request that may have been executed is not repeated,
         because its handle is then no longer valid."""

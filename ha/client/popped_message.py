@@ -12,7 +12,7 @@ from ha.errors import ReceiptExpired
 from ha.protocol.popped import ReceiptHandle
 
 INVISIBLE_S_MAX = 1e9
-"""About 30 years; longer times would not fit into brokers' timestamps."""
+"""Longest invisible time in seconds: about 30 years. Longer times would not fit into brokers' timestamps."""
 
 
 class LeaseState(Enum):
@@ -39,7 +39,8 @@ class Lease:
         self._message_id = message_id
         self._state = LeaseState.HELD
         self._settling = anyio.Lock(fast_acquire=True)
-        """One request at a time: brokers ignore an acknowledgement with a handle that another request replaces."""
+        """Serializes the requests about the message: brokers ignore an acknowledgement with a handle that another
+        request replaces."""
         self.expires_at = anyio.current_time() + receipt.handle.invisible_ms / 1000
 
     @property
@@ -119,7 +120,7 @@ class PoppedMessage(ReceivedMessage):
 
 
 def popped_message(message: ReceivedMessage, lease: Lease) -> PoppedMessage:
-    """Returns `message` with its lease."""
+    """Returns a copy of `message` that can be acknowledged, through `lease`."""
     values = (getattr(message, "stored_body" if name == "body" else name) for name in message.__match_args__)
     popped = PoppedMessage(*values)
     _set_lease(popped, lease)

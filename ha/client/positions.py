@@ -38,8 +38,8 @@ class Positions(Protocol):
         """Grows when saved positions may have been lost, so that they have to be saved again."""
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        """Saves `offsets`, whose queues have the same place. Calls `on_saved` with each queue that was saved; failures
-        are logged."""
+        """Saves `offsets`, by queue; `place_of` must be the same for all of these queues. Calls `on_saved` with each
+        queue that was saved. Failures are logged."""
 
 
 class BrokerPositions:

@@ -147,9 +147,9 @@ class Producer(ClientUser):
 
         Once this has returned, a halog broker does not deliver the message; RocketMQ's brokers may, in the second
         before it is due. Retries for at most `timeout_s` (default options.send_timeout_s) while the broker can't be
-        reached, for example because the master changes. Raises BrokerError if the broker rejected it (604: the message
-        is due), RouteNotFound, RequestTimedOut or ConnectionFailed (the message may be recalled), RemoteProtocolError
-        if `recall_handle` is not a handle."""
+        reached, for example because the master changes. Raises BrokerError if the broker rejected it (code 604: the
+        message is due), RouteNotFound, RequestTimedOut or ConnectionFailed (the message may be recalled),
+        RemoteProtocolError if `recall_handle` is not a handle."""
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         return await recall(self._client, self._group, recall_handle, timeout_s)
 

@@ -11,10 +11,10 @@ class MessageModel(Enum):
     """Which members receive a message; RocketMQ's names."""
 
     CLUSTERING = "CLUSTERING"
-    """One member of the group; brokers store the positions."""
+    """One member of the group receives each message; brokers store the positions."""
     BROADCASTING = "BROADCASTING"
-    """Every member; each stores its own positions. A failed message is dropped, or with ORDERLY retried here; it never
-    becomes a dead letter."""
+    """Every member of the group receives each message, and stores its own positions. A failed message is dropped, or
+    with ORDERLY retried here; it never becomes a dead letter."""
 
 
 class ConsumeMode(Enum):
@@ -31,9 +31,9 @@ class StartFrom(Enum):
     """Where a group starts in a queue that it has never consumed."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With messages that arrive from now on; but if a queue still has its first message, brokers may start there."""
+    """At the messages that arrive from now on; but if a queue still has its first message, brokers may start there."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
-    """With the oldest message of the queue."""
+    """At the oldest message of the queue."""
 
 
 _MAY_BE_ZERO = frozenset({"queue_span_max", "long_poll_s", "suspend_s", "reconsume_times_max", "close_grace_s"})
@@ -49,7 +49,8 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue_count_max: int = 1_000
     """Number of messages of one queue, waiting or being handled, from which on the queue is not pulled from."""
     queue_bytes_max: int = 100 * 1024 * 1024
-    """The same for the bytes of their decompressed bodies, plus 1 KiB for each message."""
+    """Bytes of one queue's messages (decompressed bodies, plus 1 KiB for each message), waiting or being handled, from
+    which on the queue is not pulled from."""
     queue_span_max: int = 2_000
     """Maximum distance, in queue offsets, between the lowest unfinished message and the next pull."""
     total_count_max: int = 10_000
@@ -57,7 +58,7 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes_max: int = 256 * 1024 * 1024
     """As `queue_bytes_max`, over all queues. Pulls in flight may exceed it."""
     long_poll_s: float = 15.0
-    """How long a broker may hold a pull until a message arrives."""
+    """Maximum time for which a broker may hold a pull until a message arrives."""
     pull_pause_s: float = 3.0
     """Longest pause after a failed pull; the first one is 0.1 s, and each is twice as long as the one before."""
     commit_interval_s: float = 5.0
@@ -65,18 +66,19 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_interval_s: float = 20.0
     """Longest time between two rebalances."""
     lock_interval_s: float = 20.0
-    """ORDERLY: interval between lock renewals. Brokers drop a lock after 60 s."""
+    """With ORDERLY: interval between lock renewals. Brokers drop a lock after 60 s."""
     lock_valid_s: float = 30.0
-    """ORDERLY: how long after a renewal this member relies on its lock; less than 60 s."""
+    """With ORDERLY: time after a renewal for which this member relies on its lock; less than 60 s."""
     consume_timeout_s: float = 900.0
-    """A handler that takes longer is cancelled, and its message has failed."""
+    """Maximum time in seconds for a handler to handle one message; a handler that takes longer is cancelled, and its
+    message has failed."""
     suspend_s: float = 1.0
-    """ORDERLY: pause before a failed message is retried."""
+    """With ORDERLY: pause before a failed message is retried."""
     reconsume_times_max: int | None = None
     """Maximum redeliveries before a message becomes a dead letter (%DLQ%group). None: 16 with CONCURRENTLY, unlimited
     with ORDERLY. Takes precedence over the group's setting at the broker."""
     close_grace_s: float = 10.0
-    """How long leaving the block waits for running handlers before it cancels them."""
+    """Maximum time for which leaving the block waits for running handlers before it cancels them."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a negative value, and for 0 where the consumer could not work with it."""

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 Pull = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
 _QUICK_ANSWER_S = 0.1
-"""A response without new messages that arrives sooner than this is followed by a pause of _PAUSE_S."""
+"""Time in seconds within which a response without new messages counts as quick, so that a pause of _PAUSE_S follows."""
 _PAUSE_S = 1.0
 
 
@@ -65,7 +65,7 @@ class Reading:
         """Returns the next stretch of any queue. Safe to cancel: no message is lost.
 
         Raises an error of `PullConsumer.pull` once the earlier messages of its queue were returned; that queue is then
-        no longer read. RuntimeError outside the block."""
+        no longer read. Raises RuntimeError outside the block."""
         await anyio.lowlevel.checkpoint()
         while not self._ready:
             if not self._is_open:

@@ -1,8 +1,9 @@
 """Sends failed messages back: the broker redelivers them later or makes them dead letters.
 
-The broker that stores the message is asked first (36). If that fails, and for dead letters of ORDERLY consumers, a copy
-is sent to the group's retry topic on any broker, which makes it a dead letter if its `reconsume_times` exceed the
-maximum. Sources: DefaultMQPushConsumerImpl (sendMessageBack), ConsumeMessageOrderlyService.
+The broker that stores the message is asked first (request 36). If that fails, and for dead letters of ORDERLY
+consumers, a copy is sent to the group's retry topic on any broker, which makes it a dead letter if its
+`reconsume_times` exceed the maximum. Sources: DefaultMQPushConsumerImpl (sendMessageBack),
+ConsumeMessageOrderlyService.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ fresh route. Sends to a chosen queue are never retried.
 
 | what failed | retried |
 |---|---|
-| no name server or master is reached, or the broker is not the master (14): nothing was stored | until the timeout |
+| no name server or master is reached, or code 14 (the broker is not the master): nothing was stored | until timeout |
 | the broker rejected the message because of its state (RETRYABLE_CODES) | `send_retries` times |
 | the connection was lost after the request was sent: it may be stored | `send_retries` times |
 | anything else | never |
@@ -83,7 +83,8 @@ _UNTIL_TIMEOUT = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE})
 """Rejections that are retried until the timeout: the broker is not, or not yet, the master, and one is elected within
 seconds."""
 _COMPRESSED_HERE_MAX = 64 * 1024
-"""Longer bodies, in bytes, are compressed in a worker thread: zlib compresses about 30 MB/s."""
+"""Maximum bytes of a body that is compressed on the event loop; a longer one is compressed in a worker thread, as zlib
+compresses about 30 MB/s."""
 
 
 _SIMPLE_PROPERTIES_SIZE_MAX = PROPERTIES_SIZE_MAX - len(unique_id_properties(["0" * 56])[0])

@@ -43,8 +43,9 @@ RECONSUME_TIMES_MAX = 16
 _DEAD_LETTER = -1
 """Delay level that makes a message a dead letter."""
 _QUICK_ANSWER_S = 0.1
-"""If rounds of requests return no messages within this time, `receive` pauses from the second one in a row on. The
-first one may have been ended by a notification, so its messages are popped at once."""
+"""Time in seconds within which a round of requests without messages counts as quick. `receive` pauses after the second
+quick round in a row, not after the first: a notification may have ended that one, and its messages are to be popped at
+once."""
 _CLOSE_TIMEOUT_S = 2.0
 """Time limit for giving back messages that an iteration has not returned."""
 
@@ -376,5 +377,5 @@ class Messages:
 
 
 def _is_unavailable(error: ClientError) -> bool:
-    """Whether a later request may succeed, at this broker or at its successor."""
+    """Whether a request that failed with this error may succeed later, at this broker or at the next master."""
     return isinstance(error, ConnectionFailed) or (isinstance(error, BrokerError) and error.code in UNAVAILABLE_CODES)

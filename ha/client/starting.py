@@ -93,7 +93,7 @@ class _Holder:
         self._scope = anyio.CancelScope()
         self._error: Exception | None = None
         self.is_open = anyio.Event()
-        """Also set if the block could not be entered."""
+        """Event, set once the block is entered, or could not be."""
         self.is_closing = anyio.Event()
         self.is_closed = anyio.Event()
 

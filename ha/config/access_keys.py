@@ -19,16 +19,17 @@ SECRET_LENGTH_MIN = 16
 
 
 class AccessKeys(UserKeys, frozen=True, kw_only=True):
-    """Secrets of a broker node."""
+    """Keys for the secrets of a broker node."""
 
     ha_shared_secret: SecretStr | None = _key("haSharedSecret", None)
-    """own; at least 16 characters, the same on a master and its slaves; RocketMQ's slaves have none and are rejected"""
+    """own; secret that master and slaves prove to each other that they know; at least 16 characters; RocketMQ's slaves
+    have none and are rejected"""
     ha_shared_secret_file: str = _key("haSharedSecretFile", "")
-    """own"""
+    """own; file with the shared secret, instead of haSharedSecret"""
     admin_token: SecretStr | None = _key("adminToken", None)
-    """own; at least 16 characters; required by the admin port, as a bearer token or a password"""
+    """own; bearer token or password that the admin port requires; at least 16 characters"""
     admin_token_file: str = _key("adminTokenFile", "")
-    """own"""
+    """own; file with the token of the admin port, instead of adminToken"""
 
 
 def check_access(keys: AccessKeys) -> list[ConfigError]:

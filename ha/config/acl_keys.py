@@ -13,7 +13,7 @@ from .limit_keys import ServerLimitKeys
 
 
 class AclKeys(ServerLimitKeys, frozen=True, kw_only=True):
-    """Access control of remoting ports."""
+    """Keys for the access control of remoting ports."""
 
     acl_enable: bool = _key("aclEnable", False)
     """whether every request is checked against RocketMQ 4.9's plain ACL; see docs/security.md"""

@@ -42,7 +42,8 @@ def fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
 
 
 def parse(key: str, field_type: inspect.Type, text: str) -> Any:
-    """Parses `text`. ConfigError for a boolean or number in the wrong form; `check_value` checks everything else."""
+    """Parses `text`. Raises ConfigError for a boolean or number in the wrong form; `check_value` checks everything
+    else."""
     match _without_none(field_type):
         case inspect.BoolType():
             if text.lower() not in ("true", "false"):
@@ -60,15 +61,16 @@ def parse(key: str, field_type: inspect.Type, text: str) -> Any:
 
 
 def parse_integer(key: str, text: str, accepted_values: str) -> int:
-    """Parses up to 40 decimal digits with an optional sign, like Java's parseInt, but checks no bounds. ConfigError for
-    other text."""
+    """Parses up to 40 decimal digits with an optional sign, like Java's parseInt, but checks no bounds. Raises
+    ConfigError for other text."""
     if not re.fullmatch(r"[+-]?[0-9]{1,40}", text):
         raise ConfigError(key, f"{text!r} is not an integer", accepted_values)
     return int(text)
 
 
 def check_java(key: str, java_type: str, text: str) -> None:
-    """Checks the value of a key that halog does not use against its Java type. ConfigError if it does not match."""
+    """Checks the value of a key that halog does not use against its Java type. Raises ConfigError if it does not
+    match."""
     match java_type:
         case "boolean":
             parse(key, inspect.BoolType(), text)

@@ -27,27 +27,27 @@ class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
     etcd_endpoints: Endpoints = _key("etcdEndpoints", "")
     """own; URLs of the etcd servers that hold the state of the failover group; makes this node a member"""
     etcd_user: str = _key("etcdUser", "")
-    """own"""
+    """own; user name at etcd"""
     etcd_password: SecretStr | None = _key("etcdPassword", None)
-    """own"""
+    """own; password of etcdUser"""
     etcd_password_file: str = _key("etcdPasswordFile", "")
-    """own"""
+    """own; file with the password of etcdUser, instead of etcdPassword"""
     etcd_trust_cert_path: str = _key("etcdTrustCertPath", "")
     """own; PEM file with the CAs of etcd servers with https; unset: the system's CAs"""
     etcd_cert_path: str = _key("etcdCertPath", "")
     """own; PEM file with the client certificate for etcd servers with https"""
     etcd_key_path: str = _key("etcdKeyPath", "")
-    """own; PEM file; derived: etcdCertPath"""
+    """own; PEM file with the key of the certificate in etcdCertPath; derived: etcdCertPath, for a file with both"""
     lease_ttl_ms: Annotated[int, Meta(ge=LEASE_MS_MIN, le=INT_MAX)] = _key("leaseTtl", 3_000)
-    """own; ms, rounded up to whole seconds, until a failed master is detected; etcd's minimum is 2000"""
+    """own; time after which a failed master is detected, in ms, rounded up to whole seconds; etcd's minimum is 2000"""
     switch_timeout_ms: Interval = _key("switchTimeout", 2_000)
-    """own; ms that a planned switch holds sends until the next master has all messages"""
+    """own; maximum time that a planned switch holds sends until the next master has all messages, in ms"""
     election_priority: Annotated[int, Meta(ge=0, le=INT_MAX)] = _key("brokerElectionPriority", INT_MAX)
     """priority in elections; among equal candidates, the one with the lowest number wins"""
     elect_unclean_master: bool = _key("enableElectUncleanMaster", False)
     """whether a member that lacks acknowledged messages can be elected if no other can; loses those messages"""
     slave_not_catch_up_ms_max: Interval = _key("haMaxTimeSlaveNotCatchup", 15_000)
-    """ms without being caught up after which a slave is removed from the sync-state set"""
+    """time without being caught up after which a slave is removed from the sync-state set, in ms"""
     async_learner: bool = _key("asyncLearner", False)
     """whether this member only copies the log: it is never waited for and never elected"""
 

@@ -15,7 +15,7 @@ ACL_KEY_LENGTH_MIN = 7
 
 
 class LinkKeys(AclKeys, frozen=True, kw_only=True):
-    """Connections of brokers and of the gRPC front."""
+    """Keys for connections that brokers and the gRPC front open."""
 
     tls_enable: bool = _key("tls.enable", False)
     """whether connections to name servers and to brokers (of a slave: to its master's remoting port) use TLS; also set
@@ -23,8 +23,10 @@ class LinkKeys(AclKeys, frozen=True, kw_only=True):
     tls_client_cert_path: str = _key("tls.client.certPath", "")
     """PEM file with the certificate to present to name servers and brokers"""
     tls_client_key_path: str = _key("tls.client.keyPath", "")
-    """PEM file; derived: tls.client.certPath"""
+    """PEM file with the key of the certificate in tls.client.certPath; derived: tls.client.certPath, for a file with
+    both"""
     tls_client_key_password: SecretStr | None = _key("tls.client.keyPassword", None)
+    """password of the key in tls.client.keyPath, if it is encrypted"""
     tls_client_auth_server: bool = _key("tls.client.authServer", True)
     """whether servers' certificates are verified; halog warns if not"""
     tls_client_trust_cert_path: str = _key("tls.client.trustCertPath", "")
@@ -35,9 +37,9 @@ class LinkKeys(AclKeys, frozen=True, kw_only=True):
     broker_access_key: str = _key("brokerAccessKey", "")
     """own; with brokerSecretKey: account that signs this process's own requests to name servers and brokers"""
     broker_secret_key: SecretStr | None = _key("brokerSecretKey", None)
-    """own"""
+    """own; secret key of brokerAccessKey"""
     broker_secret_key_file: str = _key("brokerSecretKeyFile", "")
-    """own"""
+    """own; file with the secret key of brokerAccessKey, instead of brokerSecretKey"""
 
 
 def derive_link(keys: LinkKeys) -> None:

@@ -34,7 +34,7 @@ LONG_MAX = 2**63 - 1
 RECORD_OVERHEAD_MAX = 34_000
 """Maximum bytes of a record besides its body: fixed fields, topic (255), properties (32767) and the filler record."""
 HA_BUFFER_SIZE = 4 << 20
-"""A RocketMQ slave's receive buffer; a whole frame must fit."""
+"""Size in bytes of a RocketMQ slave's receive buffer, which a whole frame must fit."""
 
 LOOPBACK = "127.0.0.1"
 GRPC_PORT_DEFAULT = 8081
@@ -64,22 +64,24 @@ BrokerRoleName = Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"]
 
 
 class Config(FailoverKeys, frozen=True, kw_only=True):
-    """A broker node: master, slave, or member of a failover group.
+    """The configuration of a broker node: master, slave, or member of a failover group.
 
     The default is an ASYNC_MASTER with its own name server, on loopback.
     """
 
     # identity
     cluster_name: Name = _key("brokerClusterName", "DefaultCluster")
+    """name of the cluster, which groups broker sets in tools"""
     broker_name: Name = _key("brokerName", "")
-    """derived: the host name; the same on a master and its slaves"""
+    """name of the broker set, the same on a master and its slaves; derived: the host name"""
     broker_id: Annotated[int, Meta(ge=DERIVED, le=LONG_MAX)] = _key("brokerId", DERIVED)
-    """derived: 0 for a master, which can have no other, and 1 for a slave; required for a member, from 1"""
+    """number of the broker within its set; derived: 0 for a master (no other value is allowed), 1 for a slave; a
+    failover group's member must set it, to 1 or higher"""
     broker_role: BrokerRoleName = _key("brokerRole", "ASYNC_MASTER")
-    """default of `ha.master` ASYNC_MASTER, of `ha.slave` SLAVE, of `ha.member` SYNC_MASTER; a member uses it while
-    it is master"""
+    """whether the broker is a slave, and if not, whether its puts wait for slaves (SYNC_MASTER); default of `ha.master`
+    ASYNC_MASTER, of `ha.slave` SLAVE, of `ha.member` SYNC_MASTER; a member uses it while it is master"""
     broker_permission: Literal[2, 4, 6] = _key("brokerPermission", 6)
-    """sum of 4 (read) and 2 (write), for every topic"""
+    """what clients may do with every topic: sum of 4 (read) and 2 (write)"""
     region_id: Name = _key("regionId", "DefaultRegion")
     """value of the property MSG_REGION of messages"""
     trace_on: bool = _key("traceOn", True)
@@ -87,57 +89,59 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
 
     # addresses
     bind_address: Host = _key("bindAddress", "")
-    """derived: 127.0.0.1, or 0.0.0.0 if brokerIP1 or brokerIP2 is not a loopback address"""
+    """address on which all ports listen, except the admin port; derived: 127.0.0.1, or 0.0.0.0 if brokerIP1 or
+    brokerIP2 is not a loopback address"""
     listen_port: DerivedPort = _key("listenPort", DERIVED)
-    """derived: 10911, for a slave 10921; 0 lets the system choose; listenPort - 2 is opened as RocketMQ's fast port"""
+    """port for clients; derived: 10911, for a slave 10921; 0 lets the system choose; listenPort - 2 is opened as
+    RocketMQ's fast port"""
     ha_listen_port: DerivedPort = _key("haListenPort", DERIVED)
-    """derived: listenPort + 1"""
+    """port for slaves; derived: listenPort + 1"""
     admin_listen_port: DerivedPort = _key("adminListenPort", DERIVED)
-    """own; derived: listenPort + 2"""
+    """own; HTTP port with metrics, health checks and dashboard; derived: listenPort + 2"""
     grpc_listen_port: DerivedPort = _key("grpcListenPort", DERIVED)
     """own; port on bindAddress for RocketMQ 5's gRPC clients; 0 disables it; derived: 8081 on a master whose listenPort
     is 10911 (none if that port is in use), otherwise 0"""
     admin_bind_address: Host = _key("adminBindAddress", LOOPBACK)
-    """own"""
+    """own; address on which the admin port listens"""
     broker_ip1: Host = _key("brokerIP1", "")
     """address reported to clients; derived: bindAddress, or this machine's address if bindAddress is a wildcard"""
     broker_ip2: Host = _key("brokerIP2", "")
     """address reported to slaves; derived: brokerIP1"""
     name_server_addresses: Addresses = _key("namesrvAddr", "")
-    """unset: a master runs its own name server on port 9876 (a free port if listenPort is 0), a slave uses
-    127.0.0.1:9876"""
+    """name servers to register at; unset: a master runs its own name server on port 9876 (a free port if listenPort is
+    0), a slave uses 127.0.0.1:9876"""
     ha_master_address: Address = _key("haMasterAddress", "")
     """HA port of a slave's master; derived: 127.0.0.1:10912 while namesrvAddr is unset, otherwise the name server
     reports it"""
     register_name_server_period_ms: Annotated[int, Meta(ge=10_000, le=60_000)] = _key(
         "registerNameServerPeriod", 30_000
     )
-    """ms"""
+    """interval between registrations at the name servers, in ms"""
     register_broker_timeout_ms: Milliseconds = _key("registerBrokerTimeoutMills", 24_000)
-    """ms"""
+    """timeout of one registration, in ms"""
     idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
-    """s"""
+    """seconds without a byte in either direction after which a client's connection is closed"""
     channel_expired_ms: Milliseconds = _key("channelExpiredTimeout", 120_000)
-    """ms without a heartbeat after which a client is removed"""
+    """time without a heartbeat after which a client is removed from its groups, in ms"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
-    """own; ms from the first signal to the end of the process, at most"""
+    """own; maximum time from the first signal to the end of the process, in ms"""
     log_format: Literal["text", "json"] = _key("logFormat", "text")
     """own; format of log lines on stderr, also set by `--log-format`"""
     otel_endpoint: Url = _key("otelEndpoint", "")
     """own; URL of an OpenTelemetry collector for metrics and traces, such as http://127.0.0.1:4318 (OTLP over HTTP;
     halog[otel]); derived: the environment variable OTEL_EXPORTER_OTLP_ENDPOINT"""
     otel_interval_ms: Interval = _key("otelInterval", 15_000)
-    """own; ms between two exports"""
+    """own; interval between two exports to otelEndpoint, in ms"""
     otel_trace_every: PositiveInt = _key("otelTraceEvery", 100)
-    """own; one of this many groups of sends that are answered together gets a span"""
+    """own; one of this many groups of sends that are answered together gets a trace span"""
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")
-    """derived: data/master, data/slave, or for a member data/member-brokerId"""
+    """directory of the store; derived: data/master, data/slave, or for a member data/member-brokerId"""
     store_path_commit_log: str = _key("storePathCommitLog", "")
-    """derived: commitlog in storePathRootDir"""
+    """directory of the commitlog; derived: commitlog in storePathRootDir"""
     segment_size: Annotated[int, Meta(ge=4096, le=INT_MAX)] = _key("mappedFileSizeCommitLog", 1_073_741_824)
-    """bytes; the same on a master and its slaves"""
+    """bytes of a commitlog file; the same on a master and its slaves"""
     preallocate: bool = _key("preallocateCommitLog", True)
     """own; whether a commitlog file gets its whole space on the disk when it is made, so that a full disk refuses
     messages; otherwise it takes space as messages arrive, and a full disk stops the node; default of `ha.master`,
@@ -145,70 +149,79 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     mapped_file_size_consume_queue_bytes: Annotated[int, Meta(ge=20, le=INT_MAX)] = _key(
         "mappedFileSizeConsumeQueue", 6_000_000
     )
-    """bytes; a multiple of 20"""
+    """bytes of a consume-queue file; a multiple of 20, the size of an entry"""
     index_enabled: bool = _key("messageIndexEnable", True)
+    """whether messages are indexed by their keys, so that they can be queried"""
     index_slot_count: PositiveInt = _key("maxHashSlotNum", 5_000_000)
+    """hash slots of an index file"""
     index_entry_count: Annotated[int, Meta(ge=2, le=INT_MAX)] = _key("maxIndexNum", 20_000_000)
+    """maximum entries of an index file"""
     index_tags: bool = _key("indexTags", True)
     """own; whether the key index contains the tag of each message, as in 5.4 and later; 4.9 and 5.3 have no tags in
     it"""
     message_size_max: Annotated[int, Meta(ge=DERIVED, le=INT_MAX)] = _key("maxMessageSize", DERIVED)
-    """bytes of a body; derived: 4194304, or less if it would not fit into mappedFileSizeCommitLog"""
+    """maximum bytes of a message body; derived: 4194304, or less if it would not fit into mappedFileSizeCommitLog"""
     message_delay_level: DelayLevels = _key(
         "messageDelayLevel", "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     )
+    """delay of each delay level, from level 1 on"""
     append_property_crc: bool = _key("enabledAppendPropCRC", False)
+    """whether each record gets a property with a CRC of the record"""
     flush_mode: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = _key("flushDiskType", "ASYNC_FLUSH")
+    """whether a put is answered before (ASYNC_FLUSH) or after (SYNC_FLUSH) it is flushed to the disk"""
     flush_interval_ms: Milliseconds = _key("flushIntervalCommitLog", 500)
-    """ms"""
+    """with ASYNC_FLUSH: interval at which unflushed pages are checked, in ms"""
     flush_least_pages: Int = _key("flushCommitLogLeastPages", 4)
-    """pages of 4 KiB"""
+    """with ASYNC_FLUSH: number of unflushed pages of 4 KiB from which on a check flushes them"""
     flush_thorough_interval_ms: Milliseconds = _key("flushCommitLogThoroughInterval", 10_000)
-    """ms"""
+    """with ASYNC_FLUSH: time after which any unflushed page is flushed, in ms"""
     sync_flush_timeout_ms: Milliseconds = _key("syncFlushTimeout", 5_000)
-    """ms"""
+    """with SYNC_FLUSH: maximum time that a put waits for its flush, in ms; then it is answered FLUSH_DISK_TIMEOUT"""
     scrub_bytes_per_s: Int = _key("scrubBytesPerSecond", 5 << 20)
-    """own; bytes per second at which the store is read and verified in rounds; 0 disables it"""
+    """own; rate at which the store is read and verified in rounds, in bytes per second; 0 disables it"""
     scrub_pause_s: Annotated[int, Meta(ge=1, le=INT_MAX)] = _key("scrubPauseSeconds", 3_600)
-    """own; s between two rounds of verification"""
+    """own; pause between two rounds of verification, in seconds"""
     heal_from: Addresses = _key("healFrom", "")
     """own; further HA ports to repair damaged bytes from, besides those of the master and of registered slaves"""
     clean_interval_ms: Milliseconds = _key("cleanResourceInterval", 10_000)
-    """ms"""
+    """interval at which expired files are looked for, in ms"""
     delete_when_hours: Hours = _key("deleteWhen", "04")
-    """local hours at which expired files are deleted"""
+    """hours of the day (0 to 23, local time, separated by ;) at which expired files are deleted"""
     reserved_h: PositiveInt = _key("fileReservedTime", 72)
-    """hours"""
+    """hours after its last write from which a commitlog file is expired"""
     disk_max_used_space_percent: Annotated[int, Meta(ge=10, le=95)] = _key("diskMaxUsedSpaceRatio", 75)
-    """percent of the disk above which expired files are deleted at any hour"""
+    """used percentage of the disk above which expired files are deleted at any hour"""
     disk_space_clean_forcibly_percent: Percent = _key("diskSpaceCleanForciblyRatio", 85)
-    """percent of the disk above which files are deleted before they expire"""
+    """used percentage of the disk above which files are deleted before they expire"""
     disk_space_warning_percent: Percent = _key("diskSpaceWarningLevelRatio", 90)
-    """percent of the disk above which the store rejects messages"""
+    """used percentage of the disk above which the store rejects messages"""
     clean_forcibly: bool = _key("cleanFileForciblyEnable", True)
+    """whether files are deleted before they expire if the disk is fuller than diskSpaceCleanForciblyRatio"""
     delete_files_max: PositiveInt = _key("deleteFileBatchMax", 10)
     """maximum number of files deleted in one round"""
     retain_bytes_max: Long = _key("haRetainMaxBytes", 8 << 30)
-    """own; bytes; an expired file that a slave still needs is kept while the log from that file on is not larger;
-    RocketMQ keeps none"""
+    """own; maximum bytes of the log, from an expired file to the end, up to which the file is kept for a slave that
+    still needs it; RocketMQ keeps none"""
 
     # replication
     ha_heartbeat_interval_ms: Milliseconds = _key("haSendHeartbeatInterval", 5_000)
-    """ms"""
+    """time without other data after which master and slave send each other a heartbeat, in ms"""
     ha_housekeeping_interval_ms: Milliseconds = _key("haHousekeepingInterval", 20_000)
-    """ms; above haSendHeartbeatInterval"""
+    """time without data from the other side after which a replication connection is closed, in ms; greater than
+    haSendHeartbeatInterval"""
     ha_transfer_batch_size_bytes: PositiveInt = _key("haTransferBatchSize", 1 << 20)
-    """bytes; at most 4194292, so that a frame fits a slave's buffer"""
+    """maximum bytes of the log in one frame to a slave; at most 4194292, so that a frame fits a slave's buffer"""
     ha_fall_behind_max_bytes: PositiveInt = _key("haMaxGapNotInSync", 268_435_456)
-    """bytes; a slave this far or further behind is not in sync; haSlaveFallbehindMax, its name in 4.9, is accepted
-    too"""
+    """number of bytes behind the master from which on a slave is not in sync; haSlaveFallbehindMax, its name in 4.9, is
+    accepted too"""
     ha_flow_control_enable: bool = _key("haFlowControlEnable", False)
+    """whether maxHaTransferByteInSecond limits the transfer to slaves"""
     max_ha_transfer_bytes_per_s: Annotated[int, Meta(ge=1024, le=LONG_MAX)] = _key(
         "maxHaTransferByteInSecond", 104_857_600
     )
-    """bytes per second for each slave, if haFlowControlEnable is true"""
+    """maximum transfer rate to each slave, in bytes per second, if haFlowControlEnable is true"""
     slave_timeout_ms: Milliseconds = _key("slaveTimeout", 3_000)
-    """ms that a put waits for slaves"""
+    """maximum time that a put waits for slaves, in ms; then it is answered FLUSH_SLAVE_TIMEOUT"""
     total_replicas: PositiveInt | None = _key("totalReplicas", None)
     """upper bound of inSyncReplicas; no other effect"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
@@ -219,7 +232,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)
     """whether SEND_OK waits for every slave that is in sync"""
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")
-    """own; action of a slave whose next bytes the master has deleted"""
+    """own; what a slave does whose next bytes the master has deleted: wait, or move its log aside and copy the master's
+    again (resync)"""
     ha_start_from: Literal["last", "first"] = _key("haStartFrom", "last")
     """own; where an empty slave starts: in the master's last file, as in RocketMQ, or at the first; members always use
     first"""
@@ -229,64 +243,74 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
 
     # broker
     auto_create_topic: bool = _key("autoCreateTopicEnable", True)
+    """whether a send to a topic that does not exist creates it"""
     auto_create_group: bool = _key("autoCreateSubscriptionGroup", True)
+    """whether a heartbeat or pull of a consumer group that does not exist creates it"""
     default_topic_queue_nums: Annotated[int, Meta(ge=1, le=65_535)] = _key("defaultTopicQueueNums", 8)
+    """maximum number of queues of a topic that a send creates"""
     topic_count_max: PositiveInt = _key("maxTopics", 16_384)
-    """own; number of topics beyond which sends and heartbeats create none"""
+    """own; maximum number of topics; beyond it, sends and heartbeats create none"""
     group_count_max: PositiveInt = _key("maxSubscriptionGroups", 16_384)
-    """own; the same for consumer groups"""
+    """own; maximum number of consumer groups; beyond it, none is created"""
     sends_in_flight_max: PositiveInt = _key("maxSendsInFlight", 131_072)
-    """own; sends that wait for a flush or a slave; more are answered SYSTEM_BUSY"""
+    """own; maximum number of sends that wait for a flush or a slave; further ones are answered SYSTEM_BUSY"""
     store_reply_message: bool = _key("storeReplyMessageEnable", True)
-    """whether replies of request-reply are stored"""
+    """whether the replies of request-reply messaging are stored in the log"""
     hold_count_max: PositiveInt = _key("maxHeldPulls", 100_000)
-    """own; pulls that wait for messages; more are answered at once"""
+    """own; maximum number of pulls that wait for messages; further ones are answered at once"""
     slave_read_enable: bool | None = _key("slaveReadEnable", None)
-    """derived: true for a slave or member, false for a master"""
+    """whether consumers may read from this broker while it is a slave; derived: true for a slave or member, false for a
+    master"""
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)
+    """whether a slave tells a consumer whose offset is outside its queue to continue at the nearest valid one; if not,
+    the consumer repeats the same offset"""
     long_polling_enable: bool = _key("longPollingEnable", True)
+    """whether a pull without messages waits for as long as the client asks; if not, for shortPollingTimeMills"""
     enable_property_filter: bool = _key("enablePropertyFilter", False)
     """whether consumers can filter with SQL92 conditions, which read every message of the queue"""
     short_polling_ms: Milliseconds = _key("shortPollingTimeMills", 1_000)
-    """ms"""
+    """time that a pull without messages waits if longPollingEnable is false, in ms"""
     transfer_hot_bytes_max: PositiveInt = _key("maxTransferBytesOnMessageInMemory", 262_144)
-    """bytes per pull"""
+    """maximum bytes of the messages that one pull returns from memory"""
     transfer_hot_count_max: PositiveInt = _key("maxTransferCountOnMessageInMemory", 32)
-    """messages per pull"""
+    """maximum number of messages that one pull returns from memory"""
     transfer_cold_bytes_max: PositiveInt = _key("maxTransferBytesOnMessageInDisk", 65_536)
-    """bytes per pull of messages on disk"""
+    """maximum bytes of the messages that one pull returns from disk"""
     transfer_cold_count_max: PositiveInt = _key("maxTransferCountOnMessageInDisk", 8)
-    """messages per pull of messages on disk"""
+    """maximum number of messages that one pull returns from disk"""
     access_message_in_memory_percent: Percent = _key("accessMessageInMemoryMaxRatio", 40)
-    """percent of memory; messages further from the end of the log count as on disk"""
+    """percentage of the machine's memory; messages further than that from the end of the log count as on disk"""
     flush_consumer_offset_interval_ms: Milliseconds = _key("flushConsumerOffsetInterval", 5_000)
-    """ms"""
+    """interval at which consumer offsets are written to their file, in ms"""
     server_side_reset_offset: bool = _key("useServerSideResetOffset", True)
-    """true: the broker resets a group's offsets, as 5.x; false: it asks the group's members to, as 4.9"""
+    """whether the broker resets a group's offsets itself, as 5.x does; if not, it asks the group's members to, as 4.9
+    does"""
     flush_delay_offset_interval_ms: Milliseconds = _key("flushDelayOffsetInterval", 10_000)
-    """ms; delayed messages delivered within this time before a crash are delivered again"""
+    """interval at which the progress of delayed messages is written, in ms; those delivered within this time before a
+    crash are delivered again"""
     reject_transactions: bool = _key("rejectTransactionMessage", False)
+    """whether half messages of transactions are rejected"""
     transaction_timeout_ms: Milliseconds = _key("transactionTimeOut", 6_000)
-    """ms after which a producer is asked about an open half message"""
+    """age from which on a producer is asked about an open half message, in ms"""
     transaction_check_max: PositiveInt = _key("transactionCheckMax", 15)
     """number of checks after which a half message moves to TRANS_CHECK_MAX_TIME_TOPIC"""
     transaction_check_interval_ms: Milliseconds = _key("transactionCheckInterval", 30_000)
-    """ms between two checks for open half messages"""
+    """interval between two searches for open half messages, in ms"""
 
     timer_enable: bool = _key("timerWheelEnable", True)
     """whether messages with a delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are accepted"""
     timer_delay_s_max: PositiveInt = _key("timerMaxDelaySec", 40 * 86_400)
-    """longest delay of such a message in s; RocketMQ's default is 3 days"""
+    """longest delay of a message with a delivery time, in seconds; RocketMQ's default is 3 days"""
     recall_enable: bool = _key("recallMessageEnable", True)
-    """whether such a message can be recalled before its time; RocketMQ's default is false"""
+    """whether a message with a delivery time can be recalled before that time; RocketMQ's default is false"""
 
     enable_retry_topic_v2: bool = _key("enableRetryTopicV2", False)
     """whether retries of POP consumers go to %RETRY%group+topic instead of %RETRY%group_topic"""
     pop_in_flight_per_queue_max: PositiveInt = _key("popInflightMessageThreshold", 100_000)
-    """POP: messages of one queue that a group may have in flight; RocketMQ has this limit only if
-    enablePopMessageThreshold is set"""
+    """maximum number of messages of one queue that a POP consumer group may have in flight; RocketMQ has this limit
+    only if enablePopMessageThreshold is set"""
     pop_in_flight_max: PositiveInt = _key("maxPopInFlight", 1_000_000)
-    """POP: messages that all groups together may have in flight"""
+    """maximum number of messages that all POP consumer groups together may have in flight"""
 
     @property
     def is_slave(self) -> bool:
@@ -368,15 +392,20 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
 
 
 class NameServerConfig(AclKeys, frozen=True, kw_only=True):
-    """A name server, by default on loopback port 9876."""
+    """The configuration of a name server, which by default listens on loopback port 9876."""
 
     bind_address: Host = _key("bindAddress", LOOPBACK)
+    """address to listen on"""
     listen_port: Port = _key("listenPort", 9876)
+    """port for clients and brokers; 0 lets the system choose"""
     idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
+    """seconds without a byte in either direction after which a connection is closed"""
     order_message_enable: bool = _key("orderMessageEnable", False)
     """whether routes of ordered topics contain the queues in use (`updateOrderConf`)"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
+    """own; maximum time from the first signal to the end of the process, in ms"""
     log_format: Literal["text", "json"] = _key("logFormat", "text")
+    """own; format of log lines on stderr, also set by `--log-format`"""
 
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))
@@ -386,24 +415,27 @@ class NameServerConfig(AclKeys, frozen=True, kw_only=True):
 
 
 class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
-    """A front for RocketMQ 5's gRPC clients, by default on loopback port 8081."""
+    """The configuration of a front for RocketMQ 5's gRPC clients, which by default listens on loopback port 8081."""
 
     bind_address: Host = _key("bindAddress", LOOPBACK)
+    """address to listen on"""
     grpc_listen_port: Port = _key("grpcListenPort", GRPC_PORT_DEFAULT)
-    """own; 0 lets the system choose"""
+    """own; port for gRPC clients; 0 lets the system choose"""
     name_server_addresses: Addresses = _key("namesrvAddr", f"{LOOPBACK}:9876")
     """name servers of the cluster"""
     idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
-    """s without a call after which a connection is closed"""
+    """seconds without a call after which a connection is closed"""
     message_size_max: PositiveInt = _key("maxMessageSize", 4_194_304)
-    """bytes of a body; not more than the brokers accept"""
+    """maximum bytes of a message body; not more than the brokers accept"""
     authentication_enabled: bool = _key("authenticationEnabled", False)
     """whether every call must be signed by a user of the brokers (or by an account of plain_acl.yml); requires
     brokerAccessKey, which must be a super user; see docs/security.md"""
     authorization_enabled: bool = _key("authorizationEnabled", False)
     """whether the policies of users are checked here, too; requires authenticationEnabled"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
+    """own; maximum time from the first signal to the end of the process, in ms"""
     log_format: Literal["text", "json"] = _key("logFormat", "text")
+    """own; format of log lines on stderr, also set by `--log-format`"""
 
     @property
     def name_servers(self) -> list[str]:

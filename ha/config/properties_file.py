@@ -19,8 +19,8 @@ _SEPARATOR = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(?P
 
 
 def parse_properties(text: str) -> list[tuple[str, str]]:
-    """Returns (key, value) pairs in order, including repeated keys. ValueError, with the line, for an invalid \\u
-    escape.
+    """Returns (key, value) pairs in order, including repeated keys. Raises ValueError, with the line, for an invalid
+    \\u escape.
     """
     pairs = []
     for number, line in _logical_lines(text):

@@ -21,17 +21,21 @@ PERMISSIVE, ENFORCING = "permissive", "enforcing"
 
 
 class ServerTlsKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS of remoting ports, and of gRPC ports."""
+    """Keys for TLS on remoting ports and gRPC ports."""
 
     tls_server_mode: TlsMode = _key("tls.server.mode", "permissive")
-    """remoting ports: plaintext, both, or TLS only; permissive without certPath is plaintext"""
+    """whether remoting ports accept only plaintext (disabled), both (permissive), or only TLS (enforcing); permissive
+    without tls.server.certPath is plaintext"""
     tls_server_cert_path: str = _key("tls.server.certPath", "")
     """PEM file with the server's certificate and its intermediate certificates"""
     tls_server_key_path: str = _key("tls.server.keyPath", "")
-    """PEM file; derived: tls.server.certPath, for a file that contains both"""
+    """PEM file with the key of the certificate in tls.server.certPath; derived: tls.server.certPath, for a file with
+    both"""
     tls_server_key_password: SecretStr | None = _key("tls.server.keyPassword", None)
+    """password of the key in tls.server.keyPath, if it is encrypted"""
     tls_server_need_client_auth: Literal["none", "optional", "require"] = _key("tls.server.need.client.auth", "none")
-    """remoting ports: whether clients present a certificate, which is always verified"""
+    """whether clients of remoting ports must present a certificate (require), may present one (optional), or are not
+    asked for one (none); a certificate is always verified"""
     tls_server_auth_client: bool | None = _key("tls.server.authClient", None)
     """derived from tls.server.need.client.auth; false, which in RocketMQ accepts any certificate, is rejected"""
     tls_server_trust_cert_path: str = _key("tls.server.trustCertPath", "")

@@ -14,7 +14,7 @@ from .secret import SecretStr
 
 
 class UserKeys(BrokerTlsKeys, frozen=True, kw_only=True):
-    """Users and policies of a broker."""
+    """Keys for the users and policies of a broker."""
 
     authentication_enabled: bool = _key("authenticationEnabled", False)
     """whether every request must be signed by a user (or by an account of plain_acl.yml); see docs/security.md"""

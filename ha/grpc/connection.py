@@ -90,7 +90,7 @@ class Call:
 
     async def respond_all(self, messages: Iterable[bytes]) -> None:
         """Sends several messages and the status OK, with one system call if the peer's window allows. Waits while the
-        window is used up, or more than `outbox_high_bytes` wait for the system."""
+        window is used up, or more than `outbox_high_bytes` wait for the kernel."""
         ends_at = perf_counter() + TIME_SLICE_S
         for message in messages:
             await self._send(message)
@@ -153,26 +153,27 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     """Maximum number of connections. Beyond it, a new connection takes the place of the oldest one that has made no
     call and is open for `open_timeout_s`; if there is none, the new connection is closed at once."""
     connections_per_host_max: int = 2048
-    """The same for the connections of one IP address."""
+    """Maximum number of connections from one IP address; beyond it, `connections_max` describes which connection is
+    closed."""
     chunk_size_max: int = 262_144
     """Maximum bytes of one read."""
     partial_total_bytes_max: int = 256 << 20
     """Maximum size of incomplete messages on all connections, but at least twice `message_size_max`. Beyond it, the
     connection that has most of them is closed."""
     outbox_high_bytes: int = 1 << 20
-    """Bytes queued for the system above which nothing is read from the connection, and streaming responses wait."""
+    """Bytes queued for the kernel above which nothing is read from the connection, and streaming responses wait."""
     idle_timeout_s: float = 120.0
-    """A connection without calls is closed after this time, as by RocketMQ's proxy."""
+    """Time without a call after which a connection is closed, as by RocketMQ's proxy."""
     ping_after_s: float = 60.0
-    """A peer that has sent nothing for this long during a call gets a PING, which detects a machine that lost its
-    power: its connection stays open, and its Telemetry stream would never end."""
+    """Time during a call in which a peer has sent nothing, after which it gets a PING. This detects a machine that lost
+    its power: its connection stays open, and its Telemetry stream would never end."""
     ping_timeout_s: float = 20.0
-    """A connection is closed if nothing arrives for this long after a PING (gRPC's default)."""
+    """Time after a PING in which nothing has arrived, after which the connection is closed (gRPC's default)."""
     open_timeout_s: float = 10.0
-    """A connection that has never made a call may be closed after this time, to make room for another one."""
+    """Age from which a connection that has never made a call may be closed, to make room for another one."""
     send_timeout_s: float = 60.0
-    """A connection with waiting responses is closed if, for this long, the peer's window has allowed no byte or the
-    system has not accepted a whole piece (`SEND_PIECE_BYTES`)."""
+    """Time after which a connection with waiting responses is closed, if in that time the peer's window has allowed no
+    byte or the system has not accepted a whole piece (`SEND_PIECE_BYTES`)."""
 
 
 class EndCause(StrEnum):
@@ -232,7 +233,7 @@ class GrpcConnection:
         self.opened_at = self.busy_at = trio.current_time()
         """`busy_at`: when it last had a call"""
         self.sent_at = self.allowed_at = self.received_at = self.opened_at
-        """`sent_at`: when the system last accepted bytes or was first offered them, or nothing waited for it;
+        """`sent_at`: when the kernel last accepted bytes or was first offered them, or nothing waited for it;
         `allowed_at`: when the peer's window last allowed bytes, or none waited for it; `received_at`: when bytes were
         last received"""
         self.allowed_bytes = 0
@@ -448,12 +449,12 @@ class GrpcConnection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether bytes wait for the system to accept them."""
+        """Whether bytes wait for the kernel to accept them."""
         return bool(self.protocol.outbox_bytes) or (self._has_writer and not self._writer.is_idle)
 
     @property
     def is_congested(self) -> bool:
-        """Whether more than `outbox_high_bytes` are queued for the system, so that nothing is read."""
+        """Whether more than `outbox_high_bytes` are queued for the kernel, so that nothing is read."""
         return self.protocol.outbox_bytes > self._options.outbox_high_bytes
 
     async def wait_sent(self) -> None:
@@ -461,7 +462,7 @@ class GrpcConnection:
         await self._sent.park()
 
     def flush_soon(self) -> None:
-        """Sends what is queued, as far as the system accepts it: at the end of the poller's turn, or at once outside
+        """Sends what is queued, as far as the kernel accepts it: at the end of the poller's turn, or at once outside
         one. Closes the connection if more than `pending_bytes_max` wait for the peer's window."""
         protocol = self.protocol
         if protocol.pending_bytes > self._pending_bytes_max:
@@ -506,8 +507,8 @@ class GrpcConnection:
 
 
 class GrpcStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """`connections` and `calls_in_flight` are current numbers, the others counts since the start. `ended`: connections
-    by `EndCause`."""
+    """A server's current connections and calls in flight; all other fields are counts since the start. `ended`:
+    connections by `EndCause`."""
 
     connections: int
     calls_in_flight: int

@@ -61,7 +61,8 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     message_size_max: int = 5 << 20
     """Maximum size of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
     streamed_message_size_max: int = 262_144
-    """The same for the messages of streaming calls, several of which may wait."""
+    """Maximum size of a received message of a streaming call, several of which may wait; a larger one fails its call
+    with RESOURCE_EXHAUSTED."""
     partial_bytes_max: int = 32 << 20
     """Maximum size of all incomplete messages of a connection; the call that exceeds it fails with RESOURCE_EXHAUSTED.
     One message alone may always have `message_size_max` bytes."""
@@ -76,7 +77,8 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of calls that the peer has cancelled, or that were reset because of its mistakes, minus calls
     answered since then; a connection with more ends."""
     window_changes_max: int = 1_024
-    """Changes of the initial window, each of which visits every stream; a connection with more ends."""
+    """Maximum number of changes of the initial window by the peer, each of which visits every stream; a connection with
+    more ends."""
     pending_bytes_max: int = 64 << 20
     """Maximum size of responses that wait for the peer's window, but at least twice `message_size_max`; a connection
     with more ends. Bytes that the window has allowed are limited by `GrpcOptions.outbox_high_bytes`."""

@@ -35,7 +35,7 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:
-    """Binds the ports of `config` until `bound` is closed. AddressInUse with the key."""
+    """Binds the ports of `config` until `bound` is closed. Raises AddressInUse with the key."""
     remoting, ha, admin = [
         bound.enter_context(platform.bind(key, host, port))
         for key, host, port in (
@@ -74,7 +74,7 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
     """Binds grpcListenPort; returns None if it is 0, or if it is the default port and in use.
 
-    So a node with default settings also runs beside RocketMQ's proxy. AddressInUse for a configured port.
+    So a node with default settings also runs beside RocketMQ's proxy. Raises AddressInUse for a configured port.
     """
     port = config.grpc_listen_port
     if not port:
@@ -91,7 +91,8 @@ def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 
 
 async def advertise(config: Config, platform: Platform, ports: NodePorts) -> Advertised:
-    """Returns the addresses that the node reports. ConfigError if brokerIP1, or its default, can't be resolved."""
+    """Returns the addresses that the node reports. Raises ConfigError if brokerIP1, or its default, can't be
+    resolved."""
     client_host = config.broker_ip1
     if not client_host:
         wildcard = is_wildcard(config.bind_address)

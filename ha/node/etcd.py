@@ -14,7 +14,8 @@ from ha.failover.agreement import Agreement
 def open_etcd(
     config: Config, password: SecretStr | None, tls: Callable[[], ssl.SSLContext] | None
 ) -> AbstractAsyncContextManager[Agreement]:
-    """Opens the agreement of this node's group. `tls` returns the context for https. ConfigError without httpx."""
+    """Opens the agreement of this node's group. `tls` returns the context for https. Raises ConfigError without
+    httpx."""
     # Only members import it: it needs an extra, and loads httpx.
     try:
         from ha.failover.etcd import EtcdOptions, open_etcd_agreement

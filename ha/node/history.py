@@ -19,13 +19,14 @@ from .group_progress import GroupProgress, topics_of, yield_sometimes
 
 SAMPLE_S = 15.0
 SAMPLE_COUNT_MAX = 240
-"""Samples of a group's lag: one hour."""
+"""Maximum number of samples of a group's lag that are kept: one hour."""
 RATE_SAMPLE_COUNT = 5
-"""Samples of a topic's messages, the first and last of which make its rate: one minute."""
+"""Number of samples of a topic's message count that are kept: its rate is computed over one minute, from the first to
+the last."""
 GROUP_COUNT_MAX = 256
 TOPIC_COUNT_MAX = 1024
 QUEUE_COUNT_MAX = 16_384
-"""Maximum number of queues that one sample reads for groups; the same for topics."""
+"""Maximum number of queues that one sample reads for groups, and again for topics."""
 
 
 class _Series:

@@ -30,7 +30,7 @@ STOPPED = "the node has stopped"
 class NodeInThread:
     """A node that runs in a thread, for the asyncio loop that opened it. Its methods do what those of `Node` do.
 
-    RuntimeError once the node stops."""
+    Raises RuntimeError once the node stops."""
 
     def __init__(self, node: Node, thread: _NodeThread) -> None:
         self._node = node
@@ -112,7 +112,7 @@ class _NodeThread:
                 thread.join()  # it has nothing left to do
 
     async def end(self) -> None:
-        """Stops the node and waits for its end, even if cancelled. TimeoutError after shutdownTimeout."""
+        """Stops the node and waits for its end, even if cancelled. Raises TimeoutError after shutdownTimeout."""
         if self._stop_at is None:
             self._stop_at = self._loop.time() + self._config.shutdown_timeout_ms / 1000
         self._in_thread(self._request_stop)

@@ -15,7 +15,7 @@ BEAT_S = 0.2
 
 
 class LoopDelay:
-    """`serve` measures; `times` has the results."""
+    """Measures the delays of the event loop while `serve` runs. `times`: a histogram of the delays, in seconds."""
 
     def __init__(self) -> None:
         self.times = Histogram()

@@ -41,7 +41,7 @@ LEAVE_SHARE = 0.3
 """Share of shutdownTimeout for handing over the master role."""
 
 STATE_FILE = "memberstate"
-"""Name of the file in the store's directory."""
+"""Name of the file with the member's durable state, in the store's directory."""
 STATE_RETRY_S = 1.0
 """Interval of attempts to write the state while the disk is full."""
 

@@ -1,8 +1,8 @@
 """The other brokers of a node's cluster: where their dashboards are, and which replication connections are theirs.
 
 A name server lists the brokers of the cluster (request 106), and halog's brokers report their addresses among their
-runtime statistics (28); RocketMQ's don't. The name server and the brokers are asked at most once per REFRESH_S, and
-only while somebody looks at the dashboard.
+runtime statistics (request 28); RocketMQ's don't. The name server and the brokers are asked at most once per REFRESH_S,
+and only while somebody looks at the dashboard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .ports import is_wildcard, join
 
 REFRESH_S = 10.0
 BROKER_COUNT_MAX = 32
-"""Further brokers are not asked for their addresses. The node's own requests need connections, too."""
+"""Maximum number of brokers asked for their addresses: the node's own requests need connections, too."""
 
 ADMIN_URL = "adminUrl"
 HA_ADDRESS = "haAddress"

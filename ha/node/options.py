@@ -38,7 +38,8 @@ GRPC_MESSAGE_OVERHEAD = 1 << 20
 """Bytes of a gRPC request besides one body of the maximum size."""
 CLIENTS_SHARE = 4
 SLAVES_SHARE = 16
-"""One port's clients may use a quarter of the process's open files, and slaves a sixteenth."""
+"""Divisors of the process's limit of open files: the clients of one port may use a quarter of them, and slaves a
+sixteenth."""
 
 MEMBER_RECONNECT_S = 0.1
 """Pause before a member reconnects. Shorter than a slave's: the group often names a new master before that one accepts

@@ -21,7 +21,7 @@ class BoundPort:
     """`host:port`, bound for the configuration key `key`. As a context manager, it releases an unused port."""
 
     def __init__(self, key: str, host: str, port: int) -> None:
-        """Binds the port; 0 lets the system choose. AddressInUse with `key`."""
+        """Binds the port; 0 lets the system choose. Raises AddressInUse with `key`."""
         self.key = key
         self.host = host
         self._sockets: list[socket.socket] = []
@@ -40,7 +40,7 @@ class BoundPort:
         self.port = port
 
     def listen(self) -> list[trio.SocketListener]:
-        """Starts listening; the caller closes the listeners. Once only. AddressInUse."""
+        """Starts listening; the caller closes the listeners. Once only. Raises AddressInUse."""
         listeners = []
         try:
             for bound in self._sockets:
@@ -76,7 +76,7 @@ def _addresses(host: str, port: int | None, flags: int = 0) -> list[tuple[int, i
 
 
 def resolve(host: str) -> str:
-    """Returns a numeric address of `host`, preferring IPv4. OSError."""
+    """Returns a numeric address of `host`, preferring IPv4. Raises OSError."""
     found = _addresses(host, None)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return found[0][4][0]

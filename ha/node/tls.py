@@ -48,7 +48,7 @@ class NodeTls:
     """TLS of a node's ports and connections, created by `load_tls`. The properties of ports are None without TLS."""
 
     def __init__(self, config: Config, platform: Platform) -> None:
-        """Loads all files that `config` names. Blocks. ConfigError."""
+        """Loads all files that `config` names. Blocks. Raises ConfigError."""
         clock = platform.wall_clock_ms
         self._config = config
         self._platform = platform
@@ -131,7 +131,7 @@ class NodeTls:
         return None if self._ha is None else self._secure_slave
 
     async def _secure_slave(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream, str | None]:
-        """Returns a slave's stream and its certificate's common name (None for plaintext). HandshakeFailed."""
+        """Returns a slave's stream and its certificate's common name (None for plaintext). Raises HandshakeFailed."""
         assert self._ha is not None
         config = self._config
         # RocketMQ's slaves send nothing before haSendHeartbeatInterval; with TLS, a slave starts at once.
@@ -185,7 +185,7 @@ class NodeTls:
 
 
 async def load_tls(config: Config, platform: Platform) -> NodeTls:
-    """Loads the files of `config`. ConfigError with the key of an unusable file."""
+    """Loads the files of `config`. Raises ConfigError with the key of an unusable file."""
     loaded: list[NodeTls] = []
     await platform.run_blocking(lambda: loaded.append(NodeTls(config, platform)))
     return loaded[0]

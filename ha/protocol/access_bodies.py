@@ -1,4 +1,5 @@
-"""Users and policies of RocketMQ 5's ACL 2.0: ext fields and bodies of 3001 to 3010, and the users of a broker.
+"""Users and policies of RocketMQ 5's ACL 2.0: ext fields and bodies of requests 3001 to 3010, and the users of a
+broker.
 
     code        ext fields              body           answer
     3001, 3002  UserRequest             UserInfo       -
@@ -30,33 +31,34 @@ ENABLE, DISABLE = "enable", "disable"
 USER_TYPES, USER_STATUSES = (SUPER, NORMAL), (ENABLE, DISABLE)
 CUSTOM, DEFAULT = "Custom", "Default"
 POLICY_TYPES = (CUSTOM, DEFAULT)
-"""Default policies count only if no entry of a custom policy matches."""
+"""The two types of a policy; the default policy applies only if no entry of the custom policy matches."""
 ALLOW, DENY = "Allow", "Deny"
 DECISIONS = (ALLOW, DENY)
 ACTIONS = ("All", "Any", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class UserRequest(Header):
-    """3001 to 3004: the user. A name in the body of 3001 and 3002 is ignored."""
+    """Requests 3001 to 3004: the user. A name in the body of 3001 and 3002 is ignored."""
 
     username: str = ""
 
 
 class ListUsersRequest(Header):
-    """3005: selects the users whose names contain `filter`; all users if it is blank."""
+    """Request 3005: selects the users whose names contain `filter`; all users if it is blank."""
 
     filter: str = ""
 
 
 class SubjectRequest(Header):
-    """3006, 3007, 3009: the subject of the policies; a subject in the body of 3006 and 3007 takes precedence."""
+    """Requests 3006, 3007 and 3009: the subject of the policies; a subject in the body of 3006 and 3007 takes
+    precedence."""
 
     subject: str = ""
 
 
 class DeleteAclRequest(Header):
-    """3008: deletes the entry for `resource` from the policy of type `policy_type` (Custom if not given); without a
-    resource, all policies of the subject."""
+    """Request 3008: deletes the entry for `resource` from the policy of type `policy_type` (Custom if not given);
+    without a resource, all policies of the subject."""
 
     subject: str = ""
     policy_type: str = ""
@@ -64,7 +66,7 @@ class DeleteAclRequest(Header):
 
 
 class ListAclsRequest(Header):
-    """3010: selects subjects and resources that contain the filters; all if they are blank."""
+    """Request 3010: selects subjects and resources that contain the filters; all if they are blank."""
 
     subject_filter: str = ""
     resource_filter: str = ""

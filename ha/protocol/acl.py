@@ -43,7 +43,7 @@ class SigningKey:
         return "<SigningKey>"
 
     def signature(self, command: RemotingCommand) -> bytes:
-        """Return the base64 value of Signature. UnicodeEncodeError if a string can't be encoded as UTF-8."""
+        """Return the base64 value of Signature. Raises UnicodeEncodeError if a string can't be encoded as UTF-8."""
         fields = command.ext_fields
         names = sorted(fields)
         if not "".join(names).isascii():
@@ -62,7 +62,7 @@ class SigningKey:
     def has_signed(self, command: RemotingCommand) -> bool:
         """Return whether the Signature of `command` was made with this key; takes constant time.
 
-        UnicodeEncodeError if a string can't be encoded as UTF-8, which is not the case in parsed frames.
+        Raises UnicodeEncodeError if a string can't be encoded as UTF-8, which is not the case in parsed frames.
         """
         claimed = command.ext_fields.get(SIGNATURE, "").encode()
         return hmac.compare_digest(self.signature(command), claimed)
@@ -74,7 +74,7 @@ class AclCredentials:
     __slots__ = ("_key", "_security_token", "access_key")
 
     def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
-        """ValueError if a key is empty. Brokers accept only keys of more than six characters."""
+        """Raises ValueError if a key is empty. Brokers accept only keys of more than six characters."""
         if not access_key or not secret_key:
             raise ValueError("credentials need a non-empty access key and secret key")
         self.access_key = access_key
@@ -85,15 +85,16 @@ class AclCredentials:
         return f"AclCredentials({self.access_key!r}, ***)"
 
     def sign(self, command: RemotingCommand) -> None:
-        """Set the signature fields of `command`, replacing existing ones. LocalProtocolError if it can't be signed."""
+        """Set the signature fields of `command`, replacing existing ones. Raises LocalProtocolError if it can't be
+        signed."""
         if self._security_token is not None:
             command.ext_fields[SECURITY_TOKEN] = self._security_token
         sign(command, self.access_key, self._key)
 
 
 def sign(command: RemotingCommand, access_key: str, key: SigningKey) -> None:
-    """Set access key and signature of `command`, replacing existing ones. LocalProtocolError if a string can't be
-    encoded as UTF-8."""
+    """Set access key and signature of `command`, replacing existing ones. Raises LocalProtocolError if a string can't
+    be encoded as UTF-8."""
     command.ext_fields[ACCESS_KEY] = access_key
     try:
         command.ext_fields[SIGNATURE] = key.signature(command).decode()

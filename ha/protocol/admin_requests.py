@@ -42,7 +42,7 @@ from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 
 
 class QueryMessageRequest(Header):
-    """12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`.
+    """Request 12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`.
 
     The timestamps are store times in ms, both inclusive.
     """
@@ -56,14 +56,15 @@ class QueryMessageRequest(Header):
 
 
 class ViewMessageRequest(Header):
-    """33 VIEW_MESSAGE_BY_ID: the record at physical `offset`, from the message id; 4.9 sends no topic."""
+    """Request 33 VIEW_MESSAGE_BY_ID: the record at physical `offset`, from the message id; 4.9 sends no topic."""
 
     offset: Int64
     topic: str | None = None
 
 
 class CreateTopicRequest(Header):
-    """17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`; `attributes` is `+name=value,-name` (set, unset)."""
+    """Request 17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`; `attributes` is `+name=value,-name` (set,
+    unset)."""
 
     topic: str
     read_queue_nums: Int32
@@ -77,40 +78,41 @@ class CreateTopicRequest(Header):
 
 
 class TopicRequest(Header):
-    """202, 215, 216, 217, 300, 351."""
+    """Requests 202, 215, 216, 217, 300 and 351, which name only a topic."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class BrokerNameRequest(Header):
-    """205 WIPE_WRITE_PERM_OF_BROKER, 327 ADD_WRITE_PERM_OF_BROKER and 901 GET_BROKER_MEMBER_GROUP."""
+    """Requests 205 WIPE_WRITE_PERM_OF_BROKER, 327 ADD_WRITE_PERM_OF_BROKER and 901 GET_BROKER_MEMBER_GROUP."""
 
     broker_name: str
 
 
 class GroupRequest(Header):
-    """343 QUERY_TOPICS_BY_CONSUMER and 352 GET_SUBSCRIPTIONGROUP_CONFIG; 303 QUERY_CONSUME_TIME_SPAN with a topic."""
+    """Requests 343 QUERY_TOPICS_BY_CONSUMER and 352 GET_SUBSCRIPTIONGROUP_CONFIG; 303 QUERY_CONSUME_TIME_SPAN with a
+    topic."""
 
     group: str
     topic: str | None = None
 
 
 class ProducerGroupRequest(Header):
-    """204 GET_PRODUCER_CONNECTION_LIST."""
+    """Request 204 GET_PRODUCER_CONNECTION_LIST."""
 
     producer_group: str
 
 
 class DeleteGroupRequest(Header):
-    """207 DELETE_SUBSCRIPTIONGROUP."""
+    """Request 207 DELETE_SUBSCRIPTIONGROUP."""
 
     group_name: str
     clean_offset: bool = False
 
 
 class ConsumeStatsRequest(Header):
-    """208 GET_CONSUME_STATS. Without `topic` and `topic_list`: all topics of the group.
+    """Request 208 GET_CONSUME_STATS. Without `topic` and `topic_list`: all topics of the group.
 
     `topic_list`, since 5.3: topic names joined with ";". It takes precedence over `topic`, and may contain topics to
     which the group is not subscribed.
@@ -122,8 +124,8 @@ class ConsumeStatsRequest(Header):
 
 
 class ResetOffsetsRequest(Header):
-    """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` in ms (negative: the end of each queue), or to `offset` in one
-    queue.
+    """Request 222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` in ms (negative: the end of each queue), or to `offset`
+    in one queue.
 
     `is_force` False: offsets only move back. Ignored if the broker resets the offsets itself, as 5.x does
     (useServerSideResetOffset).
@@ -138,7 +140,7 @@ class ResetOffsetsRequest(Header):
 
 
 class CloneOffsetRequest(Header):
-    """314 CLONE_GROUP_OFFSET. Without a topic: all topics for which the source has offsets."""
+    """Request 314 CLONE_GROUP_OFFSET. Without a topic: all topics for which the source has offsets."""
 
     src_group: str
     dest_group: str
@@ -147,7 +149,7 @@ class CloneOffsetRequest(Header):
 
 
 class CorrectionRequest(Header):
-    """308 QUERY_CORRECTION_OFFSET."""
+    """Request 308 QUERY_CORRECTION_OFFSET."""
 
     topic: str
     compare_group: str = ""
@@ -155,20 +157,20 @@ class CorrectionRequest(Header):
 
 
 class StatsRequest(Header):
-    """315 VIEW_BROKER_STATS_DATA."""
+    """Request 315 VIEW_BROKER_STATS_DATA."""
 
     stats_name: str
     stats_key: str
 
 
 class BrokerStatsRequest(Header):
-    """317 GET_BROKER_CONSUME_STATS."""
+    """Request 317 GET_BROKER_CONSUME_STATS."""
 
     is_order: bool = False
 
 
 class QueryQueueRequest(Header):
-    """321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index`."""
+    """Request 321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index`."""
 
     topic: str
     queue_id: Int32
@@ -178,14 +180,15 @@ class QueryQueueRequest(Header):
 
 
 class SubscriptionRequest(Header):
-    """345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """Request 345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
 
     group: str
     topic: str
 
 
 class ExchangeRequest(Header):
-    """906 EXCHANGE_BROKER_HA_INFO, request and response. A request without fields asks for the master's addresses."""
+    """Request 906 EXCHANGE_BROKER_HA_INFO, request and response. A request without fields asks for the master's
+    addresses."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -193,19 +196,19 @@ class ExchangeRequest(Header):
 
 
 class GroupConfigList(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 225."""
+    """Body of request 225: several groups to create or change."""
 
     group_config_list: list[GroupConfig] = []
 
 
 class GroupList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 300."""
+    """Answer to request 300."""
 
     group_list: list[str] = []
 
 
 class ClientConnection(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One client in the answers to 203 and 204. `version`: ordinal in RocketMQ's MQVersion.Version."""
+    """One client in the answers to requests 203 and 204. `version`: ordinal in RocketMQ's MQVersion.Version."""
 
     client_addr: str = ""
     client_id: str = ""
@@ -214,7 +217,7 @@ class ClientConnection(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 203: the members of a consumer group."""
+    """Answer to request 203: the members of a consumer group."""
 
     connection_set: list[ClientConnection] = []
     consume_from_where: str | None = None
@@ -224,14 +227,14 @@ class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 204."""
+    """Answer to request 204."""
 
     connection_set: list[ClientConnection] = []
 
 
 class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to 202: it holds [min_offset, max_offset); the timestamp (ms) is the store time of its
-    last message."""
+    """One queue in the answer to request 202: it holds [min_offset, max_offset); the timestamp (ms) is the store time
+    of its last message."""
 
     last_update_timestamp: Int64 = 0
     max_offset: Int64 = 0
@@ -239,8 +242,8 @@ class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to 208: its end and the group's position; the timestamp (ms) is the store time of the
-    last consumed message."""
+    """One queue in the answer to request 208: its end and the group's position; the timestamp (ms) is the store time of
+    the last consumed message."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
@@ -249,13 +252,13 @@ class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, QueueStats]:
-    """Return the answer to 202. RemoteProtocolError if `raw` is invalid."""
+    """Return the answer to request 202. Raises RemoteProtocolError if `raw` is invalid."""
     return {queue: java_json.as_type(QueueStats, value) for queue, value in _offset_table(raw).items()}
 
 
 def decode_consume_stats(raw: bytes | bytearray | memoryview) -> tuple[dict[QueueKey, QueueConsumption], float]:
-    """Return the queues in the answer to 208, and the messages consumed per second. RemoteProtocolError if `raw` is
-    invalid."""
+    """Return the queues in the answer to request 208, and the messages consumed per second. Raises RemoteProtocolError
+    if `raw` is invalid."""
     value = java_json.loads(raw)
     rate = value.get("consumeTps", 0.0) if isinstance(value, dict) else 0.0
     table = {queue: java_json.as_type(QueueConsumption, each) for queue, each in _offset_table(raw).items()}

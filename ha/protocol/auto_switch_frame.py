@@ -149,7 +149,7 @@ class SlaveMessageParser:
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[SlaveHandshake | EpochReport]:
         """Parse `chunk` and return the messages that it completes.
 
-        RemoteProtocolError for an unknown state, unknown flags, or a negative id or offset.
+        Raises RemoteProtocolError for an unknown state, unknown flags, or a negative id or offset.
         """
         received = self._received + bytes(chunk)
         found: list[SlaveHandshake | EpochReport] = []
@@ -216,8 +216,8 @@ class MasterMessageParser(MasterStreamParser[MasterHandshake | EpochFrameHeader]
 
 
 def _check_history(max_offset: int, last_epoch: int, epochs: Sequence[EpochEntry]) -> None:
-    """RemoteProtocolError if an offset is negative, epochs don't ascend, start offsets descend, or the last epoch is
-    not `last_epoch`."""
+    """Raises RemoteProtocolError if an offset is negative, epochs don't ascend, start offsets descend, or the last
+    epoch is not `last_epoch`."""
     is_ascending = all(
         before.epoch < after.epoch and before.start_offset <= after.start_offset
         for before, after in itertools.pairwise(epochs)

@@ -1,4 +1,5 @@
-"""The body of a batch send (320, or 10/310 with batch=true): messages that share topic, queue and host fields.
+"""The body of a batch send (request 320, or 10 or 310 with batch=true): messages that share topic, queue and host
+fields.
 
 Per message, big-endian:
 
@@ -35,7 +36,7 @@ _INT16 = Struct(">h")
 def encode_batch(entries: Sequence[tuple[int, bytes, bytes]]) -> bytes:
     """Return the batch body of `entries`, each (flag, an int32; body; property string).
 
-    LocalProtocolError if a property string is longer than 32767 bytes.
+    Raises LocalProtocolError if a property string is longer than 32767 bytes.
     """
     parts: list[bytes] = []
     pack_head, pack_size = _HEAD.pack, _INT16.pack
@@ -54,8 +55,8 @@ def decode_batch(
 ) -> list[tuple[int, bytes, bytes]]:
     """Return (flag, body, property string) of each message in the batch body `raw`.
 
-    RemoteProtocolError if `raw` is empty or truncated, the parts of an entry don't add up to its size, or there are
-    more than `count_max` entries.
+    Raises RemoteProtocolError if `raw` is empty or truncated, the parts of an entry don't add up to its size, or there
+    are more than `count_max` entries.
     """
     entries: list[tuple[int, bytes, bytes]] = []
     if type(raw) is not bytes:

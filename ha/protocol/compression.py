@@ -21,7 +21,7 @@ _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
 """Maximum window of a zstd frame in bytes: RFC 8878 requires every decoder to support it. If the window is the whole
 content, the maximum size of a body applies instead."""
 _ZLIB_LEVEL = 5
-"""RocketMQ's compressLevel."""
+"""The default level of zlib compression, as RocketMQ's compressLevel."""
 
 
 class Compression(Enum):
@@ -45,7 +45,7 @@ _MODULES = {Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
 
 
 def check_installed(compression: Compression) -> None:
-    """ValueError if `compression` needs a package that is not installed."""
+    """Raises ValueError if `compression` needs a package that is not installed."""
     if compression in _MODULES and _module(compression) is None:
         package = _MODULES[compression].partition(".")[0]
         raise ValueError(f"compression {compression.value} needs the package {package}, which is not installed")
@@ -77,8 +77,8 @@ def kind_of(sys_flag: int) -> Compression:
 def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | None:
     """Return `body` decompressed; None if that needs a package that is not installed.
 
-    RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. At most that much is produced:
-    the content size in a frame's header is not trusted."""
+    Raises RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. At most that much is
+    produced: the content size in a frame's header is not trusted."""
     begun = inflated_begin(body, compression, size_max)
     if begun is None:
         return None

@@ -1,4 +1,4 @@
-"""Bodies that show or change a server's configuration: 26 and 25 of a broker, 319 and 318 of a name server.
+"""Bodies that show or change a server's configuration: requests 26 and 25 to a broker, 319 and 318 to a name server.
 
 Lines `key=value` in UTF-8. Source: MixAll.properties2String, string2Properties.
 """
@@ -23,7 +23,7 @@ def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryvi
     """Return the remark with which a `server` ("broker") refuses the change in `body`: nothing can be changed while it
     runs. "" if all values equal those in `present`, the current configuration.
 
-    RemoteProtocolError if `body` is too long.
+    Raises RemoteProtocolError if `body` is too long.
     """
     if len(body) > SIZE_MAX:
         raise RemoteProtocolError(f"configuration of {len(body)} bytes; at most {SIZE_MAX}")

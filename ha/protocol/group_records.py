@@ -81,7 +81,7 @@ def encode_tables_record(record: TablesRecord) -> bytes:
 
 
 def decode_tables_record(body: bytes) -> TablesRecord:
-    """Return the record with this body. RemoteProtocolError if it is invalid or has another version."""
+    """Return the record with this body. Raises RemoteProtocolError if it is invalid or has another version."""
     try:
         version = _decode_version(body).version
         if version != VERSION:

@@ -39,7 +39,7 @@ QueueKey = tuple[str, str, int]
 
 
 class UnregisterClientRequest(Header):
-    """35 UNREGISTER_CLIENT. An empty group means no group (the C++ client sends that)."""
+    """Request 35 UNREGISTER_CLIENT. An empty group means no group (the C++ client sends that)."""
 
     client_id: str = field(default="", name="clientID")
     producer_group: str | None = None
@@ -47,7 +47,8 @@ class UnregisterClientRequest(Header):
 
 
 class SendBackRequest(Header):
-    """36 CONSUMER_SEND_MSG_BACK: deliver the record at physical `offset` again. `delay_level` 0: the broker chooses."""
+    """Request 36 CONSUMER_SEND_MSG_BACK: deliver the record at physical `offset` again. `delay_level` 0: the broker
+    chooses."""
 
     offset: Int64
     group: str
@@ -60,8 +61,8 @@ class SendBackRequest(Header):
 
 
 class EndTransactionRequest(Header):
-    """37 END_TRANSACTION. `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`; offsets are those of the half
-    message: queue offset, physical offset."""
+    """Request 37 END_TRANSACTION. `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`; offsets are those of the
+    half message: queue offset, physical offset."""
 
     producer_group: str
     tran_state_table_offset: Int64
@@ -75,13 +76,13 @@ class EndTransactionRequest(Header):
 
 
 class GetConsumerListRequest(Header):
-    """38 GET_CONSUMER_LIST_BY_GROUP."""
+    """Request 38 GET_CONSUMER_LIST_BY_GROUP."""
 
     consumer_group: str
 
 
 class CheckTransactionRequest(Header):
-    """39 CHECK_TRANSACTION_STATE. Offsets as in EndTransactionRequest; `msg_id` is the unique id."""
+    """Request 39 CHECK_TRANSACTION_STATE. Offsets as in EndTransactionRequest; `msg_id` is the unique id."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
@@ -93,13 +94,13 @@ class CheckTransactionRequest(Header):
 
 
 class ConsumerGroupRequest(Header):
-    """40 NOTIFY_CONSUMER_IDS_CHANGED and 203 GET_CONSUMER_CONNECTION_LIST."""
+    """Requests 40 NOTIFY_CONSUMER_IDS_CHANGED and 203 GET_CONSUMER_CONNECTION_LIST."""
 
     consumer_group: str
 
 
 class ResetOffsetRequest(Header):
-    """220 RESET_CONSUMER_CLIENT_OFFSET and 221 GET_CONSUMER_STATUS_FROM_CLIENT."""
+    """Requests 220 RESET_CONSUMER_CLIENT_OFFSET and 221 GET_CONSUMER_STATUS_FROM_CLIENT."""
 
     topic: str
     group: str
@@ -108,7 +109,7 @@ class ResetOffsetRequest(Header):
 
 
 class ConsumerStatusRequest(Header):
-    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` is a client id; None: all clients."""
+    """Request 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` is a client id; None: all clients."""
 
     topic: str
     group: str
@@ -116,7 +117,7 @@ class ConsumerStatusRequest(Header):
 
 
 class RunningInfoRequest(Header):
-    """307 GET_CONSUMER_RUNNING_INFO."""
+    """Request 307 GET_CONSUMER_RUNNING_INFO."""
 
     consumer_group: str
     client_id: str = ""
@@ -124,7 +125,7 @@ class RunningInfoRequest(Header):
 
 
 class ConsumeDirectlyRequest(Header):
-    """309 CONSUME_MESSAGE_DIRECTLY; the body is the record."""
+    """Request 309 CONSUME_MESSAGE_DIRECTLY; the body is the record."""
 
     consumer_group: str
     client_id: str | None = None
@@ -134,7 +135,7 @@ class ConsumeDirectlyRequest(Header):
 
 
 class ConsumerList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 38: the client ids of a group's members."""
+    """Answer to request 38: the client ids of a group's members."""
 
     consumer_id_list: list[str] = []
 
@@ -148,7 +149,7 @@ class QueueBody(msgspec.Struct, rename="camel", kw_only=True, frozen=True, order
 
 
 class LockQueuesBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ."""
+    """Body of requests 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ."""
 
     client_id: str = ""
     consumer_group: str = ""
@@ -157,13 +158,13 @@ class LockQueuesBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class LockedQueuesBody(msgspec.Struct, kw_only=True):
-    """Answer to 41: the queues that the caller now holds."""
+    """Answer to request 41: the queues that the caller now holds."""
 
     queues: list[QueueBody] = field(default_factory=list, name="lockOKMQSet")
 
 
 class CheckClientBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 46 CHECK_CLIENT_CONFIG."""
+    """Body of request 46 CHECK_CLIENT_CONFIG."""
 
     client_id: str = ""
     group: str = ""
@@ -172,7 +173,7 @@ class CheckClientBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumeDirectlyResult(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 309. `consume_result` is one of RocketMQ's CMResult; `spent_time_mills` in ms."""
+    """Answer to request 309. `consume_result` is one of RocketMQ's CMResult; `spent_time_mills` in ms."""
 
     auto_commit: bool = True
     consume_result: str = "CR_SUCCESS"
@@ -182,7 +183,7 @@ class ConsumeDirectlyResult(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ProcessQueueInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """One queue in the answer to 307. Offsets are queue offsets, timestamps ms."""
+    """One queue in the answer to request 307. Offsets are queue offsets, timestamps ms."""
 
     cached_msg_count: int = 0
     cached_msg_max_offset: int = 0
@@ -201,7 +202,7 @@ class ProcessQueueInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumeStatus(msgspec.Struct, kw_only=True):
-    """One topic in the answer to 307: rates per second, times in ms."""
+    """One topic in the answer to request 307: rates per second, times in ms."""
 
     consume_failed_msgs: int = field(default=0, name="consumeFailedMsgs")
     consume_failed_tps: float = field(default=0.0, name="consumeFailedTPS")
@@ -223,7 +224,7 @@ def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
 def read_queue_map(value: Any) -> dict[QueueKey, Any]:
     """Return a map with MessageQueue keys, as loaded by `java_json.loads`, with (topic, broker name, queue id) keys.
 
-    RemoteProtocolError if `value` is not such a map.
+    Raises RemoteProtocolError if `value` is not such a map.
     """
     if not isinstance(value, dict):
         raise RemoteProtocolError("not a map of queues")
@@ -242,7 +243,7 @@ def encode_queue_offsets(offsets: Mapping[QueueKey, int]) -> bytes:
 
 
 def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return the body of 220 for clients that can't read objects as keys:
+    """Return the body of request 220 for clients that can't read objects as keys:
     `{"offsetTable":[{…,"offset":offset,…},…]}`."""
     listed = [
         _QueueOffset(broker_name=broker_name, offset=offset, queue_id=queue_id, topic=topic)
@@ -252,7 +253,8 @@ def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
 
 
 def decode_queue_offsets(raw: bytes | bytearray | memoryview) -> dict[QueueKey, int]:
-    """Return the queue offsets in the body of 220, in either of its forms. RemoteProtocolError if `raw` is invalid."""
+    """Return the queue offsets in the body of request 220, in either of its forms. Raises RemoteProtocolError if `raw`
+    is invalid."""
     value = java_json.loads(raw)
     table = value.get("offsetTable") if isinstance(value, dict) else None
     if isinstance(table, list):  # for clients that can't read objects as keys
@@ -269,8 +271,8 @@ class _QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dict[QueueKey, int]]:
-    """Return the answer to 223: by client id, the consumer offset of each queue. RemoteProtocolError if `raw` is
-    invalid."""
+    """Return the answer to request 223: by client id, the consumer offset of each queue. Raises RemoteProtocolError if
+    `raw` is invalid."""
     value = java_json.loads(raw)
     table = value.get("consumerTable") if isinstance(value, dict) else None
     if not isinstance(table, dict):
@@ -282,13 +284,13 @@ def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dic
 
 
 def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return the answer to 221: the consumer offset of each queue."""
+    """Return the answer to request 221: the consumer offset of each queue."""
     table = {queue_key(*queue): offset for queue, offset in offsets.items()}
     return java_json.dumps({"consumerTable": {}, "messageQueueTable": table})
 
 
 class RunningInfo(msgspec.Struct, kw_only=True):
-    """The answer to 307."""
+    """The answer to request 307."""
 
     queues: dict[QueueKey, ProcessQueueInfo]
     properties: dict[str, str]
@@ -297,7 +299,7 @@ class RunningInfo(msgspec.Struct, kw_only=True):
 
 
 def decode_running_info(raw: bytes | bytearray | memoryview) -> RunningInfo:
-    """Return the answer to 307. RemoteProtocolError if `raw` is invalid."""
+    """Return the answer to request 307. Raises RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     if not isinstance(value, dict):
         raise RemoteProtocolError("the body is not a running info")
@@ -316,7 +318,7 @@ def encode_running_info(
     statuses: Mapping[str, ConsumeStatus],
     subscriptions: list[SubscriptionData],
 ) -> bytes:
-    """Return the answer to 307."""
+    """Return the answer to request 307."""
     return java_json.dumps(
         {
             "mqPopTable": {},

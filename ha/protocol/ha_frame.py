@@ -38,8 +38,8 @@ _INT32_MAX = (1 << 31) - 1
 
 
 def encode_report(slave_max_offset: int) -> bytes:
-    """Return the 8 bytes that report `slave_max_offset`, the end of the slave's commitlog. LocalProtocolError if it is
-    negative or not an int64."""
+    """Return the 8 bytes that report `slave_max_offset`, the end of the slave's commitlog. Raises LocalProtocolError if
+    it is negative or not an int64."""
     if not 0 <= slave_max_offset <= _INT64_MAX:
         raise LocalProtocolError(f"a report can't carry offset {slave_max_offset}")
     return _REPORT.pack(slave_max_offset)
@@ -47,7 +47,7 @@ def encode_report(slave_max_offset: int) -> bytes:
 
 def encode_transfer_header(physical_offset: int, body_size: int) -> bytes:
     """Return the 12 bytes before a body of `body_size` bytes (0: a heartbeat) that starts at `physical_offset`.
-    LocalProtocolError if a number is negative or does not fit its field."""
+    Raises LocalProtocolError if a number is negative or does not fit its field."""
     if not 0 <= physical_offset <= _INT64_MAX or not 0 <= body_size <= _INT32_MAX:
         raise LocalProtocolError(f"a transfer frame can't carry {body_size} bytes at offset {physical_offset}")
     return _TRANSFER_HEADER.pack(physical_offset, body_size)
@@ -68,7 +68,7 @@ class ReportParser:
     def feed(self, chunk: bytes | bytearray | memoryview) -> int | None:
         """Parse `chunk` and return the offset of the last report that it completes, or None.
 
-        RemoteProtocolError if an offset is negative or lower than the one before it in this chunk.
+        Raises RemoteProtocolError if an offset is negative or lower than the one before it in this chunk.
         """
         received = self._partial + bytes(chunk) if self._partial else bytes(chunk)
         complete = len(received) - len(received) % REPORT_SIZE
@@ -128,8 +128,8 @@ class MasterStreamParser(ABC, Generic[HeadT]):
         """Iterate over the events that `chunk` completes.
 
         The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
-        as long as `chunk` is unchanged. RemoteProtocolError for an invalid head or a body above the size limit, after
-        the events before it; the parser must not be used again.
+        as long as `chunk` is unchanged. Raises RemoteProtocolError for an invalid head or a body above the size limit,
+        after the events before it; the parser must not be used again.
         """
         view = memoryview(chunk)
         position, end = 0, len(view)

@@ -78,7 +78,7 @@ def is_handshake_header(header: bytes) -> bool:
     """Return whether 32 bytes of handshake follow `header` (HEADER_SIZE bytes); False if `header` starts an answer with
     a range.
 
-    RemoteProtocolError for anything else.
+    Raises RemoteProtocolError for anything else.
     """
     offset, size = _HEADER.unpack(header)
     if offset == _MARK and size == NONCE_SIZE:

@@ -56,7 +56,7 @@ def _text(value: bool | int | str) -> str:
 
 
 class SendMessageRequest(Header):
-    """10 SEND_MESSAGE; parsed from the one-letter names of 310 and 320 too.
+    """Request 10 SEND_MESSAGE; parsed from the one-letter names of 310 and 320 too.
 
     `queue_id` below 0 lets the broker choose; `properties` is the property string; times in ms.
     """
@@ -78,7 +78,7 @@ class SendMessageRequest(Header):
 
 
 class SendMessageRequestV2(SendMessageRequest):
-    """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the same fields under one-letter names."""
+    """Requests 310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the same fields under one-letter names."""
 
     producer_group: str = field(name="a")
     topic: str = field(name="b")
@@ -151,7 +151,7 @@ class SendMessageResponse(Header):
 
 
 class RecallMessageRequest(Header):
-    """370 RECALL_MESSAGE. `recall_handle`: from the answer to the send, see `ha.protocol.recall_handle`."""
+    """Request 370 RECALL_MESSAGE. `recall_handle`: from the answer to the send, see `ha.protocol.recall_handle`."""
 
     topic: str
     recall_handle: str
@@ -160,13 +160,13 @@ class RecallMessageRequest(Header):
 
 
 class RecallMessageResponse(Header):
-    """Answer to 370. `msg_id` is the unique key of the recalled message."""
+    """Answer to request 370. `msg_id` is the unique key of the recalled message."""
 
     msg_id: str
 
 
 class PullMessageRequest(Header):
-    """11 PULL_MESSAGE. `sys_flag` holds the bits of `codes.PullSysFlag`; offsets are queue offsets."""
+    """Request 11 PULL_MESSAGE. `sys_flag` holds the bits of `codes.PullSysFlag`; offsets are queue offsets."""
 
     consumer_group: str
     topic: str
@@ -196,7 +196,7 @@ class PullMessageResponse(Header):
 
 
 class QueryConsumerOffsetRequest(Header):
-    """14 QUERY_CONSUMER_OFFSET."""
+    """Request 14 QUERY_CONSUMER_OFFSET."""
 
     consumer_group: str
     topic: str
@@ -205,7 +205,7 @@ class QueryConsumerOffsetRequest(Header):
 
 
 class UpdateConsumerOffsetRequest(Header):
-    """15 UPDATE_CONSUMER_OFFSET. `commit_offset` is a queue offset."""
+    """Request 15 UPDATE_CONSUMER_OFFSET. `commit_offset` is a queue offset."""
 
     consumer_group: str
     topic: str
@@ -214,7 +214,7 @@ class UpdateConsumerOffsetRequest(Header):
 
 
 class GetMaxOffsetRequest(Header):
-    """30 GET_MAX_OFFSET."""
+    """Request 30 GET_MAX_OFFSET."""
 
     topic: str
     queue_id: Int32
@@ -222,14 +222,14 @@ class GetMaxOffsetRequest(Header):
 
 
 class GetMinOffsetRequest(Header):
-    """31 GET_MIN_OFFSET."""
+    """Request 31 GET_MIN_OFFSET."""
 
     topic: str
     queue_id: Int32
 
 
 class SearchOffsetRequest(Header):
-    """29 SEARCH_OFFSET_BY_TIMESTAMP; `timestamp` in ms."""
+    """Request 29 SEARCH_OFFSET_BY_TIMESTAMP; `timestamp` in ms."""
 
     topic: str
     queue_id: Int32
@@ -238,20 +238,20 @@ class SearchOffsetRequest(Header):
 
 
 class OffsetResponse(Header):
-    """Answer to 14, 29, 30 and 31: a queue offset."""
+    """Answer to requests 14, 29, 30 and 31: a queue offset."""
 
     offset: Int64
 
 
 class HeartbeatResponse(Header):
-    """Answer to 34 HEART_BEAT, from 5.x brokers."""
+    """Answer to request 34 HEART_BEAT, from 5.x brokers."""
 
     is_support_heart_beat_v2: bool = field(default=True, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")
 
 
 class RegisterBrokerRequest(Header):
-    """103 REGISTER_BROKER. `body_crc32` is crc32 & 7FFFFFFF of the body as sent; 0: not checked."""
+    """Request 103 REGISTER_BROKER. `body_crc32` is crc32 & 7FFFFFFF of the body as sent; 0: not checked."""
 
     broker_name: str
     broker_addr: str
@@ -265,14 +265,14 @@ class RegisterBrokerRequest(Header):
 
 
 class RegisterBrokerResponse(Header):
-    """Answer to 103: the addresses of the master, for a slave (None for a master, or if no master is known)."""
+    """Answer to request 103: the addresses of the master, for a slave (None for a master, or if no master is known)."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class UnregisterBrokerRequest(Header):
-    """104 UNREGISTER_BROKER."""
+    """Request 104 UNREGISTER_BROKER."""
 
     broker_name: str
     broker_addr: str
@@ -281,7 +281,7 @@ class UnregisterBrokerRequest(Header):
 
 
 class GetRouteInfoRequest(Header):
-    """105 GET_ROUTEINFO_BY_TOPIC."""
+    """Request 105 GET_ROUTEINFO_BY_TOPIC."""
 
     topic: str
     accept_standard_json_only: bool | None = None
@@ -310,7 +310,7 @@ def topic_of_send(ext_fields: dict[str, str]) -> str:
 
 
 def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
-    """Parse with Java's rules for booleans. RemoteProtocolError for any other error."""
+    """Parse with Java's rules for booleans. Raises RemoteProtocolError for any other error."""
     fields = dict(ext_fields)
     for name in _BOOLEANS[header_type]:
         if name in fields:

@@ -51,8 +51,8 @@ def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) ->
 
 @with_compiled_twin
 def count_used(slots: Slots, stop: int) -> int:
-    """Return how many of `slots` are not 0; -1 if one of them is negative, or `stop` or above. ValueError without
-    slots."""
+    """Return how many of `slots` are not 0; -1 if one of them is negative, or `stop` or above. Raises ValueError
+    without slots."""
     if min(slots) < 0 or max(slots) >= stop:
         return -1
     return len(slots) - slots.tolist().count(0)

@@ -136,8 +136,8 @@ def _write_pretty(value: Any, parts: list[str], line_break: str) -> None:
 
 
 def loads(raw: bytes | bytearray | memoryview) -> Any:
-    """Return the value of the JSON text `raw`, references resolved. RemoteProtocolError if it is not such a text, or is
-    nested deeper than DEPTH_MAX.
+    """Return the value of the JSON text `raw`, references resolved. Raises RemoteProtocolError if it is not such a
+    text, or is nested deeper than DEPTH_MAX.
 
     Bad UTF-8 becomes U+FFFD, as in Java, wherever standard parsing fails.
     """
@@ -154,7 +154,7 @@ def loads(raw: bytes | bytearray | memoryview) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """RemoteProtocolError if `value` is nested deeper than DEPTH_MAX, as code that processes it may recurse."""
+    """Raises RemoteProtocolError if `value` is nested deeper than DEPTH_MAX, as code that processes it may recurse."""
     level = [value]
     depth = 0
     while level := [each for each in level if type(each) is dict or type(each) is list]:
@@ -168,13 +168,13 @@ def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> Va
     """Return the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec supports.
 
     As lenient as the Java side: numbers may be strings, integer keys may be quoted, unknown keys are ignored.
-    RemoteProtocolError if the text is not JSON or does not match the type.
+    Raises RemoteProtocolError if the text is not JSON or does not match the type.
     """
     return as_type(value_type, loads(raw))
 
 
 def as_type(value_type: type[ValueT], value: Any) -> ValueT:
-    """Return the loaded `value` as `value_type`, as leniently as `read_as`. RemoteProtocolError if it does not
+    """Return the loaded `value` as `value_type`, as leniently as `read_as`. Raises RemoteProtocolError if it does not
     match."""
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
@@ -291,7 +291,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,9})\]")
 def _resolve(root: Any) -> Any:
     """Return `root` with each `{"$ref":"$.path"}` replaced by the value at that path.
 
-    RemoteProtocolError if a referenced value contains references itself, or all of them together exceed
+    Raises RemoteProtocolError if a referenced value contains references itself, or all of them together exceed
     REFERENCED_VALUES_MAX values.
     """
     budget = REFERENCED_VALUES_MAX

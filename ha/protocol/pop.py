@@ -57,13 +57,14 @@ FIRST_POP_TIME = "1ST_POP_TIME"
 ORIGIN_GROUP = "ORIGIN_GROUP"
 PRIORITY = "_SYS_MSG_PRIORITY_"
 MESSAGE_TYPE = "message.type"
-"""Attribute of a topic"""
+"""Name of the topic attribute with the type of a topic's messages"""
 PRIORITY_TYPE = "PRIORITY"
-"""Its value for a topic whose messages are sent to, and popped from, the queue of their priority"""
+"""Value of the topic attribute MESSAGE_TYPE for a topic whose messages are sent to, and popped from, the queue of their
+priority"""
 
 
 class PopMessageRequest(Header):
-    """200050 POP_MESSAGE. `queue_id` −1: all queues. `init_mode`: 0 from the first message, 1 from the last."""
+    """Request 200050 POP_MESSAGE. `queue_id` −1: all queues. `init_mode`: 0 from the first message, 1 from the last."""
 
     consumer_group: str
     topic: str
@@ -80,7 +81,7 @@ class PopMessageRequest(Header):
 
 
 class PopMessageResponse(Header):
-    """Answer to 200050 and 200052. The info strings are made by `PopInfo`."""
+    """Answer to requests 200050 and 200052. The info strings are made by `PopInfo`."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -108,7 +109,7 @@ class PopMessageResponse(Header):
 
 
 class PeekMessageRequest(Header):
-    """200052 PEEK_MESSAGE."""
+    """Request 200052 PEEK_MESSAGE."""
 
     consumer_group: str
     topic: str
@@ -117,7 +118,8 @@ class PeekMessageRequest(Header):
 
 
 class AckMessageRequest(Header):
-    """200051 ACK_MESSAGE. `topic` is the one read from, so possibly a retry topic; `extra_info` is the handle."""
+    """Request 200051 ACK_MESSAGE. `topic` is the one read from, so possibly a retry topic; `extra_info` is the
+    handle."""
 
     consumer_group: str
     topic: str
@@ -127,14 +129,14 @@ class AckMessageRequest(Header):
 
 
 class ChangeInvisibleTimeRequest(AckMessageRequest):
-    """200053 CHANGE_MESSAGE_INVISIBLETIME. `suspend`: the next delivery does not count as a retry."""
+    """Request 200053 CHANGE_MESSAGE_INVISIBLETIME. `suspend`: the next delivery does not count as a retry."""
 
     invisible_time: Int64
     suspend: bool = False
 
 
 class ChangeInvisibleTimeResponse(Header):
-    """Answer to 200053: what the new handle consists of."""
+    """Answer to request 200053: the parts of the new receipt handle."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -142,7 +144,7 @@ class ChangeInvisibleTimeResponse(Header):
 
 
 class NotificationRequest(Header):
-    """200054 NOTIFICATION: waits until there is something to pop, without taking it."""
+    """Request 200054 NOTIFICATION: waits until there is something to pop, without taking it."""
 
     consumer_group: str
     topic: str
@@ -156,14 +158,14 @@ class NotificationRequest(Header):
 
 
 class NotificationResponse(Header):
-    """Answer to 200054."""
+    """Answer to request 200054."""
 
     has_msg: bool
     polling_full: bool = False
 
 
 class PollingInfoRequest(Header):
-    """200055 POLLING_INFO."""
+    """Request 200055 POLLING_INFO."""
 
     consumer_group: str
     topic: str
@@ -171,7 +173,7 @@ class PollingInfoRequest(Header):
 
 
 class PollingInfoResponse(Header):
-    """Answer to 200055: the number of requests that wait for messages."""
+    """Answer to request 200055: the number of requests that wait for messages."""
 
     polling_num: Int32
 
@@ -208,7 +210,8 @@ _HANDLE = re.compile(5 * r"(-?\d{1,19}) " + r"([^ ]*) (-?\d{1,19}) (-?\d{1,19})(
 
 
 def parse_handle(text: str) -> Handle:
-    """Return the handle in `text`; words after the eighth are ignored. RemoteProtocolError if it is not a handle."""
+    """Return the handle in `text`; words after the eighth are ignored. Raises RemoteProtocolError if it is not a
+    handle."""
     match = _HANDLE.fullmatch(text)
     if match is None:
         count = len(text.split(" ", HANDLE_WORD_COUNT))
@@ -314,7 +317,7 @@ class BatchAck(msgspec.Struct, kw_only=True):
         return retry_topic(self.group, self.topic, is_v2=self.flag == "2")
 
     def offsets(self) -> Iterator[int]:
-        """Yield the acknowledged queue offsets. RemoteProtocolError if the bits are not Base64 or too many."""
+        """Yield the acknowledged queue offsets. Raises RemoteProtocolError if the bits are not Base64 or too many."""
         try:
             raw = binascii.a2b_base64(self.bits.encode(), strict_mode=True) if self.bits else b""
         except (ValueError, UnicodeEncodeError):
@@ -329,14 +332,14 @@ class BatchAck(msgspec.Struct, kw_only=True):
 
 
 class BatchAckBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 200151 BATCH_ACK_MESSAGE."""
+    """Body of request 200151 BATCH_ACK_MESSAGE."""
 
     broker_name: str = ""
     acks: list[BatchAck] = []
 
 
 class RequestModeBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 401 SET_MESSAGE_REQUEST_MODE, and an entry of `RequestModeTable`. `mode`: PULL or POP."""
+    """Body of request 401 SET_MESSAGE_REQUEST_MODE, and an entry of `RequestModeTable`. `mode`: PULL or POP."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -345,13 +348,13 @@ class RequestModeBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class RequestModeTable(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 402 GET_ALL_MESSAGE_REQUEST_MODE, and messageRequestMode.json: topic -> group -> mode."""
+    """Answer to request 402 GET_ALL_MESSAGE_REQUEST_MODE, and messageRequestMode.json: topic -> group -> mode."""
 
     message_request_mode_map: dict[str, dict[str, RequestModeBody]] = {}
 
 
 class QueryAssignmentBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 400 QUERY_ASSIGNMENT."""
+    """Body of request 400 QUERY_ASSIGNMENT."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -377,7 +380,7 @@ class Assignment(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class AssignmentsBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 400."""
+    """Answer to request 400."""
 
     message_queue_assignments: list[Assignment] | None = []
     """None: the client keeps its queues"""

@@ -109,7 +109,7 @@ def encode_pop_record(record: PopRecord) -> bytes:
 
 
 def decode_pop_record(body: bytes) -> PopRecord:
-    """Return the record with this body. RemoteProtocolError if it is invalid or has another version."""
+    """Return the record with this body. Raises RemoteProtocolError if it is invalid or has another version."""
     try:
         version = _decode_version(body).version
         if version != VERSION:

@@ -1,4 +1,4 @@
-"""The messages in the response to a pop (200050), each with its receipt handle, and requests with such a handle.
+"""The messages in the response to a pop (request 200050) with their receipt handles, and requests with such a handle.
 
 A message's handle is made here, from the info strings of the response, unless the broker has put it into the message,
 as it does with those of retry topics. It gets a ninth word, the physical offset, which dead letters need. Sources:
@@ -51,7 +51,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         return topic if flag == NORMAL else retry_topic(group, topic, is_v2=flag == 2)
 
     def ack_request(self, group: str, topic: str) -> AckMessageRequest:
-        """Returns the header that acknowledges the message (200051)."""
+        """Returns the header that acknowledges the message (request 200051)."""
         handle = self.handle
         return AckMessageRequest(
             consumer_group=group,
@@ -64,7 +64,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
     def change_request(
         self, group: str, topic: str, invisible_ms: int, *, suspends: bool = False
     ) -> ChangeInvisibleTimeRequest:
-        """Returns the header that makes the message visible in `invisible_ms` from now (200053).
+        """Returns the header that makes the message visible in `invisible_ms` from now (request 200053).
 
         `suspends`: the next delivery does not count as a retry."""
         handle = self.handle
@@ -79,8 +79,8 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         )
 
     def changed(self, response: RemotingCommand) -> ReceiptHandle:
-        """Returns the handle that replaces this one, from the response to `change_request`. RemoteProtocolError if that
-        is malformed."""
+        """Returns the handle that replaces this one, from the response to `change_request`. Raises RemoteProtocolError
+        if that is malformed."""
         header = parse_header(ChangeInvisibleTimeResponse, response.ext_fields)
         new = msgspec.structs.replace(
             self.handle,
@@ -93,7 +93,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
 
 
 def parse_receipt(text: str) -> ReceiptHandle:
-    """Parses a receipt handle that a client sent. RemoteProtocolError if it is malformed."""
+    """Parses a receipt handle that a client sent. Raises RemoteProtocolError if it is malformed."""
     handle = parse_handle(text)
     words = text.split(" ")
     ninth = words[HANDLE_WORD_COUNT] if len(words) > HANDLE_WORD_COUNT else ""
@@ -111,7 +111,7 @@ class Popped(msgspec.Struct):
 
 
 def read_popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
-    """Returns the messages of a response. RemoteProtocolError if it is malformed."""
+    """Returns the messages of a response. Raises RemoteProtocolError if it is malformed."""
     header = parse_header(PopMessageResponse, response.ext_fields)
     starts = _starts(header.start_offset_info)
     counts = _counts(header.order_count_info)

@@ -118,8 +118,8 @@ def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Seque
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Return the property string of `properties`, each pair ended by 0x02.
 
-    Pairs with an empty name or value are omitted, as readers drop them. LocalProtocolError if a name contains 0x01 or
-    0x02 or a value 0x02 (it would be read as another property), or if one can't be encoded as UTF-8.
+    Pairs with an empty name or value are omitted, as readers drop them. Raises LocalProtocolError if a name contains
+    0x01 or 0x02 or a value 0x02 (it would be read as another property), or if one can't be encoded as UTF-8.
     """
     parts = []
     for name, value in properties.items():

@@ -23,7 +23,8 @@ _LONG = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 class RecallHandle(msgspec.Struct, frozen=True):
-    """What a handle names. `timestamp_ms`: due time plus 1; -1 if the handle has no number there."""
+    """The message that a recall handle names. `timestamp_ms`: its due time plus 1; -1 if the handle has no number
+    there."""
 
     topic: str
     broker_name: str
@@ -38,7 +39,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """Returns what a handle names; RemoteProtocolError with RocketMQ's remark if it is not one."""
+    """Decodes a recall handle. Raises RemoteProtocolError with RocketMQ's remark if `text` is not one."""
     words: list[str] = []
     if len(text) <= HANDLE_SIZE_MAX and _ALPHABET.fullmatch(text):
         padded = text if "=" in text else text + "=" * (-len(text) % 4)  # Java's decoder accepts missing padding

@@ -66,13 +66,14 @@ MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 FILLER_MAGIC = 0xCBD43194 - (1 << 32)
 FILLER_SIZE_MIN = 8
-"""A segment always has this many bytes left for a filler, so a record never ends exactly where its segment does."""
+"""Size of the smallest filler, in bytes. A segment always has this many bytes left for one, so a record never ends
+exactly where its segment does."""
 RECORD_SIZE_MIN = 91
-"""V1, IPv4 hosts, empty body, topic and properties."""
+"""Size of the smallest possible record, in bytes: V1, IPv4 hosts, and an empty body, topic and properties."""
 RECONSUME_TIMES_MAX = 0x7FFFFFFF
 """Largest number of retries in a record, which a producer may have set"""
 TOPIC_SIZE_V1_MAX = 127
-"""Bytes; longer topics (of retries and dead letters, topic_names.py) need V2"""
+"""Maximum bytes of the topic in a V1 record; longer topics (of retries and dead letters, topic_names.py) need V2"""
 CRC_MASK = 0x7FFFFFFF
 RECORD_PLACE = Struct(">i8xi4xqq")
 """The start of any record: size, queue id, queue offset, physical offset"""
@@ -275,7 +276,8 @@ def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
 
 
 def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = True) -> MessageRecord:
-    """Return the record at `position`. RemoteProtocolError if there is none, or `verify_crc` and its body CRC is wrong.
+    """Return the record at `position`. Raises RemoteProtocolError if there is none, or `verify_crc` and its body CRC is
+    wrong.
 
     The body and properties are copied, so the buffer may be reused. Invalid UTF-8 in the topic or in properties becomes
     U+FFFD in str form, as in Java; `properties` keeps the bytes.
@@ -304,14 +306,15 @@ def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = Tru
 
 
 def record_properties(buffer: Readable) -> bytes:
-    """Return the raw property string of the record that `buffer` begins with. RemoteProtocolError if there is none."""
+    """Return the raw property string of the record that `buffer` begins with. Raises RemoteProtocolError if there is
+    none."""
     layout = _record_at(buffer, 0, verify_crc=False)
     return bytes(buffer[layout.properties_at : layout.end])
 
 
 def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRecord]:
-    """Return the consecutive records in `body` (a pull response). RemoteProtocolError as `decode_record`, for any of
-    them."""
+    """Return the consecutive records in `body` (a pull response). Raises RemoteProtocolError as `decode_record`, for
+    any of them."""
     records = []
     position = 0
     while position < len(body):
@@ -343,8 +346,8 @@ def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
 def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
     """Check the record at `position` fully, as recovery does, and return its size in bytes, or the Filler found there.
 
-    RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or with `verify_crc` a
-    wrong body CRC. The physical offset is not checked. Source: CommitLog.checkMessageAndReturnSize.
+    Raises RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or with
+    `verify_crc` a wrong body CRC. The physical offset is not checked. Source: CommitLog.checkMessageAndReturnSize.
     """
     found = _checked(buffer, position, end, verify_crc=verify_crc)
     return found if isinstance(found, Filler) else found.fields[0]

@@ -25,8 +25,8 @@ TAG_INFIX = "T#"
 VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 """Transaction bits of sysFlag for records that are visible to consumers"""
 _UNIQUE_KEY_TAIL = 8
-"""Last characters of a UNIQ_KEY (low digits of the time, and a counter), which differ between messages. The rest stays
-the same for about a minute per client, so its hash is cached. Source: MessageClientIDSetter."""
+"""Number of characters at the end of a UNIQ_KEY that differ between messages (low digits of the time, and a counter).
+The rest stays the same for about a minute per client, so its hash is cached. Source: MessageClientIDSetter."""
 
 
 class QueueRun(msgspec.Struct, frozen=True, gc=False):

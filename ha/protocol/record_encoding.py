@@ -79,8 +79,8 @@ def encode_record(
 ) -> bytes:
     """Return the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
 
-    LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Numbers must fit their
-    fields: struct.error otherwise.
+    Raises LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Numbers must fit
+    their fields: struct.error otherwise.
     """
     field, body, properties, born_host = topic_field(message.topic), message.body, message.properties, message.born_host
     properties_size = _stored_properties_size(properties, append_property_crc)
@@ -185,8 +185,8 @@ def record_run(
 
 
 def encode_filler(remaining: int) -> bytes:
-    """Return the 8 bytes of a filler for the last `remaining` bytes of a segment. LocalProtocolError if fewer than
-    8."""
+    """Return the 8 bytes of a filler for the last `remaining` bytes of a segment. Raises LocalProtocolError if fewer
+    than 8."""
     if remaining < FILLER_SIZE_MIN:
         raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes; {remaining} are left")
     return _SIZE_AND_MAGIC.pack(remaining, FILLER_MAGIC)

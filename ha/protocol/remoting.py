@@ -150,8 +150,8 @@ _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
 def encode_command(command: RemotingCommand) -> bytes:
     """Return the whole frame of `command`.
 
-    LocalProtocolError if it exceeds 16 MiB, a string can't be encoded as UTF-8, or a value does not fit the ROCKETMQ
-    header (codes above 32767).
+    Raises LocalProtocolError if it exceeds 16 MiB, a string can't be encoded as UTF-8, or a value does not fit the
+    ROCKETMQ header (codes above 32767).
     """
     body = command.body
     serialize_type = command.serialize_type
@@ -262,9 +262,9 @@ class RemotingParser:
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[RemotingCommand]:
         """Parse `chunk` and return the commands that it completes, in order.
 
-        Bodies are copies, or views of immutable bytes, so the chunk may be reused. RemoteProtocolError if the bytes are
-        not remoting frames: complete frames before the invalid one in this chunk are lost, and the parser must not be
-        used again.
+        Bodies are copies, or views of immutable bytes, so the chunk may be reused. Raises RemoteProtocolError if the
+        bytes are not remoting frames: complete frames before the invalid one in this chunk are lost, and the parser
+        must not be used again.
         """
         if self._buffer:
             self._buffer += chunk
@@ -359,7 +359,7 @@ def _check_header_size(size: int, size_max: int) -> None:
 
 
 def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
-    """Decode a JSON header as leniently as the Java side. RemoteProtocolError if it is not a command.
+    """Decode a JSON header as leniently as the Java side. Raises RemoteProtocolError if it is not a command.
 
     Accepted in addition to JSON: raw control characters in strings, bad UTF-8 and lone surrogates (both become U+FFFD),
     numbers and booleans as ext values ("3", "true"), numbers given as strings, null for an absent key.

@@ -1,7 +1,7 @@
 """The state of one remoting connection, without I/O: frames received, frames to be sent, and waiters for responses.
 
 A driver owns the stream and the tasks. It passes each chunk to `receive`, sends what `data_to_send` returns and reports
-what the system accepted to `data_sent`. It also tells the time: `now` is in seconds of one monotonic clock. There are
+what the kernel accepted to `data_sent`. It also tells the time: `now` is in seconds of one monotonic clock. There are
 two drivers: ha/remoting/connection.py on Trio for servers, ha/client/connection.py on anyio for the SDK.
 
     OPENING    frames are queued; the stream isn't there yet
@@ -75,31 +75,33 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     written as six characters of JSON."""
 
     batch_size_max: int = 262_144
-    """Queued frames are joined into one send up to this size."""
+    """Maximum size of one send into which queued frames are joined."""
 
     outbox_bytes_max: int = 67_108_864
-    """A connection with more than this waiting to be sent is closed at once."""
+    """Maximum bytes waiting to be sent on one connection; a connection with more is closed at once."""
 
     outbox_total_bytes_max: int = 536_870_912
-    """With more than this waiting on all connections of a server or client, the one with most is closed."""
+    """Maximum bytes waiting to be sent on all connections of a server or client; beyond it, the connection with the
+    most is closed."""
 
     partial_bytes_max: int = 268_435_456
-    """Incomplete frames that all connections of a server or client may hold together; above this the one with the
-    longest is closed."""
+    """Maximum bytes of incomplete frames on all connections of a server or client; beyond it, the connection with the
+    longest one is closed."""
 
     idle_timeout_s: float = 120.0
-    """A connection without a byte in either direction for this long is closed (RocketMQ:
+    """Time without a byte in either direction after which a connection is closed (RocketMQ:
     serverChannelMaxIdleTimeSeconds)."""
 
     frame_timeout_s: float = 30.0
     """Longest time from the first byte of a frame to the last."""
 
     send_timeout_s: float = 30.0
-    """Longest time for the system to accept one batch (`batch_size_max`, or one longer frame)."""
+    """Time within which the kernel must accept one batch (`batch_size_max`, or one longer frame); otherwise the
+    connection is closed."""
 
 
 class Totals(msgspec.Struct):
-    """What all connections of one server or client have moved, and hold now. Sizes in bytes."""
+    """Traffic counters and buffered bytes of all connections of one server or client. Sizes in bytes."""
 
     requests: int = 0
     responses: int = 0
@@ -136,7 +138,7 @@ class RemotingProtocol(Generic[Waiter]):
         self._last_opaque = 0
         self._outbox: list[bytes] = []
         self.outbox_bytes = 0
-        """Bytes that were queued and not accepted by the system yet."""
+        """Bytes that were queued and not accepted by the kernel yet."""
         self._sending_since = math.inf
         self.received_at = now
         """When the last chunk was received."""
@@ -312,11 +314,11 @@ class RemotingProtocol(Generic[Waiter]):
         return batch
 
     def start_send_timeout(self, now: float) -> None:
-        """Starts the timeout for the system to accept a batch, or the rest of one. `data_sent` ends it."""
+        """Starts the timeout for the kernel to accept a batch, or the rest of one. `data_sent` ends it."""
         self._sending_since = now
 
     def data_sent(self, size: int, now: float) -> None:
-        """Records that the system has accepted `size` bytes, and ends the timeout of `start_send_timeout`."""
+        """Records that the kernel has accepted `size` bytes, and ends the timeout of `start_send_timeout`."""
         totals = self._totals
         totals.bytes_sent += size
         totals.sends += 1

@@ -51,7 +51,7 @@ class AckedPop(NamedTuple):
 
 
 class AckCommand(RemotingCommand, kw_only=True, gc=False):
-    """Acknowledgements (200051) of messages popped together that follow each other on a connection.
+    """Acknowledgements (request 200051) of messages popped together that follow each other on a connection.
 
     They differ only in opaque and queue offset: request `opaques[i]` acknowledges the message at `offsets[i]`.
     """
@@ -77,7 +77,7 @@ class AckCommand(RemotingCommand, kw_only=True, gc=False):
 
 
 class PopCommand(RemotingCommand, kw_only=True, gc=False):
-    """A pop (200050) whose ext fields are in `request`."""
+    """A pop (request 200050) whose ext fields are in `request`."""
 
     request: PopMessageRequest
 
@@ -190,8 +190,8 @@ def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[l
 
 
 class RequestParser(RemotingParser):
-    """A `RemotingParser` that returns usual sends (10, 310, 320) as `SendCommand`, pops (200050) as `PopCommand` and
-    acknowledgements (200051) as `AckCommand`, if their headers are JSON."""
+    """A `RemotingParser` that returns usual sends (requests 10, 310, 320) as `SendCommand`, pops (request 200050) as
+    `PopCommand` and acknowledgements (request 200051) as `AckCommand`, if their headers are JSON."""
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int, int]:
         return read_requests(data, self._frame_size_max - 4, self._header_size_max)
@@ -216,8 +216,8 @@ def pop_request(command: RemotingCommand) -> PopMessageRequest:
 
 
 def ack_command(command: RemotingCommand) -> AckCommand:
-    """Return acknowledgements from either parser. RemoteProtocolError if a field is missing, or it or the handle is
-    invalid."""
+    """Return acknowledgements from either parser. Raises RemoteProtocolError if a field is missing, or it or the handle
+    is invalid."""
     if type(command) is AckCommand:
         return command
     request = parse_header(AckMessageRequest, command.ext_fields)

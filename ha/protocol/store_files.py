@@ -35,7 +35,7 @@ ENTRY_SIZE = ENTRY.size
 BLANK_SIZE = 0x7FFFFFFF
 """Record size in entries without a message, before the first message of a queue (RocketMQ: fillPreBlank)"""
 ENTRY_FILL = ENTRY.pack(0, BLANK_SIZE, 0)
-"""Fills a queue that does not start at 0 up to its first entry"""
+"""The blank entry that fills a queue that does not start at 0 up to its first entry"""
 
 INDEX_HEADER = Struct(">qqqqii")
 INDEX_HEADER_SIZE = INDEX_HEADER.size

@@ -1,4 +1,4 @@
-"""The remoting transport on Trio: connections that move frames in batches, limited in bytes and in time.
+"""The remoting transport on Trio: connections that send and receive frames in batches, with limits and timeouts.
 
 Knows no request code. `RemotingServer` and `RemotingClient` run `RemotingConnection`s.
 """

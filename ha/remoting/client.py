@@ -30,11 +30,11 @@ Sign = Callable[[RemotingCommand], None]
 """Adds the sender's credentials to a request."""
 
 Connect = Callable[[str], Awaitable[trio.abc.Stream]]
-"""Opens a stream to an address. OSError if it can't."""
+"""Opens a stream to an address. Raises OSError if it can't."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Splits "host:port", also "[::1]:9876". ValueError if the address has another form."""
+    """Splits "host:port", also "[::1]:9876". Raises ValueError if the address has another form."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -42,7 +42,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Opens a TCP stream to "host:port". OSError if the address is malformed, unknown or refuses."""
+    """Opens a TCP stream to "host:port". Raises OSError if the address is malformed, unknown or refuses."""
     try:
         host, port = parse_address(address)
     except ValueError as error:
@@ -136,7 +136,7 @@ class RemotingClient:
         return signed
 
     async def connection(self, address: str) -> RemotingConnection:
-        """Returns the connection to `address`, opened if there is none. OSError if that fails, takes longer than
+        """Returns the connection to `address`, opened if there is none. Raises OSError if that fails, takes longer than
         connect_timeout_s, or would exceed connections_max."""
         slot = self._slots.get(address)
         if slot is None or (slot.connection is not None and slot.connection.is_closed):

@@ -53,9 +53,9 @@ Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingComm
 rest, which the connection's reader calls the `Handler` with."""
 
 Handler = Callable[["RemotingConnection", list[RemotingCommand]], Awaitable[None]]
-"""Called with the requests of one chunk, in order; each is answered with `connection.reply`, then or later. The next
-chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one request,
-`connection.reply_error` it, or wrap a function of one request in `each_request`."""
+"""Handles the requests of one chunk, in their order. It answers each of them with `connection.reply`, before or after
+it returns. The next chunk is read when it returns. RemoteProtocolError ends the connection; to reject only one request,
+call `connection.reply_error`, or wrap a function that handles a single request with `each_request`."""
 
 
 class _Invocation:
@@ -139,7 +139,7 @@ class RemotingConnection:
 
     @property
     def outbox_bytes(self) -> int:
-        """Bytes that were queued and not accepted by the system yet."""
+        """Bytes that were queued and not accepted by the kernel yet."""
         return self.protocol.outbox_bytes
 
     @property
@@ -165,7 +165,7 @@ class RemotingConnection:
                 self._writer.wake()
 
     def send_now(self, frame: bytes) -> None:
-        """As `send_soon`, but sends what is queued at once, as far as the system accepts it, without a task switch.
+        """As `send_soon`, but sends what is queued at once, as far as the kernel accepts it, without a task switch.
 
         For a frame that is likely to be the only one: sending two together is cheaper. In a turn of the poller it is
         sent when the turn ends, and if the handler calls this, when the handler returns.

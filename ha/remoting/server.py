@@ -27,7 +27,7 @@ from .watch import watch_connections
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the system completes before they are accepted."""
+"""Maximum number of connections that the kernel completes before they are accepted, as in listen(2)."""
 
 _EXPECTED_CAUSES = frozenset(
     {
@@ -38,7 +38,7 @@ _EXPECTED_CAUSES = frozenset(
         CloseCause.FAILED_AUTHENTICATIONS,  # logged by ha/acl already
     }
 )
-"""Logged at debug level; all others are warnings."""
+"""Causes of closed connections that are logged at debug level; all others are warnings."""
 
 
 class RemotingServer:
@@ -146,7 +146,8 @@ class RemotingServer:
 
 
 async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketListener]:
-    """Listens on `host:port` (0: the system chooses). AddressInUse, with configuration key `key`, if that fails."""
+    """Listens on `host:port` (0: the system chooses). Raises AddressInUse, with configuration key `key`, if that
+    fails."""
     try:
         return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except UnicodeError:  # it has no IDNA encoding

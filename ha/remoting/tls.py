@@ -37,8 +37,8 @@ async def secured(
 ) -> trio.abc.Stream | None:
     """Returns the encrypted stream, after the handshake, if `first` begins one; None for a plain client.
 
-    HandshakeFailed if the handshake fails. RemoteProtocolError if the port doesn't serve such a client; its text for a
-    port without TLS is "TLS handshake on a port", followed by `without_tls`.
+    Raises HandshakeFailed if the handshake fails. Raises RemoteProtocolError if the port doesn't serve such a client;
+    its text for a port without TLS is "TLS handshake on a port", followed by `without_tls`.
     """
     if first and first[0] == TLS_HANDSHAKE:
         if tls is None:

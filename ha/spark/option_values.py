@@ -31,7 +31,8 @@ QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
 """Matches the name of a queue: its number, which a broker's name and a colon may precede."""
 
 Reader = Callable[[str, str], Any]
-"""Returns the value of an option, given its name and its text, which is not empty. OptionError if it is invalid."""
+"""Returns the value of an option, given its name and its text, which is not empty. Raises OptionError if it is
+invalid."""
 Table = Mapping[str, tuple[str, Reader]]
 """Option -> field of the options struct, and reader."""
 
@@ -39,8 +40,8 @@ Table = Mapping[str, tuple[str, Reader]]
 def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
     """Return the canonical name of the option `key`, which may be in any case.
 
-    `names`: canonical names by lower-case name. OptionError with a suggestion for any other key; `purpose` ("reading")
-    completes its message.
+    `names`: canonical names by lower-case name. Raises OptionError with a suggestion for any other key; `purpose`
+    ("reading") completes its message.
     """
     lower = key.lower()
     if lower in names:
@@ -84,7 +85,8 @@ def choice(*choices: str) -> Reader:
 
 
 def flag(name: str, text: str) -> bool:
-    """Return whether `text` is "true", in upper or lower case. OptionError for all texts but "true" and "false"."""
+    """Return whether `text` is "true", in upper or lower case. Raises OptionError for all texts but "true" and
+    "false"."""
     return bool(choice("true", "false")(name, text) == "true")
 
 

@@ -37,7 +37,7 @@ def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | 
 
     `master`: any Spark URL. `conf` overrides the defaults: times in UTC, filters pushed down to the data source, Unix
     sockets to Python, no web UI, no progress bar, only errors in the log, and for a local master only the loopback
-    interface and 1 GiB of heap (the work is done in Python). OptionError without Java.
+    interface and 1 GiB of heap (the work is done in Python). Raises OptionError without Java.
     """
     check_java()
     settings = {

@@ -104,7 +104,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:
-    """Return the parsed options. OptionError if they are invalid, or select a part of the topic or other columns."""
+    """Return the parsed options. Raises OptionError if they are invalid, or select a part of the topic or other
+    columns."""
     parsed = parse_options(options, "batch")
     if not parsed.reads_whole_topics:
         option = parsed.ending_option if parsed.starting == AtEdge(EARLIEST) else parsed.starting_option
@@ -123,7 +124,7 @@ def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict
     the broker, that of the queue's first message. Messages before it that neither the archive nor the log has were
     deleted before they could be archived; they are not reported as lost again. If the log may lack messages after it,
     or the queue ends before its last archived message, the result is an offset that the queue does not have, so that
-    the query fails with RecordsGone. OptionError while a node recovers.
+    the query fails with RecordsGone. Raises OptionError while a node recovers.
     """
     brokers = source.brokers()
     archived = {brokers.name_of(state.broker_name): state for state in states if state.holds(name)}
@@ -160,7 +161,7 @@ def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expe
     """Return the queue offset of the first message at or after `physical_offset`, or the queue's end if there is none.
 
     `expected`: the queue offset at which the search begins, which is the result unless the topic was deleted and
-    created again; None if unknown. OptionError while a node recovers.
+    created again; None if unknown. Raises OptionError while a node recovers.
     """
     low, high = source.queue_range(queue)
     probes = [] if expected is None else [expected, expected - 1]

@@ -22,8 +22,8 @@ _VERSION, _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x30, 0x17, 0x18
 
 
 def earliest_end_ms(pem: str) -> int:
-    """Returns the earliest expiry of the certificates in `pem`, ms since the epoch. ValueError if there are none, or
-    one is malformed."""
+    """Returns the earliest expiry of the certificates in `pem`, ms since the epoch. Raises ValueError if there are
+    none, or one is malformed."""
     blocks = _PEM.findall(pem)
     if not blocks:
         raise ValueError("it contains no PEM certificate")
@@ -31,7 +31,7 @@ def earliest_end_ms(pem: str) -> int:
 
 
 def not_after_ms(der: bytes) -> int:
-    """Returns a certificate's notAfter in ms since the epoch. ValueError if `der` is not a certificate."""
+    """Returns a certificate's notAfter in ms since the epoch. Raises ValueError if `der` is not a certificate."""
     try:
         _, content, _ = _element(_element(der, 0)[1], 0)
         tag, position = content[0], 0
@@ -47,7 +47,7 @@ def not_after_ms(der: bytes) -> int:
 
 
 def _element(der: bytes, position: int) -> tuple[int, bytes, int]:
-    """Returns tag, content and end of the element at `position`. IndexError or ValueError if it is incomplete or
+    """Returns tag, content and end of the element at `position`. Raises IndexError or ValueError if it is incomplete or
     unsupported.
     """
     tag, length, start = der[position], der[position + 1], position + 2

@@ -36,7 +36,7 @@ class CredentialStatus(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_ms: int | None
     """Earliest expiry in the file, including intermediate certificates; None without a certificate."""
     is_expiring: bool
-    """Expired, or within 30 days."""
+    """Whether the certificate is expired, or expires within 30 days."""
     loaded_at_ms: int
     error: str
     """Why the current files can't be used, in which case the previous ones stay in use; "" if they are used."""

@@ -45,7 +45,7 @@ def server_context(
 
     `protocols`: names of the protocols that are offered to clients that ask for one (ALPN).
 
-    Blocks to read files. CertificateUnusable if one can't be used, or `files.trust` is missing.
+    Blocks to read files. Raises CertificateUnusable if one can't be used, or `files.trust` is missing.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
@@ -65,7 +65,7 @@ def client_context(files: TlsFiles, *, check_server: bool = True, check_host: bo
     """Returns a client's context, with a client certificate if `files` has one.
 
     `check_host`: the server's certificate must name the requested host. Without `check_server`, any certificate is
-    accepted. Blocks to read files. CertificateUnusable if one can't be used.
+    accepted. Blocks to read files. Raises CertificateUnusable if one can't be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -82,7 +82,7 @@ def client_context(files: TlsFiles, *, check_server: bool = True, check_host: bo
 
 
 def read_pem(path: str) -> str:
-    """Returns a file's text. CertificateUnusable if it can't be read, or exceeds PEM_SIZE_MAX bytes."""
+    """Returns a file's text. Raises CertificateUnusable if it can't be read, or exceeds PEM_SIZE_MAX bytes."""
     try:
         with open(path, encoding="ascii", errors="backslashreplace") as file:
             text = file.read(PEM_SIZE_MAX + 1)

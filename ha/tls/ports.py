@@ -27,7 +27,7 @@ CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": 
 RunBlocking = Callable[[Callable[[], object]], Awaitable[object]]
 """Runs a blocking function without blocking the event loop."""
 Connect = Callable[[str], Awaitable[trio.abc.Stream]]
-"""Opens a stream to an address. OSError if it can't."""
+"""Opens a stream to an address. Raises OSError if it can't."""
 
 
 def load(
@@ -58,8 +58,8 @@ def server_files(keys: ServerTlsKeys) -> TlsFiles:
 def load_server(
     keys: ServerTlsKeys, wall_clock_ms: Callable[[], int], *, role: str = "server", protocols: tuple[str, ...] = ()
 ) -> Credentials | None:
-    """Returns the credentials of a port that uses the keys tls.server.…; None if they turn TLS off. Blocks. ConfigError
-    for an unusable file.
+    """Returns the credentials of a port that uses the keys tls.server.…; None if they turn TLS off. Blocks. Raises
+    ConfigError for an unusable file.
 
     `protocols`: names of the protocols that the port offers to clients that ask for one (ALPN).
     """
@@ -71,7 +71,8 @@ def load_server(
 
 
 def load_client(keys: LinkKeys, wall_clock_ms: Callable[[], int]) -> Credentials:
-    """Returns the credentials of connections to name servers and brokers. Blocks. ConfigError for an unusable file."""
+    """Returns the credentials of connections to name servers and brokers. Blocks. Raises ConfigError for an unusable
+    file."""
     files = TlsFiles(
         certificate=keys.tls_client_cert_path,
         key=keys.tls_client_key_path,

@@ -46,7 +46,7 @@ def _assets() -> tuple[str, dict[str, tuple[bytes, str]]]:
 
 
 def asset_url(name: str) -> str:
-    """Returns the address of an asset. KeyError for an unknown name."""
+    """Returns the address of an asset. Raises KeyError for an unknown name."""
     version, found = _assets()
     found[name]
     return f"{STATIC_PATH}/{version}/{name}"

@@ -13,7 +13,7 @@ import msgspec
 BODY_SHOWN_MAX = 32 * 1024
 """Maximum bytes of a body on its page."""
 HEX_SHOWN_MAX = 8 * 1024
-"""The same for a hex dump, which is five times as long."""
+"""Maximum bytes of a body on its page if it is shown as a hex dump, which is five times as long."""
 PREVIEW_LENGTH_MAX = 120
 """Maximum characters of a body in a list."""
 _ROW = 16

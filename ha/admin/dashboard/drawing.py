@@ -27,7 +27,8 @@ EDGE = 12
 """Margin for lines on the left"""
 NAME_SERVERS_MAX = 6
 SLAVES_MAX = 12
-"""Further slaves are shown as a number; the table below lists all."""
+"""Maximum number of slaves drawn; the drawing states only the number of the others, and the table below it lists
+all."""
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):

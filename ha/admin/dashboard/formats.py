@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 NONE = "–"
 
 _TIME_MS_MAX = 253_402_300_799_999
-"""End of the year 9999; records can contain any number."""
+"""Latest time that is shown as a date, in ms: the end of the year 9999. Records can contain any number."""
 
 
 def count(number: int | None) -> str:

@@ -47,9 +47,9 @@ class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
     servers: str | None = None
     """Name servers, host:port joined with ';'"""
     groups: tuple[str, ...] = ()
-    """Default with `path`: all groups that have an offset"""
+    """Consumer groups to measure; default with `path`: all groups that have an offset"""
     topics: tuple[str, ...] = ()
-    """Default with `path`: all topics that the groups have offsets for"""
+    """Topics to measure; default with `path`: all topics that the groups have offsets for"""
     now_ms: int | None = None
     """Time against which the age of messages is measured; default: the time of the run"""
 
@@ -66,7 +66,7 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str
     committed: int
     begin: int
-    """First message still in the log"""
+    """Queue offset of the first message still in the log"""
     end: int
     """After the last message"""
     messages: int

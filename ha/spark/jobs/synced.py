@@ -15,7 +15,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Create the file at `path` in one step. FileExistsError, with nothing changed, if there is one.
+    """Create the file at `path` in one step. Raises FileExistsError, with nothing changed, if there is one.
 
     A kill may leave a draft behind, whose name ends in `.tmp`.
     """

@@ -152,7 +152,7 @@ class CommittedPartition(LogPartition):
         self.commits = commits
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the committed rows. OptionError as in `Commits.mask`."""
+        """Yield the committed rows. Raises OptionError as in `Commits.mask`."""
         columns = options.columns
         more = tuple(name for name in COLUMNS_NEEDED if name not in columns)
         for batch in self.inner.read(msgspec.structs.replace(options, columns=(*columns, *more))):

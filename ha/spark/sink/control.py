@@ -114,7 +114,7 @@ class CommitTopic:
     async def history(self, sink: str, since_ms: int | None = None) -> History:
         """Return the records of `sink`; none if the topic does not exist.
 
-        `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. ClientError;
+        `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. Raises ClientError, or
         SinkFailed if a record can't be read, or if the name servers know no broker.
         """
         queues = await existing_queues(self._consumer, self._topic)
@@ -137,8 +137,8 @@ class CommitTopic:
     ) -> SendResult:
         """Store `record`, in its sink's queue unless another is given; possibly more than once, which is harmless.
 
-        `accepted`: repeat until the broker answers with one of these statuses (None: any). SinkFailed if that takes
-        longer than the timeout, or if the broker refuses the record.
+        `accepted`: repeat until the broker answers with one of these statuses (None: any). Raises SinkFailed if that
+        takes longer than the timeout, or if the broker refuses the record.
         """
         body = msgspec.json.encode(record)
         message = Message(
@@ -198,7 +198,7 @@ class CommitTopic:
     async def wait_pullable(self, result: SendResult) -> None:
         """Wait until the stored record, and so everything before it on that broker, can be pulled.
 
-        SinkFailed or ClientError after the timeout.
+        Raises SinkFailed or ClientError after the timeout.
         """
         give_up = anyio.current_time() + self._timeout_s
         while True:
@@ -263,8 +263,8 @@ class CommitTopic:
 
 
 async def existing_queues(consumer: PullConsumer, topic: str) -> list[MessageQueue]:
-    """Return the queues of `topic`, none if it does not exist. ClientError; SinkFailed if name servers know no
-    broker."""
+    """Return the queues of `topic`, none if it does not exist. Raises ClientError, or SinkFailed if name servers know
+    no broker."""
     try:
         return await consumer.queues(topic)
     except RouteNotFound:

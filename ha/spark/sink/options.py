@@ -14,7 +14,7 @@ from ha.spark.sink.identity import check_sink_name
 
 COMMIT_TOPIC = "halog-sink-commits"
 _BATCH_BYTES_MAX = 4 * 1024 * 1024 - 64 * 1024
-"""Brokers accept requests up to maxMessageSize (4 MiB)"""
+"""Maximum of batchBytes: brokers accept requests up to maxMessageSize (4 MiB)"""
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
@@ -69,7 +69,7 @@ _OPTIONS = {name.lower(): name for name in _VALUES}
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Parse the options; names in any case. OptionError for the first invalid one."""
+    """Parse the options; names in any case. Raises OptionError for the first invalid one."""
     if any(key.lower() == "path" for key in raw):
         raise OptionError("path", "the sink sends to brokers, it writes no files", "servers, and save() or start()")
     own = {key: value for key, value in raw.items() if key.lower() not in _SPARKS_OWN}

@@ -174,7 +174,7 @@ class PartWriter:
     async def write(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
         """Store every row once; only count the rows if the batch is committed already.
 
-        SinkFailed or ClientError if that fails; the next attempt finds what was stored by then.
+        Raises SinkFailed or ClientError if that fails; the next attempt finds what was stored by then.
         """
         for batch in batches:
             if batch.num_rows == 0:
@@ -335,7 +335,7 @@ class PartWriter:
 
     async def _check_without_rows(self, topic: str, broker_names: Set[str]) -> None:
         """Check that none of these brokers, to which no row can be sent now, can hold rows: none has the topic.
-        SinkFailed if one has it, or if its master does not answer.
+        Raises SinkFailed if one has it, or if its master does not answer.
 
         A producer assumes queues on every broker for a topic that does not exist yet, and a broker creates the topic
         with the first message, so records have floors of brokers that never got the topic. The brokers themselves are
@@ -397,7 +397,8 @@ class PartWriter:
             self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
 
     async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
-        """Yield the messages of this part in queue offsets [begin, end). SinkFailed if a message can't be decoded."""
+        """Yield the messages of this part in queue offsets [begin, end). Raises SinkFailed if a message can't be
+        decoded."""
         settings = PullSettings(retry_s=self._options.send_timeout_s, fail_on_data_loss=False)
         mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
         at = begin
@@ -416,7 +417,8 @@ class PartWriter:
                             yield record
 
     async def _send(self, request: _Request) -> None:
-        """Store `request` once. SinkFailed if it can't be stored within sendTimeout, or if the broker refuses it."""
+        """Store `request` once. Raises SinkFailed if it can't be stored within sendTimeout, or if the broker refuses
+        it."""
         queue = request.queue
         give_up = anyio.current_time() + self._options.send_timeout_s
         pause_s = PAUSE_S

@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 
 def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None:
-    """Check a frame's (name, Spark type) pairs. OptionError, naming what is accepted, if its rows can't be sent.
+    """Check a frame's (name, Spark type) pairs. Raises OptionError, naming what is accepted, if its rows can't be sent.
 
     `topic`: the option topic.
     """
@@ -104,7 +104,8 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
 
 
 def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]:
-    """Yield the rows of `batch`, whose columns have passed `check_columns`. SinkFailed for an invalid message."""
+    """Yield the rows of `batch`, whose columns have passed `check_columns`. Raises SinkFailed for an invalid
+    message."""
     count = batch.num_rows
     columns = {
         _COLUMNS[name.lower()]: column.to_pylist()

@@ -34,7 +34,7 @@ _Offsets = dict[int, tuple[int, int]]
 class ArchivedSource(LogSource):
     """Implements `LogSource` over `log` and the archive that the options name.
 
-    OptionError for a light queue, for a topic that the archive does not hold, and as in `check_broker_names`;
+    Raises OptionError for a light queue, for a topic that the archive does not hold, and as in `check_broker_names`;
     ArchiveDamaged.
     """
 
@@ -122,7 +122,7 @@ class ArchivedSource(LogSource):
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the range from the first message in the archive or the log to the end of the log, or to the end of the
-        archive if the log does not have the queue. OptionError as in `_check_not_created_again`."""
+        archive if the log does not have the queue. Raises OptionError as in `_check_not_created_again`."""
         archived, logged = self._ranges.get(queue, QueueRange(0, 0)), self._log_range(queue)
         self._check_not_created_again(queue, archived, logged)
         if logged.end == 0 or archived.end == 0:
@@ -130,7 +130,8 @@ class ArchivedSource(LogSource):
         return QueueRange(min(archived.begin, logged.begin), logged.end)
 
     def _check_not_created_again(self, queue: QueueKey, archived: QueueRange, logged: QueueRange) -> None:
-        """OptionError if two messages may have one queue offset, because the archive has messages of an earlier topic.
+        """Raises OptionError if two messages may have one queue offset, because the archive has messages of an earlier
+        topic.
 
         The log then has a message that the archive does not cover with a queue offset that the archive has, too.
         """
@@ -153,7 +154,7 @@ class ArchivedSource(LogSource):
         return self._log.queue_range(queue) if is_known else QueueRange(0, 0)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Raises OptionError: archived messages are not searched by time."""
+        """Always raises OptionError: archived messages can't be searched by time."""
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
@@ -181,7 +182,7 @@ class ArchivedSource(LogSource):
     def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
         """Return the tasks for messages that the log no longer has, and the slices to read from the log.
 
-        RecordsGone, unless failOnDataLoss is off, if retention deleted messages that were not archived yet.
+        Raises RecordsGone, unless failOnDataLoss is off, if retention deleted messages that were not archived yet.
         """
         archived: dict[tuple[str, str], _Offsets] = {}
         others = []
@@ -282,8 +283,8 @@ def _cut(offsets: _Offsets, rows_max: int) -> list[_Offsets]:
 
 
 def check_broker_names(archived: Sequence[str], known: Sequence[str]) -> None:
-    """OptionError if a broker may have another name in the archive than at the name servers: its messages would be
-    read twice. Archives of earlier versions, and of RocketMQ's stores, have the name of the store's directory.
+    """Raises OptionError if a broker may have another name in the archive than at the name servers: its messages would
+    be read twice. Archives of earlier versions, and of RocketMQ's stores, have the name of the store's directory.
 
     `archived` and `known` are broker names of the archive and of the name servers. If the archive has all known ones,
     others in it belong to brokers that no longer exist.

@@ -71,7 +71,7 @@ def plan_batch(
 
     Whole topics are read by physical range, in the order of the disk, if `LogSource.range_partitions` returns tasks for
     them, unless maxRecordsPerPartition is set, a filter selects queues, or the columns need no record; everything else
-    is read by queue. RecordsGone as in `slices_between`; OptionError for invalid offsets and topics.
+    is read by queue. Raises RecordsGone as in `slices_between`; OptionError for invalid offsets and topics.
     """
     pushed = pushed or Pushed()
     where = pushed.where

@@ -24,8 +24,8 @@ from ha.spark.source.stores import Paths, find_stores
 logger = logging.getLogger("ha.spark")
 
 _SHARE_READ_BY_RANGE = 0.25
-"""Topics with a smaller share of the log than this are read by queue. A quarter of records of 1 KiB touches two thirds
-of the log's pages."""
+"""Minimum share of the log (0 to 1) that a topic must have to be read by physical range; others are read by queue. A
+quarter of records of 1 KiB touches two thirds of the log's pages."""
 
 
 class LocalSource(LogSource):
@@ -142,7 +142,7 @@ class LocalSource(LogSource):
         In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
         None if the topics of `where` have less than _SHARE_READ_BY_RANGE of the log, if they include a light queue
         (whose records belong to other queues and appear once in a range), or if there are batch queues, which ranges
-        do not include. StoreUnreadable if a log has records but no queues.
+        do not include. Raises StoreUnreadable if a log has records but no queues.
         """
         topics = where.topics
         if topics is not None and any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics):

@@ -72,7 +72,7 @@ class LogPartition(InputPartition):
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Yield the rows in batches of `options.columns`. Runs on an executor.
 
-        RecordsGone where planned records no longer exist, unless options.fail_on_data_loss is off.
+        Raises RecordsGone where planned records no longer exist, unless options.fail_on_data_loss is off.
         """
         raise NotImplementedError
 

@@ -68,12 +68,13 @@ _VALUES: Table = {
 
 
 def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> NetworkSettings:
-    """Return the settings for the name servers `servers` and the options `given`. OptionError for an invalid value."""
+    """Return the settings for the name servers `servers` and the options `given`. Raises OptionError for an invalid
+    value."""
     return NetworkSettings(servers=tuple(servers), **GivenOptions(given).fields(_VALUES))
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Open the brokers of the option `servers`. OptionError if no name server answers; ClientError."""
+    """Open the brokers of the option `servers`. Raises OptionError if no name server answers; ClientError."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 

@@ -30,7 +30,7 @@ from ha.protocol.record import RECORD_SIZE_MIN
 T = TypeVar("T")
 
 SLOT_ENTRIES = 32
-"""RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an answer"""
+"""Queue entries of a slot without tags: RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an answer"""
 FILTERED_SLOT_ENTRIES = 3200
 """Queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
@@ -147,7 +147,7 @@ async def _check_left_out(
 ) -> None:
     """Add the number of messages that the answer to a pull at `at` leaves out to `slot.gone`.
 
-    RecordsGone instead if `fail_on_data_loss` is on.
+    Raises RecordsGone instead if `fail_on_data_loss` is on.
     """
     end = min(raw.next_offset, slot.end)
     if raw.status is PullStatus.FOUND:

@@ -77,8 +77,8 @@ def decode_positions(
 ) -> OffsetMap:
     """Return the positions in parsed JSON. Keys that begin with "$" are skipped.
 
-    `unnamed`: the broker of queues without a broker's name, if it is known. OptionError, naming `option`, if they are
-    malformed, name a broker that is not one of `brokers`, or lack the name where there are several.
+    `unnamed`: the broker of queues without a broker's name, if it is known. Raises OptionError, naming `option`, if
+    they are malformed, name a broker that is not one of `brokers`, or lack the name where there are several.
     """
     _check_offsets(found, option)
     positions: OffsetMap = {}
@@ -103,7 +103,7 @@ def decode_positions(
 
 
 def _check_offsets(found: object, option: str) -> None:
-    """OptionError unless `found` is a JSON object."""
+    """Raises OptionError unless `found` is a JSON object."""
     if not isinstance(found, Mapping):
         raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
 
@@ -111,7 +111,7 @@ def _check_offsets(found: object, option: str) -> None:
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
     """Return the queues that `text` (see QUEUE_TEXT) names: one, or without a broker's name that of every broker.
 
-    OptionError for a broker that is not read; with `one`, also for a text that names queues of several brokers.
+    Raises OptionError for a broker that is not read; with `one`, also for a text that names queues of several brokers.
     """
     broker, _, number = text.rpartition(":")
     broker = brokers.name_of(broker)
@@ -141,7 +141,7 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 
 def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
-    """Decode a stream's offset. OptionError if it is malformed, or not an offset of these brokers."""
+    """Decode a stream's offset. Raises OptionError if it is malformed, or not an offset of these brokers."""
     _check_offsets(found, "checkpoint")
     _check_offsets(found.get(READ, {}), "checkpoint")
     # A single broker may have been renamed, so its name counts only among others.
@@ -160,7 +160,7 @@ def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
 def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
     """Return the existing queues that the options subscribe to, sorted. Topics and queues that don't exist are skipped.
 
-    OptionError if `assign` names a broker that is not read.
+    Raises OptionError if `assign` names a broker that is not read.
     """
     brokers = source.brokers()
     if options.assign is not None:
@@ -186,7 +186,7 @@ def missing_topics(source: LogSource, options: SourceOptions) -> list[str]:
 
 
 def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
-    """OptionError if a topic or queue named for a batch does not exist: most likely it is misspelt."""
+    """Raises OptionError if a topic or queue named for a batch does not exist: most likely it is misspelt."""
     for topic in missing_topics(source, options):
         known = [name for name in source.topics() if not is_system_topic(name)]
         names = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
@@ -203,12 +203,12 @@ def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
 
 
 def starting_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return where a new query starts in each of `queues`. OptionError as in `_resolve`."""
+    """Return where a new query starts in each of `queues`. Raises OptionError as in `_resolve`."""
     return _resolve(source, options, options.starting, options.starting_option, list(queues), at_start=True)
 
 
 def ending_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return where a batch ends in each of `queues`. OptionError as in `_resolve`."""
+    """Return where a batch ends in each of `queues`. Raises OptionError as in `_resolve`."""
     return _resolve(source, options, options.ending, options.ending_option, list(queues), at_start=False)
 
 
@@ -223,8 +223,8 @@ def _resolve(
 ) -> OffsetMap:
     """Return a queue offset for every queue; for a time after the last record, the queue's end.
 
-    OptionError for offsets or times by queue that omit a queue or name a topic that is not read, for an offset above 0
-    of a queue that does not exist, and for a starting time after the last record of a queue, unless
+    Raises OptionError for offsets or times by queue that omit a queue or name a topic that is not read, for an offset
+    above 0 of a queue that does not exist, and for a starting time after the last record of a queue, unless
     startingOffsetsByTimestampStrategy is latest.
     """
     if isinstance(position, AtEdge):

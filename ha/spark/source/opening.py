@@ -8,9 +8,10 @@ from ha.spark.source.options import SourceOptions
 
 
 def open_source(options: SourceOptions) -> LogSource:
-    """Open the source of the option `path` or `servers`, with that of `archive` or `isolation` around it.
+    """Open the source that the option `path` or `servers` names, wrapped in one that reads an archive first (option
+    `archive`) or leaves out uncommitted rows (option `isolation`), if that is requested.
 
-    StoreUnreadable, ClientError, ArchiveDamaged or OptionError if that fails.
+    Raises StoreUnreadable, ClientError, ArchiveDamaged or OptionError if that fails.
     """
     source = _open(options)
     if options.archive is not None:

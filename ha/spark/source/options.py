@@ -47,7 +47,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...] = ()
     """Store directories or globs, not expanded yet"""
     broker_names: tuple[str, ...] = ()
-    """One for each path; the same name twice means replicas of one log"""
+    """Name of the broker for each path; the same name twice means replicas of one log"""
     servers: tuple[str, ...] = ()
     """Name servers, host:port"""
     archive: str | None = None
@@ -181,7 +181,8 @@ _KAFKA_ONLY = {
 
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
-    """Parse the options for a `kind` of query; names in any case. OptionError for the first invalid option found."""
+    """Parse the options for a `kind` of query; names in any case. Raises OptionError for the first invalid option
+    found."""
     given = GivenOptions({_known(key): value for key, value in raw.items()})
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
         if name in given:
@@ -230,7 +231,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
 def parse_any(raw: Mapping[str, str]) -> SourceOptions:
     """Parse the options before the kind of query is known: as a stream's, or as a batch's if they have an ending.
 
-    OptionError if they are valid for neither.
+    Raises OptionError if they are valid for neither.
     """
     kind: Kind = "stream" if any(_known(key) in _STREAM_ONLY for key in raw) else "batch"
     if kind == "batch" and not any(_known(key) in _BATCH_ONLY for key in raw):

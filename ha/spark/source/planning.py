@@ -63,8 +63,9 @@ def slices_between(
 ) -> list[QueueSlice]:
     """Return the slices to read between two positions, sorted, without missing records.
 
-    A queue without a start begins with its first record. RecordsGone, unless `fail_on_data_loss` is off, for records
-    that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log now).
+    A queue without a start begins with its first record. Raises RecordsGone, unless `fail_on_data_loss` is off, for
+    records that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log
+    now).
     """
     slices = []
     for queue in sorted(end):

@@ -46,7 +46,7 @@ def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Pos
     """Return where to start or end, and the name of the option that determines it.
 
     `side`: "starting" or "ending". Of several options, Timestamp precedes OffsetsByTimestamp and Offsets. `default`
-    applies if there is none. OptionError for an invalid value.
+    applies if there is none. Raises OptionError for an invalid value.
     """
     name = f"{side}Timestamp"
     if name in given:
@@ -84,7 +84,7 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
 
 
 def check_batch_positions(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
-    """OptionError for positions that are invalid in a batch.
+    """Raises OptionError for positions that are invalid in a batch.
 
     They are invalid if the batch would read nothing or end before it starts, or if they have different queues.
     """

@@ -15,9 +15,9 @@ from itertools import groupby
 from typing import Any
 
 QUEUES_WORTH_RUNS = 32
-"""Minimum number of a broker's queues of a topic that are written as runs."""
+"""Minimum number of queues of a topic on one broker for which consecutive queues are written as one JSON member."""
 RUN_MAX = 65_536
-"""Maximum number of queues in a run."""
+"""Maximum number of consecutive queues in one JSON member."""
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -40,7 +40,7 @@ def decode_run(text: str, value: Any) -> tuple[str, int, list[int]]:
     """Decode a JSON member: return the broker's name with its colon ("" without a name), the first queue, and the
     numbers of that queue and the following ones.
 
-    ValueError, with the reason, if it is not such a member.
+    Raises ValueError, with the reason, if it is not such a member.
     """
     broker, colon, queues = text.rpartition(":")
     found = _NUMBERS.fullmatch(queues)

@@ -55,7 +55,8 @@ def types_of(*, kafka: bool) -> dict[str, DataType]:
 
 
 def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
-    """Return the schema of `columns`, in this order, all nullable. OptionError for an unknown or repeated name."""
+    """Return the schema of `columns`, in this order, all nullable. Raises OptionError for an unknown or repeated
+    name."""
     return StructType([StructField(name, _TYPES[name]) for name in check_columns(columns, _TYPES)])
 
 
@@ -67,7 +68,7 @@ def read_columns(selected: Iterable[str], *, kafka: bool) -> tuple[str, ...]:
 def columns_of(schema: StructType, *, kafka: bool = False) -> tuple[str, ...]:
     """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
-    OptionError for a schema without columns, and for a column that does not exist, is repeated, has another type
+    Raises OptionError for a schema without columns, and for a column that does not exist, is repeated, has another type
     (nothing is cast), or is NOT NULL (fields of a damaged record may be null).
     """
     columns = []

@@ -23,7 +23,8 @@ Paths = tuple[str, ...]
 
 
 class Stores(msgspec.Struct, frozen=True):
-    """`replicas`: broker name -> directories, in the order given. `brokers`: the names, with their aliases."""
+    """The store directories that a query reads. `replicas`: broker name -> directories, in the order given. `brokers`:
+    the names, with their aliases."""
 
     replicas: dict[str, Paths]
     brokers: Brokers
@@ -32,10 +33,10 @@ class Stores(msgspec.Struct, frozen=True):
 def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> Stores:
     """Return the stores that `paths` name; globs are expanded and sorted.
 
-    With `broker_names`, directories with the same name count as replicas. StoreUnreadable for a glob that matches no
-    directory. OptionError if there are names, but not one for each directory; if replicas of one log have different
-    names, or different logs the same; and without names, if different logs would be named after directories with the
-    same name.
+    With `broker_names`, directories with the same name count as replicas. Raises StoreUnreadable for a glob that
+    matches no directory. Raises OptionError if there are names, but not one for each directory; if replicas of one log
+    have different names, or different logs the same; and without names, if different logs would be named after
+    directories with the same name.
     """
     directories = _directories(paths)
     if broker_names and len(broker_names) != len(directories):
@@ -90,8 +91,8 @@ def _logs(directories: Sequence[str]) -> list[int]:
 def _own_names(directories: Sequence[str], logs: Sequence[int]) -> list[str]:
     """Return the name of each directory's broker: the stored one, else the name of the log's first directory.
 
-    If different logs have the same stored name, they are of several clusters, and that name is not used. OptionError
-    if two logs would be named after directories with the same name.
+    If different logs have the same stored name, they are of several clusters, and that name is not used. Raises
+    OptionError if two logs would be named after directories with the same name.
     """
     first: dict[int, str] = {}
     stored: dict[int, str] = {}

@@ -81,7 +81,7 @@ class StreamPlanner:
         self._read_up: dict[str, Any] | None = None
 
     def initial(self) -> dict[str, Any]:
-        """Return the offset at which a new query starts. OptionError as in `starting_positions`."""
+        """Return the offset at which a new query starts. Raises OptionError as in `starting_positions`."""
         self._source.refresh()
         for topic in missing_topics(self._source, self._options):
             logger.warning('stream.topic_missing topic=%r hint="it is read from its first message on"', topic)
@@ -123,8 +123,8 @@ class StreamPlanner:
     def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the offset at which the next batch ends, within `limit` and the options' limits.
 
-        `start` itself if there is no batch yet. RecordsGone as in `_still_there`; OptionError if `start` is of other
-        brokers.
+        `start` itself if there is no batch yet. Raises RecordsGone as in `_still_there`; OptionError if `start` is of
+        other brokers.
         """
         if not self._look() and start == self._read_up:
             return start
@@ -155,7 +155,8 @@ class StreamPlanner:
     def _still_there(self, at: StreamOffset) -> OffsetMap:
         """Return the positions without those of deleted queues. If a queue's end moved back, its position is that end.
 
-        RecordsGone for such queues, unless failOnDataLoss is off. Waits first for ends that moved back; see `wait_for`.
+        Raises RecordsGone for such queues, unless failOnDataLoss is off. Waits first for ends that moved back; see
+        `wait_for`.
         """
         positions = at.positions
         found = self._without_created_again(at)
@@ -171,7 +172,7 @@ class StreamPlanner:
     def _without_created_again(self, at: StreamOffset) -> OffsetMap:
         """Return the positions without those of queues whose last read message has been replaced by another one.
 
-        RecordsGone for such queues, unless failOnDataLoss is off; then all messages of the new topic are read.
+        Raises RecordsGone for such queues, unless failOnDataLoss is off; then all messages of the new topic are read.
         """
         found = dict(at.positions)
         for queue, offset in at.positions.items():
@@ -244,7 +245,8 @@ class StreamPlanner:
         return dict(encode_positions(self._latest, self._source.brokers())) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
-        """Return the tasks of a batch. RecordsGone as in `slices_between`, and for queues that were created again."""
+        """Return the tasks of a batch. Raises RecordsGone as in `slices_between`, and for queues that were created
+        again."""
         brokers = self._source.brokers()
         first, last = decode_stream(start, brokers), decode_stream(end, brokers)
         # After a restart the log may need to catch up with what was read before it.

@@ -46,8 +46,8 @@ _EXACT = Context(prec=DECIMAL_DIGITS_MAX)
 _WITHOUT_MEANING = frozenset({"doc", "aliases", "default", "order"})
 """Attributes that change no column and no value"""
 _Convert = Callable[[Any], Any] | None
-"""Converts a value of fastavro that is not None to one of Arrow; None: they are the same. ValueError if it does not
-fit
+"""Converts a value of fastavro that is not None to one of Arrow; None: they are the same. Raises ValueError if it does
+not fit
 """
 
 
@@ -154,7 +154,8 @@ class _Types:
         """Full name -> type; None while its own definition is read"""
 
     def of(self, schema: Any, namespace: str) -> tuple[pa.DataType, _Convert]:
-        """Return the Arrow type and the conversion of values of `schema`. ValueError if no column can have the type."""
+        """Return the Arrow type and the conversion of values of `schema`. Raises ValueError if no column can have the
+        type."""
         if isinstance(schema, list):
             members = [member for member in schema if member != "null"]
             if len(members) != 1:

@@ -20,7 +20,8 @@ from ha.spark.jobs.archive.manifest import BodyColumns
 
 
 def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[pa.Field]:
-    """Return the columns of `topic` (None: of all topics), each once. OptionError if they don't fit into one table."""
+    """Return the columns of `topic` (None: of all topics), each once. Raises OptionError if they don't fit into one
+    table."""
     fields: dict[str, pa.Field] = {}
     for columns in found:
         for of_topic, schema in columns.schemas.items():
@@ -39,8 +40,8 @@ def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[
 def columns_of(found: Iterable[BodyColumns], topic: str) -> BodyColumns | None:
     """Return the columns that the brokers' archives (`found`) have for `topic`; None if none has a schema for it.
 
-    JSON schemas of several brokers are merged; with other formats, they must be equal. OptionError if they are not, or
-    if the columns don't fit into one table.
+    JSON schemas of several brokers are merged; with other formats, they must be equal. Raises OptionError if they are
+    not, or if the columns don't fit into one table.
     """
     found = [columns for columns in found if topic in columns.schemas]
     if not found:

@@ -16,16 +16,16 @@ class BodyFormat(Protocol):
         """Describes a valid schema of this format, for error messages."""
 
     def stored_schema(self, given: str | tuple[bytes, str], /) -> dict[str, Any]:
-        """Return the user's schema in the form that the archive's manifest stores. ValueError if it is invalid;
+        """Return the user's schema in the form that the archive's manifest stores. Raises ValueError if it is invalid;
         OptionError if a required package is not installed."""
 
     def columns(self, stored: dict[str, Any], /) -> pa.StructType:
-        """Return the columns of a stored schema. ValueError for a type that no column can have."""
+        """Return the columns of a stored schema. Raises ValueError for a type that no column can have."""
 
     def decoder(self, stored: dict[str, Any], /) -> Callable[[bytes], Any]:
         """Return a function that returns the values of a body by column, or None if the body can't be decoded.
 
-        OptionError if a required package is not installed.
+        Raises OptionError if a required package is not installed.
         """
 
 

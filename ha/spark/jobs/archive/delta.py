@@ -168,7 +168,8 @@ def _shown(value: Any) -> Any:
 
 
 def delta_session(spark: SparkSession) -> SparkSession:
-    """Return a new session that can use Delta tables by their paths. OptionError if this Spark has no Delta Lake."""
+    """Return a new session that can use Delta tables by their paths. Raises OptionError if this Spark has no Delta
+    Lake."""
     delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
     extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
     # py4j takes a missing class for a package.

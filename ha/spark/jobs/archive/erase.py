@@ -50,7 +50,7 @@ class EraseOptions(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     """Erase only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); none: the whole topic"""
     broker_name: str | None = None
-    """Default: the messages of all brokers"""
+    """Broker whose messages are erased; default: all brokers"""
     dry_run: bool = True
     """Count only"""
 
@@ -108,7 +108,7 @@ class RewriteTask(msgspec.Struct, frozen=True):
 
 
 def search_file(task: SearchTask) -> Found:
-    """Find the matching rows of a file. OSError if it can't be read."""
+    """Find the matching rows of a file. Raises OSError if it can't be read."""
     finds = Finds()
     with pq.ParquetFile(Path(task.archive, task.file.path)) as parquet:
         for batch in row_batches(parquet, range(parquet.num_row_groups), list(SEARCHED)):

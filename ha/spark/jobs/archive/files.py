@@ -125,7 +125,7 @@ class Written(msgspec.Struct, frozen=True):
     damaged: int
     last: LastRecord | None = None
     undecoded: dict[str, int] = {}
-    """Topic -> bodies whose columns could not be decoded"""
+    """Topic -> number of bodies whose columns could not be decoded"""
 
 
 def archive_schema(columns: Iterable[str], body_columns: BodyColumns | None = None) -> pa.Schema:
@@ -136,8 +136,8 @@ def archive_schema(columns: Iterable[str], body_columns: BodyColumns | None = No
 
 
 def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `task` with all its columns, topic first. RecordsGone if retention deleted them; CorruptLog for
-    a damaged record with `on_damage` "fail"."""
+    """Yield the rows of `task` with all its columns, topic first. Raises RecordsGone if retention deleted them;
+    CorruptLog for a damaged record with `on_damage` "fail"."""
     options = ReadOptions(
         columns=("topic", *task.columns),
         decompress=False,
@@ -175,7 +175,7 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
 
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:
-    """Write the rows of the task's files into staging, in the same order. OSError."""
+    """Write the rows of the task's files into staging, in the same order. Raises OSError."""
 
     def rows() -> Iterator[pa.RecordBatch]:
         for source in task.sources:
@@ -259,7 +259,7 @@ def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
 
 
 def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
-    """Return the last sound record of an archived file in physical offsets [begin, end), or None. OSError or
+    """Return the last sound record of an archived file in physical offsets [begin, end), or None. Raises OSError or
     ArrowException if the file can't be read."""
     within = (pc.field("physicalOffset") >= begin) & (pc.field("physicalOffset") < end)
     columns = ["physicalOffset", "storeSize", "bodyCRC", "storeTimestamp", "crcOk"]

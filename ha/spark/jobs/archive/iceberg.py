@@ -73,7 +73,7 @@ _PARTITIONS = PartitionSpec(
 def open_iceberg_table(archive: Path, name: str) -> IcebergTable:
     """Open the table `name`, which is TABLE_IN_FOLDER or `catalog.namespace.table`, or create it.
 
-    OptionError if there is no such catalog, or if the table is not at the archive's path.
+    Raises OptionError if there is no such catalog, or if the table is not at the archive's path.
     """
     if name == TABLE_IN_FOLDER:
         catalog: Catalog = FolderCatalog(archive)
@@ -254,7 +254,7 @@ class FolderCatalog(NoopCatalog):
         return self.load_table(identifier)
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return the last version of the table. NoSuchTableError."""
+        """Return the last version of the table. Raises NoSuchTableError."""
         version = self._version()
         if not version:
             raise NoSuchTableError(f"{self._metadata} has no metadata")

@@ -78,7 +78,8 @@ def _struct(types: dict[str, Any]) -> StructType:
 
 
 def _types_of(kind: DataType) -> tuple[Any, pa.DataType]:
-    """Return the types by which msgspec and Arrow represent `kind`. ValueError if it can't be decoded from JSON."""
+    """Return the types by which msgspec and Arrow represent `kind`. Raises ValueError if it can't be decoded from
+    JSON."""
     if isinstance(kind, StructType):
         members = {field.name: _types_of(field.dataType) for field in kind.fields}
         fields = {name: python | None for name, (python, _) in members.items()}

@@ -140,7 +140,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     version: int = FORMAT_VERSION
     sequence: int
     kind: Literal["append", "compact", "void", "erase"]
-    """void: in Delta archives of halog 0.1"""
+    """The operation that made the commit; "void" occurs only in Delta archives of halog 0.1"""
     time_ms: int
     scope: Scope
     covered_begin: int
@@ -265,7 +265,7 @@ class Manifest:
     def state(self, *, applied_only: bool = False) -> State:
         """Return the state after all commits; without the last one if `applied_only` and its files are not in place.
 
-        ArchiveDamaged if a commit is missing or can't be read; OptionError for a Delta archive of halog 0.1.
+        Raises ArchiveDamaged if a commit is missing or can't be read; OptionError for a Delta archive of halog 0.1.
         """
         end = self.applied() if applied_only else None
         state = State(broker_name=self.broker_name)
@@ -282,7 +282,7 @@ class Manifest:
         return state
 
     def applied(self) -> int:
-        """Return the number of the last commit whose files are in place; 0 if there is none. ArchiveDamaged."""
+        """Return the number of the last commit whose files are in place; 0 if there is none. Raises ArchiveDamaged."""
         try:
             return int((self.folder / "applied").read_text())
         except FileNotFoundError:
@@ -298,7 +298,7 @@ class Manifest:
     def recover(self) -> State:
         """Finish what a killed archiver began, delete its leftovers, and return the state.
 
-        ArchiveDamaged if a file of its last commit is missing; errors as in `state`.
+        Raises ArchiveDamaged if a file of its last commit is missing; errors as in `state`.
         """
         commit = self.unapplied()
         if commit is not None:
@@ -325,7 +325,7 @@ class Manifest:
     def commit(self, commit: Commit) -> None:
         """Make `commit` effective.
 
-        ArchiveConflict, with nothing changed, if its number is taken or a staged file is gone.
+        Raises ArchiveConflict, with nothing changed, if its number is taken or a staged file is gone.
         """
         for file in commit.added:
             if not (self.archive / file.staged).exists():
@@ -340,7 +340,8 @@ class Manifest:
             raise ArchiveConflict(self.archive, f"another archiver made commit {commit.sequence} first") from None
 
     def apply(self, commit: Commit) -> None:
-        """Move the files of `commit`, the last one, into place. Can be repeated. ArchiveDamaged if one is missing."""
+        """Move the files of `commit`, the last one, into place. Can be repeated. Raises ArchiveDamaged if one is
+        missing."""
         for file in commit.added:
             staged, final = self.archive / file.staged, self.archive / file.path
             found = staged if staged.exists() else final

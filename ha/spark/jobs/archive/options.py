@@ -33,8 +33,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str
     """The archive: a local path or file://"""
     broker_name: str | None = None
-    """Default: the name that the store states, else the directory's. An archive that already has the log under the
-    directory's name keeps that"""
+    """Name of the broker in the archive; default: the name that the store states, else the directory's. An archive that
+    already has the log under the directory's name keeps that name"""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     iceberg_table: str | None = None
     """`catalog.namespace.table` of PyIceberg's configuration; None: the archive's folder is the table"""
@@ -67,7 +67,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     every_s: float | None = None
     """Interval in seconds at which new records are archived until the job is stopped; None: run once"""
     metrics_file: str | None = None
-    """Rewritten after each commit and each look at the log, for the textfile collector of Prometheus' node exporter"""
+    """File of metrics for the textfile collector of Prometheus' node exporter, rewritten after each commit and each
+    check for new records"""
 
 
 class ArchiveResult(msgspec.Struct, kw_only=True):
@@ -87,7 +88,7 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
     merged_files: int = 0
     """Small files replaced by larger ones"""
     undecoded: dict[str, int] = {}
-    """Topic -> bodies archived by this run whose columns are null, as they could not be decoded"""
+    """Topic -> number of bodies archived by this run whose columns are null, as they could not be decoded"""
     covered_begin: int = 0
     covered_end: int = 0
     log_end: int = 0
@@ -107,7 +108,7 @@ def table_name(options: ArchiveOptions) -> str:
 def body_columns(options: ArchiveOptions) -> BodyColumns | None:
     """Return the columns that are decoded from bodies; None without schemas.
 
-    OptionError for an invalid schema or name of a column, for a topic that is not archived, and if only one of
+    Raises OptionError for an invalid schema or name of a column, for a topic that is not archived, and if only one of
     `columns_from` and `schemas` is given.
     """
     if options.columns_from is None and not options.schemas:
@@ -139,7 +140,7 @@ def _body_schema(form: BodyFormat, topic: str, given: str | tuple[bytes, str]) -
 
 
 def _check_names(topic: str, kind: DataType) -> None:
-    """OptionError if a struct within `kind` has a field name that a table can't have, or the same name twice."""
+    """Raises OptionError if a struct within `kind` has a field name that a table can't have, or the same name twice."""
     if isinstance(kind, ArrayType):
         _check_names(topic, kind.elementType)
     if isinstance(kind, MapType):
@@ -154,7 +155,7 @@ def _check_names(topic: str, kind: DataType) -> None:
 
 
 def archive_path(archive: str) -> Path:
-    """Return the directory of the option `archive`. OptionError for another file system."""
+    """Return the directory of the option `archive`. Raises OptionError for another file system."""
     if archive.startswith("file:"):
         archive = archive.removeprefix("file:")
         archive = "/" + archive.lstrip("/")

@@ -49,7 +49,7 @@ logger = logging.getLogger("ha.spark")
 _RANGE_BYTES_MIN = 16 << 20
 _SEGMENT_BYTES_MAX = 1 << 31
 _COMMITS_PER_EXPIRY = 64
-"""A continuous job deletes old versions of its table once per this many commits; that reads the file lists of all
+"""Number of commits after which a continuous job deletes old versions of its table, which reads the file lists of all
 versions.
 """
 
@@ -89,7 +89,7 @@ class ArchiveJob:
     def recover(self) -> None:
         """Finish what a killed run left, check that archive and log belong together, and open the table.
 
-        OptionError if the archive was created with other options, ArchiveDamaged if it is of another log.
+        Raises OptionError if the archive was created with other options, ArchiveDamaged if it is of another log.
         """
         self.state = self.manifest.recover()
         if self.state.scope is not None:
@@ -147,7 +147,7 @@ class ArchiveJob:
         self.reports.report(self.reader, self.state.covered_end or 0, self.result)
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
-        """Archive [begin, end), which `ranges` cover, and commit. RecordsGone with nothing changed."""
+        """Archive [begin, end), which `ranges` cover, and commit. Raises RecordsGone with nothing changed."""
         sequence = self.state.sequence + 1
         run = self.manifest.stage(sequence)
         written: list[Written] = self.run(
@@ -289,7 +289,7 @@ class ArchiveJob:
     def _plan_begin(self) -> tuple[int, tuple[Hole, ...]]:
         """Return the physical offset to resume from, and the hole before it if retention deleted what comes next.
 
-        RecordsGone instead of a hole, unless `fail_on_data_loss` is off.
+        Raises RecordsGone instead of a hole, unless `fail_on_data_loss` is off.
         """
         begin, first = self._begin(), self.reader.min_offset
         if begin >= first:
@@ -305,8 +305,8 @@ class ArchiveJob:
         return self.reader.split(begin, min(log_end, begin + self.slots * each), each) if begin < log_end else []
 
     def _check_other_brokers(self) -> None:
-        """OptionError if columns of another broker in the archive and those of this one don't fit into one table, or if
-        a topic of both has bodies of different formats."""
+        """Raises OptionError if columns of another broker in the archive and those of this one don't fit into one
+        table, or if a topic of both has bodies of different formats."""
         if self.state.scope is None and self.scope.body_columns is not None:
             archive = self.manifest.archive
             scopes = [Manifest(archive, name).state().scope for name in brokers(archive)] + [self.scope]
@@ -350,7 +350,7 @@ class ArchiveJob:
     def _check_queues(self) -> None:
         """Refuse a log from which messages would be missing in an archive that counts as complete.
 
-        OptionError for topics with batch queues, StoreUnreadable for a log without queues.
+        Raises OptionError for topics with batch queues, StoreUnreadable for a log without queues.
         """
         self.reader.check_has_queues()
         found = {queue.topic for queue in self.reader.batch_queues(self.scope.topics)} - set(self.scope.left_out)

@@ -22,11 +22,12 @@ class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
     """The distance of an archive from its log at one time. Sizes in bytes of the log."""
 
     bytes: int
-    """Stored, but not archived yet"""
+    """Bytes of the log that are not archived yet"""
     seconds: float
     """Age of the oldest message among them; 0 if there is none in their first _LOOK_BYTES"""
     headroom_bytes: int
-    """Archived, and still in the log: what retention can delete before it reaches messages that are not archived"""
+    """Bytes of the log that are archived and not deleted yet: what retention can delete before it reaches messages that
+    are not archived"""
 
 
 def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> ArchiveLag:

@@ -38,13 +38,13 @@ _SCALARS = {
     FieldDescriptor.TYPE_STRING: pa.string(),
     FieldDescriptor.TYPE_BYTES: pa.binary(),
 }
-"""Spark has no unsigned integers, so these have the next larger type."""
+"""Protobuf's scalar types -> Arrow's. Spark has no unsigned integers, so these have the next larger type."""
 _WRAPPERS = "google/protobuf/wrappers.proto"
 _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 """Seconds since 1970 of the years 1 to 9999"""
 _DURATION_SECONDS = range(-315_576_000_000, 315_576_000_001)
 _Convert = Callable[[Any], Any] | None
-"""Converts a value of Protobuf to one of Arrow; None: they are the same. ValueError if it does not fit"""
+"""Converts a value of Protobuf to one of Arrow; None: they are the same. Raises ValueError if it does not fit"""
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
@@ -99,7 +99,8 @@ def _stored_descriptor(stored: dict[str, Any]) -> Descriptor:
 
 
 def _descriptor(files: list[FileDescriptorProto], message: str) -> Descriptor:
-    """Return the descriptor of `message`. KeyError if there is none, TypeError if an imported file is missing."""
+    """Return the descriptor of `message`. Raises KeyError if there is none, TypeError if an imported file is
+    missing."""
     pool = DescriptorPool()
     for file in files:  # imported ones first
         pool.AddSerializedFile(file.SerializeToString())
@@ -120,8 +121,8 @@ def _with_imports(name: str, files: dict[str, FileDescriptorProto]) -> set[str]:
 def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.DataType, Callable[[Any], Any]]:
     """Return Arrow's type of a message, and a function that converts one.
 
-    `within`: full names of the messages that contain it. ValueError if this message, or one in it, contains itself or
-    has no fields.
+    `within`: full names of the messages that contain it. Raises ValueError if this message, or one in it, contains
+    itself or has no fields.
     """
     name = message.full_name
     if name == "google.protobuf.Timestamp":
@@ -152,7 +153,7 @@ def _field_type(
 ) -> tuple[pa.DataType, Callable[[Any], Any]]:
     """Return Arrow's type of a field, and a function that returns its value in a message.
 
-    ValueError as in `_message_type`.
+    Raises ValueError as in `_message_type`.
     """
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -184,14 +185,14 @@ def _value_type(field: FieldDescriptor, within: tuple[str, ...]) -> tuple[pa.Dat
 
 
 def _timestamp(found: Any) -> int:
-    """Convert to µs since 1970, rounded down. ValueError if it is out of range."""
+    """Convert to µs since 1970, rounded down. Raises ValueError if it is out of range."""
     if found.seconds not in _TIMESTAMP_SECONDS or not 0 <= found.nanos < 1_000_000_000:
         raise ValueError("no valid Timestamp")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)
 
 
 def _duration(found: Any) -> int:
-    """Convert to µs, rounded down. ValueError if it is out of range."""
+    """Convert to µs, rounded down. Raises ValueError if it is out of range."""
     if found.seconds not in _DURATION_SECONDS or abs(found.nanos) >= 1_000_000_000 or found.seconds * found.nanos < 0:
         raise ValueError("no valid Duration")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)

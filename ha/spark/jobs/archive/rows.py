@@ -58,8 +58,8 @@ class FileRange(msgspec.Struct, frozen=True):
 def read_files(part: FileRange, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `part` with `options.columns`, in physical order. `options.where` is not applied.
 
-    OptionError for a column that the archive lacks, ArchiveDamaged for a file that is missing, and CorruptLog for a
-    damaged record with `on_damage="fail"`.
+    Raises OptionError for a column that the archive lacks, ArchiveDamaged for a file that is missing, and CorruptLog
+    for a damaged record with `on_damage="fail"`.
     """
     manifest = Manifest(Path(part.archive), part.broker_name)
     at = part.begin

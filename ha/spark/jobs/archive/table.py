@@ -36,7 +36,7 @@ class ArchiveTable(Protocol):
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
         """Add and remove files of the broker of `state`, and record its offsets, in one step.
 
-        `is_merge`: the added files have the rows of the removed ones. ArchiveConflict if another writer of the
+        `is_merge`: the added files have the rows of the removed ones. Raises ArchiveConflict if another writer of the
         table is first at each attempt.
         """
 
@@ -45,7 +45,7 @@ class ArchiveTable(Protocol):
 
 
 def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable | None:
-    """Open the table of an archive, or create it; None for Parquet. OptionError if its library is missing."""
+    """Open the table of an archive, or create it; None for Parquet. Raises OptionError if its library is missing."""
     if scope.format == "delta":
         from ha.spark.jobs.archive.delta import DeltaTable
 
@@ -58,7 +58,7 @@ def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable
 
 
 def follow(table: ArchiveTable, archive: Path, state: State) -> None:
-    """Make `table` have the files of `state`. ArchiveDamaged if another program has written to it."""
+    """Make `table` have the files of `state`. Raises ArchiveDamaged if another program has written to it."""
     held: dict[str, int] = {}
     for path, rows in table.files().items():
         name = _FILE.fullmatch(path)

@@ -49,7 +49,7 @@ class ArchivePlace(msgspec.Struct, frozen=True):
     begin: int
     end: int
     files: tuple[tuple[str, str | None, int, int], ...]
-    """(path, topic, first physical offset, physical end of the last record) of each."""
+    """(path, topic, physical offset of the first record, physical end of the last one) of each file."""
     topics: frozenset[str] | None
     left_out: frozenset[str]
     skips_damaged: bool
@@ -84,7 +84,8 @@ class ArchiveFacts(msgspec.Struct):
 def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
     """Read the manifest of `broker_name`, or of the only broker if that is None.
 
-    OptionError if there is no such archive or broker, or if there are several brokers and no name; ArchiveDamaged.
+    Raises OptionError if there is no such archive or broker, or if there are several brokers and no name;
+    ArchiveDamaged.
     """
     folder = Path(path).absolute()
     states = {state.broker_name: state for state in archive_states(folder)}
@@ -138,7 +139,7 @@ def compare_archive(task: ArchiveTask) -> ArchiveFacts:
     """Compare one range; the facts are empty if retention deletes it meanwhile.
 
     If a file is missing because a merge or an erasure has replaced it, compares with the archive as it is now.
-    ArchiveDamaged if a file of the manifest is missing or can't be read; StoreUnreadable.
+    Raises ArchiveDamaged if a file of the manifest is missing or can't be read; StoreUnreadable.
     """
     while True:
         try:
@@ -208,7 +209,7 @@ def _of_topics(view: Examined, ends: Mapping[str, int]) -> np.ndarray:
 
 def _archived(task: ArchiveTask) -> pa.Table:
     """Return the archive's rows of the range by physical offset, with their topic, and without the columns that were
-    decoded from bodies. FileNotFoundError if a file is missing, ArchiveDamaged if one can't be read."""
+    decoded from bodies. Raises FileNotFoundError if a file is missing, ArchiveDamaged if one can't be read."""
     parts = []
     condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)
     for path, topic, _, _ in task.archive.files:

@@ -1,12 +1,12 @@
 """`ha spark audit`: checks whether the copies of a log are equal, and whether each of them is sound.
 
 The checks are those of `ha.audit`. Executors examine physical ranges of the log in every copy that has them; the driver
-folds the facts in the order of the log. Its memory depends on the number of queues and topics, not on the size of the
-log. Every executor must see every path. Copies may be written to during the audit: each is examined up to its confirmed
-end at the start.
+combines their results in the order of the log. Its memory depends on the number of queues and topics, not on the size
+of the log. Every executor must see every path. Copies may be written to during the audit: each is examined up to its
+confirmed end at the start.
 
-Results of ranges are kept until the audit ends (`ha.spark.jobs.finished`): another attempt examines only the remaining
-ranges and those written to since, and says so in the notes.
+Results of ranges are kept until the audit ends (`ha.spark.jobs.finished`). If it is interrupted, the next run examines
+only the remaining ranges and those written to since; a note in its result says so.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class AuditResult(msgspec.Struct, frozen=True):
 
 
 def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audit `options.paths`. OptionError for invalid options; StoreUnreadable for a store that can't be read;
+    """Audit `options.paths`. Raises OptionError for invalid options; StoreUnreadable for a store that can't be read;
     ArchiveDamaged.
 
     After an error or a kill, run it again with the same options: finished ranges are not read again.

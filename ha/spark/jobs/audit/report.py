@@ -25,7 +25,7 @@ def audit_json(result: AuditResult) -> bytes:
 
 
 def write_audit(result: AuditResult, html: Path | None = None, json: Path | None = None) -> None:
-    """Write the page and the JSON to the given paths. OSError if a file can't be written."""
+    """Write the page and the JSON to the given paths. Raises OSError if a file can't be written."""
     if json is not None:
         json.write_bytes(audit_json(result) + b"\n")
     if html is not None:

@@ -66,12 +66,12 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """File that identifies runs of one replay; created by the first one. Not needed for a dry run"""
     queues: tuple[int, ...] | None = None
     begin_ms: int | None = None
-    """Stored at or after this time, ms since 1970"""
+    """Only messages stored at or after this time, ms since 1970; None: from the first one on"""
     end_ms: int | None = None
     """Stored before this time"""
     tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
-    """A word of KEYS, or UNIQ_KEY"""
+    """Only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); None: all"""
     messages_per_s: float | None = None
     """Maximum rate of all tasks together"""
     skip_unsendable: bool = False
@@ -365,7 +365,7 @@ def _shared(plan: ReplayPlan, tasks: int) -> ReplayPlan:
 
 def _earlier_name(options: RestoreOptions) -> str | None:
     """Return the name of the store directory if an earlier version, which used it as the broker's name, began this
-    restore; else None. OptionError if the state file can't be decoded."""
+    restore; else None. Raises OptionError if the state file can't be decoded."""
     file = Path(options.state or "")
     if options.path is None or not file.is_file():
         return None
@@ -383,7 +383,7 @@ def _load_state(file: Path) -> ReplayState:
 def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
     """Read the state file, or create it; brokers that are new in the source are added to it.
 
-    OptionError if it is the state of another replay, can't be decoded or can't be written.
+    Raises OptionError if it is the state of another replay, can't be decoded or can't be written.
     """
     assert options.state is not None
     file = Path(options.state)
@@ -434,7 +434,7 @@ def _write_state(file: Path, state: ReplayState) -> None:
 async def _find_targets(servers: str, topic: str) -> tuple[TargetQueue, ...]:
     """Return the queues of `topic` and their current ends; for a new topic, the queues that it will get.
 
-    RestoreFailed if it has no writable queue; ClientError.
+    Raises RestoreFailed if it has no writable queue; ClientError.
     """
     async with (
         Producer(servers, group="halog-restore") as producer,

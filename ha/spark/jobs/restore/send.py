@@ -128,7 +128,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     servers: str
     replay_id: str
     targets: tuple[TargetQueue, ...]
-    """Sorted by broker and queue"""
+    """The queues to send to, sorted by broker and queue"""
     source_brokers: tuple[str, ...]
     """The source's brokers in the order of their discovery"""
     messages_per_s: float | None
@@ -215,7 +215,7 @@ class _Task:
         self._last_stored: dict[tuple[str, str, int], int] = {}
         self._queue: tuple[str, str, int] | None = None
         self._taken = (-1, -1)
-        """Queue offset and physical offset of the last message of this queue"""
+        """Queue offset and physical offset of the last message that was taken from this queue"""
         self._waiting: list[tuple[int, Message]] = []
         self._waiting_bytes = 0
         self._next_send = 0.0
@@ -260,7 +260,7 @@ class _Task:
         await self._send(waiting)
 
     async def _send(self, waiting: list[tuple[int, Message]]) -> None:
-        """Send messages in one request, or in two if it is refused because of one of them. RestoreFailed."""
+        """Send messages in one request, or in two if it is refused because of one of them. Raises RestoreFailed."""
         assert self._queue is not None
         done = self.done[self._queue]
         assert done.target is not None
@@ -316,8 +316,8 @@ class _Task:
         done.last = stored[-1][0]
 
     def _check_order(self, offset: int, physical_offset: object) -> None:
-        """RestoreFailed if the queue has messages of two topics of that name, one created after the other was deleted:
-        RocketMQ begins at queue offset 0 again, so it could not be told which messages were sent."""
+        """Raises RestoreFailed if the queue has messages of two topics of that name, one created after the other was
+        deleted: RocketMQ begins at queue offset 0 again, so it could not be told which messages were sent."""
         assert isinstance(physical_offset, int)
         if offset <= self._taken[0] or physical_offset < self._taken[1]:
             reason = "the topic was deleted and created again, so queue offsets don't identify its messages"
@@ -342,7 +342,7 @@ class _Task:
         await anyio.sleep(start - now)
 
     def _message(self, row: dict[str, object], done: QueueReplay) -> Message:
-        """Return the message to send. ValueError if no broker would accept it."""
+        """Return the message to send. Raises ValueError if no broker would accept it."""
         assert done.target is not None
         body, sys_flag, flag, born = row["body"], row["sysFlag"], row["flag"], row["bornTimestamp"]
         if row["crcOk"] is False or not isinstance(body, bytes) or not isinstance(sys_flag, int):
@@ -368,9 +368,9 @@ class _Task:
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
         """Return the queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
 
-        `may_be_new`: the topic may just have been created, and not be known to the name servers yet. RestoreFailed if
-        retention has deleted messages that an earlier run may have sent, or if name servers don't know the broker;
-        ClientError.
+        `may_be_new`: the topic may just have been created, and not be known to the name servers yet. Raises
+        RestoreFailed if retention has deleted messages that an earlier run may have sent, or if name servers don't know
+        the broker; ClientError.
         """
         target = self._plan.target_of(source[1], source[2])
         broker_name = target.queue.broker_name

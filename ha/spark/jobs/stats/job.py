@@ -140,14 +140,14 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str
     begin: int
     end: int
-    """Physical offsets of the range that was read"""
+    """The range that was read is [begin, end), in physical offsets"""
     total: Figures
     topics: tuple[TopicFigures, ...]
     hours: tuple[HourFigures, ...]
     rows: tuple[QueueHour, ...]
     interval_ms: int
     intervals: tuple[Interval, ...]
-    """What the plots show: minutes of a log of less than three hours, otherwise hours"""
+    """The points of the plots: one per minute if the log covers less than three hours, otherwise one per hour"""
     tags: tuple[Frequent, ...]
     keys: tuple[Frequent, ...]
     groups: tuple[GroupTrouble, ...]
@@ -169,7 +169,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Count the messages of `options.path`, except those in batch queues. OptionError, StoreUnreadable.
+    """Count the messages of `options.path`, except those in batch queues. Raises OptionError, StoreUnreadable.
 
     After an error or a kill, run it again with the same options: finished ranges are not read again.
     """

@@ -96,7 +96,7 @@ class RangeStats(msgspec.Struct):
 
 
 def stats_of_range(task: StatsTask) -> RangeStats:
-    """Count one range. Records that were deleted are left out. StoreUnreadable."""
+    """Count one range. Records that were deleted are left out. Raises StoreUnreadable."""
     found = RangeStats({}, HeavyHitters(task.tracked), HeavyHitters(task.tracked), 0, task.end)
     where = RowFilter(
         topics=None if task.topics is None else frozenset(task.topics),

@@ -45,7 +45,7 @@ def stats_table(result: StatsResult) -> pa.Table:
 def write_stats(result: StatsResult, folder: Path) -> list[Path]:
     """Write stats.parquet, .csv, .json and .html and a PNG for each plot into `folder`, created if missing.
 
-    Returns the paths of the files. OSError if one can't be written.
+    Returns the paths of the files. Raises OSError if one can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = stats_table(result)
