@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ha.testing import Master
 
 _NAME_SIZE_MAX = 80
-"""Characters of a test's name in `halog_name`; brokers accept topics of up to 127."""
+"""Maximum number of characters of a test's name in `halog_name`; brokers accept topics of up to 127."""
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,10 @@ import trio
 from ha.poller import TIME_SLICE_S, Poller
 
 READ_SIZE_FIRST = 65_536
-"""Bytes requested by a read, until a read returns that many: most connections never need `chunk_size_max`."""
+"""Number of bytes requested by a read, until a read returns that many: most connections never need `chunk_size_max`."""
 
 TIME_SLICE_BYTES = 1_048_576
-"""Bytes read from one connection after which other tasks run in any case."""
+"""Number of bytes read from one connection after which other tasks run in any case."""
 
 READ_BYTES_COUNTED_MIN = 16_384
 """Minimum bytes that a read counts as in the time slice, even if it is shorter: a peer that sends in small pieces must

@@ -103,11 +103,11 @@ class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     account_count: int
     failed_count: int
-    """Requests that failed authentication."""
+    """Number of requests that failed authentication."""
     denied_count: int
-    """Authenticated requests without the permission."""
+    """Number of authenticated requests without the permission."""
     closed_count: int
-    """Connections closed after too many authentication failures."""
+    """Number of connections closed after too many authentication failures."""
 
 
 class AclRefusal(Exception):  # noqa: N818

@@ -13,7 +13,7 @@ from ipaddress import IPv6Address, ip_address
 FAILURE_COUNT_MAX = 20
 WINDOW_S = 60.0
 HOST_COUNT_MAX = 1024
-"""Addresses that are remembered; beyond it, the one that failed longest ago is forgotten."""
+"""Maximum number of addresses that are remembered; beyond it, the one that failed longest ago is forgotten."""
 
 
 class Attempts:

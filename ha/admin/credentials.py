@@ -69,7 +69,7 @@ class AdminGuard:
         return guarded
 
     def wait_s(self, scope: Any) -> float:
-        """Returns how long the peer has to wait before it may give a token again; 0: not at all."""
+        """Returns the seconds that the peer has to wait before it may give a token again; 0 if it may at once."""
         return self._attempts.wait_s(_host(scope))
 
     def accepts(self, scope: Any, token: bytes) -> bool:

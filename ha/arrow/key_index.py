@@ -45,7 +45,7 @@ class KeyHits(NamedTuple):
     spans: list[tuple[int, int]]
 
     def may_be_at(self, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which records may have one of the keys: those found, and those between files."""
+        """Return a mask of the records that may have one of the keys: those found, and those between files."""
         begins, ends = np.array(self.spans, np.int64).T
         file = np.searchsorted(begins, physical_offsets) - 1
         is_between: npt.NDArray[np.bool_] = (file < 0) | (physical_offsets >= ends[file])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _BLOCK_ENTRIES = 65_536
 _RANGE_BYTES = 64 << 20
-"""Size of the pieces in which a range is read and sorted in memory."""
+"""Size in bytes of the pieces in which a range is read and sorted in memory."""
 _TAG_CODE_MIN = -(1 << 31)
 """Lowest tags code that is a hash; lower ones are addresses in a consume-queue extension file."""
 _REWRITE_TIMEOUT_S = 60.0
@@ -49,8 +49,9 @@ _DELETED_MS = -1 << 63
 """Stands for the store time of a record that retention deleted; lower than any other"""
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
-"""If at least one in _QUEUES_SHARE of all queues, and more than _QUEUES_CHEAP queues, were examined, the next refresh
-examines all of them: it then knows the log's end, by which it recognizes an unchanged log."""
+"""Divisor of the number of queues: if at least one in _QUEUES_SHARE of all queues, and more than _QUEUES_CHEAP queues,
+were examined, the next refresh examines all of them: it then knows the log's end, by which it recognizes an unchanged
+log."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
 node writes again after a crash, show only in the queues."""
@@ -448,7 +449,8 @@ class LogReader:
         return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Like `read_range`, but finds the records by their sizes, so also those in no queue (transaction ends)."""
+        """Like `read_range`, but steps from record to record by their sizes. So it also yields records that are in no
+        consume queue: those that commit or roll back a transaction."""
         return self._batches(self.walk_runs(begin, end, options), options)
 
     def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:

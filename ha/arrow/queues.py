@@ -37,7 +37,7 @@ BATCH_ENTRY_DTYPE = np.dtype(
 Entries = npt.NDArray[np.void]
 _PROBE_ENTRIES = 1024
 _PROBE_ENTRIES_AGAIN = 32
-"""Entries read first when the end of the queue was found before: most queues have few new entries."""
+"""Number of entries read first when the end of the queue was found before: most queues have few new entries."""
 _SIZE_AT = 8
 _NO_SIZE = bytes(4)
 UNWRITTEN = np.iinfo(np.int64).max

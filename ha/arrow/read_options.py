@@ -87,7 +87,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     decompress: bool = True
     """Decompress `body`; a body that can't be decompressed is damaged"""
     message_size_max: int = BODY_SIZE_MAX
-    """Maximum size of a decompressed body (the brokers' maxMessageSize); a longer one is damaged"""
+    """Maximum size in bytes of a decompressed body (the brokers' maxMessageSize); a longer one is damaged"""
     on_damage: Literal["report", "skip", "fail"] = "report"
     """report: a row with the known fields, crcOk=false and null elsewhere; skip: count it; fail: CorruptLog"""
     verify_crc: bool = False
@@ -111,13 +111,14 @@ class ReadCounts(msgspec.Struct):
     """Counts of rows, and of damaged and missing records of a reader."""
 
     rows: int = 0
-    """Rows returned"""
+    """Number of rows returned"""
     damaged: int = 0
-    """Records that were not sound, and bodies that can't be decompressed"""
+    """Number of records that were not sound, and bodies that can't be decompressed"""
     skipped: int = 0
-    """How many of the damaged records were skipped"""
+    """Number of damaged records that were skipped"""
     gone: int = 0
-    """Queue offsets whose records were missing; in reads by ranges, also bytes of the log that were missing"""
+    """Number of queue offsets whose records were missing; in reads by ranges, also bytes of the log that were
+    missing"""
 
     def add(self, other: ReadCounts) -> None:
         """Add the counts of another reader."""

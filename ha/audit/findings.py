@@ -36,7 +36,7 @@ HOUR_MS = 3_600_000
 NO_HOUR = -1
 """The hour of a finding without a readable store timestamp."""
 CELLS_MAX = 100_000
-"""Maximum number of cells; findings of further ones are counted under OTHER_TOPICS and NO_HOUR."""
+"""Maximum number of (topic, hour, kind) counters; further findings are counted under OTHER_TOPICS and NO_HOUR."""
 OTHER_TOPICS = "(other topics)"
 
 
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     copy: str
     physical_offset: int = -1
     length: int = 0
-    """Bytes for "unreadable", queue offsets for "hole", else 0."""
+    """Number of bytes for "unreadable", of queue offsets for "hole", else 0."""
     topic: str = ""
     queue_id: int = -1
     queue_offset: int = -1

@@ -47,7 +47,8 @@ def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRa
 def range_tasks(
     ranges: Sequence[PlannedRange], places: Sequence[CopyPlace], examples_max: int, audit_id: str
 ) -> list[RangeTask]:
-    """Return a task for each range. The offset of the first record is known only at the start of a copy."""
+    """Return a task for each range. The physical offset of a range's first record is known only at the start of a
+    copy."""
     return [
         RangeTask(
             each.begin,

@@ -164,9 +164,9 @@ class Walked(msgspec.Struct):
 def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None = None) -> Walked:
     """Find the records that begin in [begin, end) (physical offsets) and end at or before `limit`.
 
-    `start`: the known offset of the first record. With None it is searched for, and bytes before it count as the end of
-    a record that began before the range. Bytes that no file holds are damage. Raises StoreUnreadable if a file can't be
-    read.
+    `start`: the known physical offset of the first record. With None it is searched for, and bytes before it count as
+    the end of a record that began before the range. Bytes that no file holds are damage. Raises StoreUnreadable if a
+    file can't be read.
     """
     walk = _Walk(log, begin, end, limit)
     walk.run(start)

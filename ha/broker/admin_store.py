@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdminStore:
-    """Answers requests that clean the store."""
+    """Answers requests that delete expired files, or the queues of deleted topics."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store

@@ -37,7 +37,7 @@ from ha.remoting import RemotingConnection, RequestHandler
 from ha.store.consume_queue import ConsumeQueue
 
 QUEUES_PER_SLICE = 64
-"""Queues visited before other tasks run."""
+"""Maximum number of queues visited before other tasks run."""
 ENTRY_COUNT_MAX = 8192
 """Maximum number of queue entries in an answer to request 321."""
 MINUTE_S = 60
@@ -47,7 +47,7 @@ to request 208."""
 
 
 class ConsumeStatistics:
-    """Answers requests about progress and rates."""
+    """Answers requests for statistics of topics and consumer groups."""
 
     def __init__(self, core: BrokerCore, *, in_flight_count: Callable[[str, str, int], int]) -> None:
         """`in_flight_count`: see `PopService.in_flight_count`."""

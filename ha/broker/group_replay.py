@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
 """Bytes of the log per read, more for a longer record."""
 ENTRY_COUNT = 4096
-"""Queue entries per read."""
+"""Maximum number of queue entries per read."""
 
 
 class LoadedTables(msgspec.Struct, kw_only=True):

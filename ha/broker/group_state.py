@@ -18,7 +18,7 @@ from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, e
 BEFORE_ALL = LogPosition()
 """The position before the first record."""
 QUEUE_COUNT = 512
-"""Offsets of one group and topic that `pack` adds to a record at a time."""
+"""Maximum number of queues of one group and topic whose offsets `pack` adds to a record at a time."""
 RECORD_OVERHEAD = 1024
 """Maximum bytes of a record's body apart from the entries of its maps."""
 

@@ -123,7 +123,8 @@ class OpReads:
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset
         self._reads: deque[tuple[int, int]] = deque()
-        """(first op of a range that was read, highest offset of a half message that the range ends)"""
+        """(queue offset of the first op message of a range that was read, highest queue offset of a half message that
+        the range ends)"""
 
     def note(self, next_offset: int, last_half: int) -> None:
         """Records that the ops before `next_offset` were read.
@@ -141,7 +142,8 @@ class OpReads:
             )
 
     def needed_from(self, half_start: int) -> int:
-        """The offset of the first op that may end half messages from `half_start` on. Forgets the ops before it."""
+        """Queue offset of the first op message that may end half messages from `half_start` on. Forgets the ops
+        before."""
         reads = self._reads
         while reads and reads[0][1] < half_start:
             reads.popleft()

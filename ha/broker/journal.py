@@ -69,7 +69,7 @@ class Journal:
         self._waiters: list[Waiter] = []
         self._taken: list[Waiter] = []
         self._is_settled = False
-        """Whether all changes that were ever taken are acknowledged"""
+        """Whether all changes that `take` has returned are acknowledged, those of earlier terms included"""
         self.some = trio.Event()
         """Set when there are changes to write, a request waits for an outcome, or a snapshot is due"""
         self.urgent = trio.Event()

@@ -27,7 +27,7 @@ FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot f
 
 
 class OffsetProcessor:
-    """Answers requests about offsets."""
+    """Answers requests about consumer offsets and the bounds of queues."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store

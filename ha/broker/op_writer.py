@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 LINGER_S = 0.1
 OFFSET_COUNT_MAX = 256
-"""Half messages per op message."""
+"""Maximum number of half messages per op message."""
 PENDING_COUNT_MAX = 65_536
 """Maximum number of ended half messages that wait for an op message. Beyond it the oldest are dropped; after a restart
 or a change of master they may be checked again.

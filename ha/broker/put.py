@@ -80,7 +80,7 @@ class PutService:
         self._scope = trio.CancelScope(shield=True)
         self._drained = trio.lowlevel.ParkingLot()
         self.stored_count = 0
-        """Messages stored since the start"""
+        """Number of messages stored since the start"""
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:

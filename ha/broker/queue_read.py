@@ -37,10 +37,10 @@ Span = tuple[int, memoryview | bytes]
 """A physical offset, and the bytes of the log from there on."""
 
 SCAN_COUNT_MIN = 800
-"""Entries scanned per read with a filter (RocketMQ: 16000 bytes of the queue), or the number of requested messages if
-higher."""
+"""Number of entries scanned per read with a filter (RocketMQ: 16000 bytes of the queue), or the number of requested
+messages if higher."""
 SCAN_COUNT_MAX = 8192
-"""Upper limit of entries scanned per read, whatever the request asks for."""
+"""Maximum number of entries scanned per read, even if the request asks for more messages."""
 
 _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
@@ -360,8 +360,8 @@ def _wanted_from(wanted: Wanted, physical_offset: int) -> int | None:
 
 @with_compiled_twin
 def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: int) -> int:
-    """Where a read ends that begins at physical offset `begin`, within message `number`: the end of the last message
-    that is read with it.
+    """Physical offset of the end of a read that begins at physical offset `begin`, within message `number`: the end of
+    the last message that is read with it.
 
     At most `gap_max` bytes lie between two of them, and the read has at most `size_max` bytes unless it is one message.
     """

@@ -104,7 +104,7 @@ class NameServerState(msgspec.Struct, kw_only=True):
     last_registered_at: float | None = None
     """Time of the last success (Trio's clock)"""
     registered_id: int = -1
-    """The broker id registered there; -1 if none, or while it is not known which one"""
+    """Broker id under which it is registered there; -1 if none, or while it is not known which one"""
     tried_revision: int = -1
     """The revision of topics and role in the last attempt."""
     other_address: str = ""

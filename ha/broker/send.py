@@ -85,14 +85,14 @@ class SendProcessor:
         self.on_answered: Callable[[float, float, Sequence[PutRequest]], None] | None = None
         """Called for sends answered together, with their arrival, the current time (trio clock), and the puts"""
         self.not_master_count = self.flow_control_count = 0
-        """Sends refused because this broker may not store, and because too many are in flight"""
+        """Number of sends refused because this broker may not store, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
         self._store_host = encode_host(options.host, options.port)
         self._usual_answer = self._make_usual_answer()
 
     @property
     def in_flight_count(self) -> int:
-        """Sends that are queued for the log, or wait for a flush or a slave."""
+        """Number of sends that are queued for the log, or wait for a flush or a slave."""
         return self._in_flight
 
     async def wait_all_answered(self) -> None:

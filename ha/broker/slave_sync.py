@@ -1,5 +1,6 @@
 """A slave's copy of its master's tables, with the code of the request that returns each: topics (request 21), consumer
-offsets (43), groups (201), delay offsets (45) and, with authenticationEnabled, users (3005) and their policies (3010).
+offsets (request 43), groups (request 201), delay offsets (request 45) and, with authenticationEnabled, users (request
+3005) and their policies (request 3010).
 
 Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
 whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The queues of topics

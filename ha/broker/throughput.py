@@ -18,7 +18,7 @@ SAMPLE_INTERVAL_S = 5.0
 WINDOWS_S = (10, 60, 600)
 SLICE_S = 10.0
 SLICE_COUNT = 6
-"""Slices per group rate: one minute in all."""
+"""Number of slices per group rate: one minute in all."""
 
 
 class GroupReads:
@@ -27,11 +27,11 @@ class GroupReads:
     def __init__(self, *, key_count_max: int) -> None:
         self._key_count_max = key_count_max
         self.found_count = 0
-        """Reads of a queue, by pulls and pops, that returned messages"""
+        """Number of reads of a queue, by pulls and pops, that returned messages"""
         self.missed_count = 0
-        """Pulls that returned none"""
+        """Number of pulls that returned none"""
         self.message_count = 0
-        """Messages returned by pulls and pops"""
+        """Number of messages returned by pulls and pops"""
         self._slices: deque[dict[tuple[str, str], int]] = deque([{}], maxlen=SLICE_COUNT + 1)
         self._slice_began = 0.0
         self._positions: dict[tuple[str, str], dict[int, int]] = {}
@@ -51,8 +51,8 @@ class GroupReads:
         current[key] = current.get(key, 0) + message_count
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
-        """Next offset of the group's last read of the queue that returned messages; -1 if there was none since the
-        start."""
+        """Queue offset at which the group's last read of the queue that returned messages ended; -1 if there was none
+        since the broker's start."""
         return self._positions.get((group, topic), {}).get(queue_id, -1)
 
     def per_s(self, group: str, topic: str) -> float:

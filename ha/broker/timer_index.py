@@ -1,4 +1,4 @@
-"""Which timer messages are pending, in the order in which they are due.
+"""An index of the pending timer messages, in the order in which they are due.
 
 Derived from the consume queue of rmq_sys_wheel_timer, whose entries have the timer code of their message as tags code
 (`ha.protocol.record.timer_code`). Messages that are due in a later hour are kept by hour, in the order of the queue.
@@ -20,9 +20,9 @@ from heapq import heapify, heappop, heappush
 
 BUCKET_MS = 3_600_000
 LEAD_MS = 10_000
-"""How long before the start of an hour its messages are sorted, in ms."""
+"""Time before the start of an hour at which its messages are sorted, in ms."""
 RUN_COUNT = 2048
-"""Messages sorted at a time."""
+"""Maximum number of messages sorted at a time."""
 
 Key = tuple[int, int]
 """Timer code and queue offset of a message. A code is 2 × due time (ms), plus 1 unless it is a recall."""

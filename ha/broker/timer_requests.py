@@ -50,7 +50,7 @@ class _TimerMetrics(msgspec.Struct, rename="camel", frozen=True):
 
 
 class TimerRequests:
-    """Answers requests 60 and 61."""
+    """Answers requests 60 GET_TIMER_CHECK_POINT and 61 GET_TIMER_METRICS."""
 
     def __init__(
         self, core: BrokerCore, timers: TimerService, *, replicated_progress: Callable[[], DelayOffsets | None]

@@ -76,7 +76,7 @@ HORIZONS_MS = {"1h": 3_600_000, "24h": 86_400_000, "7d": 7 * 86_400_000}
 RECALL_WAIT_S = 3.0
 """Maximum wait until a stored recall is in the index."""
 READ_COUNT_MAX = 1024
-"""Queue entries read between two checkpoints."""
+"""Maximum number of queue entries read between two checkpoints."""
 
 
 class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +214,7 @@ class TimerService:
             self._reset()
 
     def _wait_s(self, now_ms: int) -> float:
-        """Returns how long to wait for an arrival before the next step."""
+        """Returns the maximum time in seconds to wait for new messages before the next step; inf without a limit."""
         next_due_ms = self._index.next_due_ms
         if next_due_ms is not None:
             return max(0.0, min(CHECK_INTERVAL_S, (next_due_ms - now_ms) / 1000))

@@ -17,7 +17,7 @@ from ha.remoting import RemotingClient
 TIMEOUT_S = 1.0
 """Timeout of each name server; below the 3 s that clients wait for an answer."""
 NAME_SERVER_COUNT_MAX = 2
-"""Name servers asked per topic."""
+"""Maximum number of name servers asked per topic."""
 QUEUE_COUNT_MAX = 65_536
 """Maximum queues of a topic on all brokers; anyone who may register a broker can claim more."""
 

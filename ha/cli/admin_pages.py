@@ -227,7 +227,7 @@ class Page:
     raw: bytes
     node: NodeStatus
     clock_ahead_s: float | None
-    """How far the node's clock is ahead of this machine's, in seconds; negative if it is behind, None if unknown"""
+    """Seconds by which the node's clock is ahead of this machine's; negative if it is behind, None if unknown"""
 
 
 @Parameter(name="*")

@@ -23,7 +23,7 @@ from ha.client import ClientOptions, Message, Producer, SendStatus
 from ha.errors import ClientError
 
 _STEPS = 32
-"""Buckets per power of two: latencies are accurate to about 3 %"""
+"""Number of buckets per power of two: latencies are accurate to about 3 %"""
 _PROGRESS_S = 0.1
 _GRACE_S = 1.0
 _ERROR_PAUSE_S = 0.2
@@ -91,7 +91,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     is_complete: bool
     """False after Ctrl-C or SIGTERM"""
     sent: int
-    """Messages that were stored; `errors` counts the failed sends"""
+    """Number of messages that were stored; `errors` counts the failed sends"""
     statuses: dict[str, int]
     errors: dict[str, int]
     duration_s: float

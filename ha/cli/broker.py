@@ -48,9 +48,9 @@ class Left(msgspec.Struct, frozen=True):
     groups: dict[str, int] = {}
     """Consumer group -> number of messages that it has not consumed and acknowledged; for a POP group a lower bound"""
     delayed_count: int = 0
-    """Messages with a delay level that are not delivered yet"""
+    """Number of messages with a delay level that are not delivered yet"""
     timer_count: int = 0
-    """Timer messages that are not due yet"""
+    """Number of timer messages that are not due yet"""
     half_count: int = 0
     """Number of half messages from the first open one on, whether open or ended; 0 if none is open"""
 

@@ -128,7 +128,7 @@ def _link(link: SlaveSide) -> str:
 
 
 _RATE_S = 10.0
-"""Window of rates, in seconds."""
+"""Time over which rates are computed, in seconds."""
 
 
 def _rate(points: Sequence[tuple[float, int]]) -> float | None:

@@ -33,7 +33,7 @@ class QueueAt(msgspec.Struct, frozen=True):
     end: int
     lag: int
     in_flight: int
-    """Messages that members have received but not committed or acknowledged"""
+    """Number of messages that members have received but not committed or acknowledged"""
     last_consumed_ms: int
     """Store time of the last consumed message; 0: unknown"""
 
@@ -43,11 +43,11 @@ class Progress(msgspec.Struct, frozen=True):
 
     group: str
     lag: int
-    """Messages in all queues, including those in `hidden_lag`"""
+    """Number of messages in all queues, including those in `hidden_lag`"""
     messages_per_s: float
     queues: list[QueueAt]
     hidden_lag: int = 0
-    """Messages in retry and system topics, whose queues are shown only with --all"""
+    """Number of messages in retry and system topics, whose queues are shown only with --all"""
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ _BATCH_READY_COUNT = 32
 """Minimum number of messages with which a batch is sent at once. Before a smaller one is sent, the senders that were
 just woken get time to add their next messages."""
 _CHECKPOINTS_TO_JOIN = 2
-"""Checkpoints until every woken task has run; trio runs the tasks of one scheduler pass in any order."""
+"""Number of checkpoints until every woken task has run; trio runs the tasks of one scheduler pass in any order."""
 _BATCH_DELAY_MAX_S = 0.1
 """Longest time that a batch waits for earlier requests of its lane."""
 _TIMEOUT_MIN_S = 2 * _BATCH_DELAY_MAX_S

@@ -39,7 +39,8 @@ _SHORT_CHUNK_SIZE = 64 * 1024
 map new memory at each read.
 """
 _TURNS_TO_READ = 3
-"""Iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the most."""
+"""Number of iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the
+most."""
 _DEADLINES_KEPT = 64
 """Number of deadlines that are always kept: those of answered requests are removed once there are more than this, plus
 twice the number of requests that were pending at the last removal."""

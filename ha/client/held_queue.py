@@ -30,9 +30,9 @@ class HeldQueue:
         self.feeding = anyio.CancelScope()
         """Cancel scope of the task that fetches its messages."""
         self.resume_at: int | None = None
-        """Start offset of the next process queue; takes precedence over the saved position."""
+        """Queue offset at which the next process queue starts; takes precedence over the saved position."""
         self.resume_from = -1
-        """Minimum start offset of the next process queue."""
+        """Minimum queue offset at which the next process queue starts."""
         self.locked_until = -math.inf
         """With ORDERLY: time at which the lock expires, on the event loop's clock."""
         self.lock_changed = anyio.Event()
@@ -40,7 +40,7 @@ class HeldQueue:
         self.is_scheduled = False
         """With ORDERLY: whether a worker has the queue, or the queue waits for one."""
         self.handling_count = 0
-        """Messages that handlers are working on."""
+        """Number of messages that handlers are working on."""
         self._idle: anyio.Event | None = None
         # For tools: wall-clock times, in ms since 1970
         self.last_pull_ms = 0

@@ -252,13 +252,13 @@ class ReceivedMessage:
 
     @property
     def born_timestamp_ms(self) -> int:
-        """When it was sent, by the producer's clock."""
+        """Time at which it was sent, in ms since the epoch (producer's clock)."""
         number: int = self._parts[0][8]
         return number
 
     @property
     def store_timestamp_ms(self) -> int:
-        """When it was stored, by the broker's clock."""
+        """Time at which it was stored, in ms since the epoch (broker's clock)."""
         number: int = self._parts[0][10]
         return number
 
@@ -282,7 +282,7 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was redelivered."""
+        """Number of times that the message was redelivered; 0 at its first delivery."""
         number: int = self._parts[0][12]
         return number
 
@@ -367,7 +367,7 @@ class PullResult(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     broker_id: int
-    """The broker of the set that answered: 0 master, others slaves."""
+    """Broker id of the broker that answered: 0 is the master, others are slaves."""
 
 
 class Stretch(msgspec.Struct, frozen=True):

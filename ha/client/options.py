@@ -46,9 +46,10 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether messages that are sent while a request is in flight share the next request; see docs/sdk.md. Off by
     default because it spreads a burst over fewer queues."""
     message_size_max: int = BODY_SIZE_MAX
-    """Maximum uncompressed size of a sent or received body. Set it to the brokers' maxMessageSize if that is raised."""
+    """Maximum uncompressed size in bytes of a sent or received body. Set it to the brokers' maxMessageSize if that is
+    raised."""
     frame_size_max: int = 16_777_216
-    """Maximum size of a response, and of the decompressed bodies that one pull or receive returns."""
+    """Maximum size in bytes of a response, and of the decompressed bodies that one pull or receive returns."""
     outbox_size_max: int = 4 * 1024 * 1024
     """Buffered bytes per connection above which senders wait."""
     credentials: AclCredentials | None = None

@@ -35,7 +35,7 @@ class Positions(Protocol):
 
     @property
     def loss_count(self) -> int:
-        """Grows when saved positions may have been lost, so that they have to be saved again."""
+        """Counter that grows when saved positions may have been lost, so that they have to be saved again."""
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
         """Saves `offsets`, by queue; `place_of` must be the same for all of these queues. Calls `on_saved` with each

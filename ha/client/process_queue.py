@@ -98,7 +98,7 @@ class ProcessQueue:
 
     @property
     def count(self) -> int:
-        """Messages held, including those being handled."""
+        """Number of messages held, including those being handled."""
         return self._count
 
     @property
@@ -108,7 +108,7 @@ class ProcessQueue:
 
     @property
     def waiting_count(self) -> int:
-        """Messages not taken yet."""
+        """Number of messages not taken yet."""
         return len(self._waiting)
 
     @property

@@ -39,8 +39,8 @@ _QUEUE_NUMS_MAX = 65_536
 """Maximum number of queues of a topic on one broker; a route with more is rejected."""
 
 _UNKNOWN_ROUTE_KEPT_S = 120.0
-"""How long a route is kept while name servers don't know the topic, unless a broker rejects the topic, too. A restarted
-name server knows a topic once its brokers have registered again, which they do every 30 s."""
+"""Time in seconds for which a route is kept while name servers don't know the topic, unless a broker rejects the topic,
+too. A restarted name server knows a topic once its brokers have registered again, which they do every 30 s."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):

@@ -26,7 +26,8 @@ BATCH_BYTES_MAX = 512 * 1024
 FULL_IN_FLIGHT_MAX = 4
 """Maximum number of concurrent requests per broker for full batches."""
 _BATCH_REJECTION_S = 60.0
-"""How long a topic's messages are sent alone after a broker rejected them as a batch but accepted them singly."""
+"""Time in seconds for which a topic's messages are sent one per request, after a broker rejected them as a batch but
+accepted each of them alone."""
 
 Kind = tuple[str, int, bool]
 """Topic, `sys_flag` (compression) and `waits`, which all messages of one request share."""

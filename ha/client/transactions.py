@@ -37,7 +37,7 @@ _CHECK_TIMEOUT_S = 60.0
 
 
 class TransactionState(Enum):
-    """Outcome of the application's part of a transaction."""
+    """Outcome of a local transaction: of what the application did in its own database, for example."""
 
     COMMIT = "COMMIT_MESSAGE"
     """The local transaction was committed: the message is delivered."""
@@ -50,7 +50,7 @@ class TransactionState(Enum):
 Check = Callable[[ReceivedMessage], Awaitable[TransactionState]]
 """Finds out how the transaction of a half message ended, possibly much later and in another process."""
 Local = Callable[[SendResult], Awaitable[TransactionState]]
-"""Does the application's part once the half message is stored, and returns the outcome."""
+"""Executes the local transaction once the half message is stored, and returns its outcome."""
 
 _FLAG_OF_STATE = {
     TransactionState.COMMIT: SysFlag.TRANSACTION_COMMIT,

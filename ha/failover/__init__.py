@@ -1,4 +1,4 @@
-"""Who is master: what the members of a broker group agree on, and the service that keeps it.
+"""Elects the master of a failover group: the state that its members agree on, and the service that stores it (etcd).
 
-Knows no log, no connection between brokers and no request; the agreement service is reached through `Agreement` alone.
+Imports nothing of logs, of connections between brokers or of requests; the service is reached only through `Agreement`.
 """

@@ -49,13 +49,14 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sync_state_set: frozenset[int]
     """Broker ids of the members that have every acknowledged byte."""
     ack_count: int | None = None
-    """Members of the set that acknowledge each message, the master included; None: all of them."""
+    """Number of members of the set that acknowledge each message, the master included; None: all of them."""
     version: int = 0
-    """Grows with each change of the record within a term. 0 in records of earlier releases."""
+    """Version of the record within its term, which grows with each change; 0 in records of earlier releases."""
 
     @property
     def age(self) -> RecordAge:
-        """Grows with each change of the record: shows whether the service was rolled back."""
+        """Epoch and version, which grow with each change of the record: a lower age shows that the service was rolled
+        back."""
         return self.epoch, self.version
 
 
@@ -110,10 +111,10 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An operator's request for another master, or its refusal."""
 
     to: int | None
-    """Broker id of the next master; None: any but the present one."""
+    """Broker id of the next master; None: any member except the current master."""
     reason: str = ""
     epoch: int | None = None
-    """The term to end; the request has no effect on later ones. None: the present one."""
+    """The term to end; the request has no effect on later ones. None: the current term."""
     refusal: str = ""
     """Why the master refused. The record is then the answer to a request."""
     refused_revision: int = 0

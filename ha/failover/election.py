@@ -1,6 +1,7 @@
-"""Who may become master, who tries first, and what the group's record says afterwards. Pure functions of a view.
+"""Decides which member may become master, which one tries first, and what the group's record contains afterwards.
 
-A master is elected by one transaction of the service. These rules decide who tries it, and when:
+Only pure functions of a view of the group. A master is elected by one transaction of the service. These rules decide
+which member tries it, and when:
 
 - Only members of the sync-state set are candidates, because only they have every acknowledged byte. If a message is
   acknowledged by n of the set (`ack_count`) and not by all, |set| - n + 1 of them have to stand, so that one of them
@@ -225,7 +226,8 @@ NEW_GROUP = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
 
 
 def candidates_needed(group: GroupRecord) -> int:
-    """Return how many of the set have to stand so that one of them has every acknowledged byte.
+    """Return the number of members of the sync-state set that have to stand so that one of them has every acknowledged
+    byte.
 
     If the master acknowledges alone (ack_count 1), no other member is sure to have them; 1 is returned nevertheless.
     """

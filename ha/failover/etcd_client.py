@@ -68,7 +68,7 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
     attempt_timeout_s: float = 0.5
     """Timeout of an attempt at one endpoint in the first round."""
     watch_check_s: float = 1.0
-    """Silence of a watch after which it is checked for missed changes."""
+    """Time without a message on a watch after which it is checked for missed changes."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -92,7 +92,7 @@ class EtcdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     call_count: int
     failed_attempt_count: int
     watch_restart_count: int
-    """Watches that could not continue at their revision."""
+    """Number of watches that could not continue at their revision."""
     last_error: str
 
 

@@ -27,7 +27,8 @@ from .etcd_values import KeyValue, RangeAnswer, WatchAnswer, by_key, decode, ran
 logger = logging.getLogger(__name__)
 
 QUEUE_COUNT_MAX = 256
-"""Views queued for the reader. When the queue is full, only the newest is kept, with `Seen.is_restart`."""
+"""Maximum number of views queued for the reader. When the queue is full, only the newest is kept, with
+`Seen.is_restart`."""
 
 
 class EtcdWatch:

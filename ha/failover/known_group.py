@@ -26,7 +26,7 @@ class KnownGroup:
         self.last_error = ""
         """Why the last `refresh` failed; "" if it succeeded."""
         self.rolled_back_at = -math.inf
-        """When the service last showed an older state than before, by the trio clock"""
+        """Time at which the service last showed an older state than before (Trio's clock)"""
 
     @property
     def view(self) -> GroupView | None:

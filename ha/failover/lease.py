@@ -97,7 +97,8 @@ class MasterLease:
 
     @property
     def until(self) -> float:
-        """When the right ends unless the lease is renewed, by the clock; minus infinity if it has ended."""
+        """Time of the clock at which the right to act as master ends unless the lease is renewed; minus infinity if it
+        has ended."""
         return self._deadline.at if self.is_held else -math.inf
 
     @property

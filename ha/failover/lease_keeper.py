@@ -39,11 +39,11 @@ from ha.failover.options import MemberOptions
 logger = logging.getLogger(__name__)
 
 RENEWALS = 3
-"""Renewals in the time of one lease."""
+"""Number of renewals in the time of one lease."""
 
 FOREIGN_LEASE_PERIODS = 2
-"""Lease times that a member waits for another lease to release its key: a lease that isn't renewed ends within one, or
-within two if the service's leader changes meanwhile."""
+"""Number of lease times that a member waits for another lease to release its key: a lease that isn't renewed ends
+within one, or within two if the service's leader changes meanwhile."""
 
 FIT_SHARE = 0.3
 """Share of a lease's time that must remain to become master on it, so that the first renewal is in time."""
@@ -55,7 +55,7 @@ class HeldLease(msgspec.Struct, frozen=True):
     lease: Lease
     deadline: LeaseDeadline
     granted_at: float
-    """When the answer arrived, by the trio clock: after the service granted it."""
+    """Time at which the answer arrived (Trio's clock), which is after the service granted the lease."""
 
     @property
     def is_fit(self) -> bool:

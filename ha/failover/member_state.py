@@ -54,7 +54,7 @@ class MemberProgress:
         self.epoch = 0
         self.reason = "nothing is known of the group yet"
         self.since = trio.current_time()
-        """When it entered this state, by the trio clock"""
+        """Time at which it entered this state (Trio's clock)"""
         self.changed: AsyncValue[tuple[MemberState, int | None]] = AsyncValue((self.state, None))
         """State and `master_id`."""
 

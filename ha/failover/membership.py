@@ -115,9 +115,9 @@ class Membership:
             self._followed_lease_id, self._followed_at = held.lease.id, trio.current_time()
 
     def settled_at(self, view: GroupView, held: HeldLease, *, lease_count: int) -> float:
-        """Return when all live members have had the time to publish what they know of the group, by the trio clock.
+        """Return the time of Trio's clock by which all live members can have published what they know of the group.
 
-        `held`: the lease on which this member would become master. Minus infinity if there is nothing to wait for.
+        Minus infinity if there is nothing to wait for. `held`: the lease on which this member would become master.
 
         A service that was restored from an older state may have lost the leases of live members. A member that followed
         a master on its present lease knows all there is to know. Any other has just started, or has lost its lease in

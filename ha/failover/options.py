@@ -21,7 +21,7 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """brokerElectionPriority: of candidates with equal logs the lowest is elected."""
     ack_count: int | None = None
-    """Members of the sync-state set that acknowledge each message, the master included; None: all of them."""
+    """Number of members of the sync-state set that acknowledge each message, the master included; None: all of them."""
     is_learner: bool = False
     """asyncLearner: whether it only copies the log, and never stands for election."""
     elects_unclean: bool = False

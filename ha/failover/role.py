@@ -12,7 +12,7 @@ from ha.failover.lease import MasterLease
 
 
 class LogPosition(msgspec.Struct, frozen=True, order=True):
-    """How much of the group's log a member has; the greater of two positions has more."""
+    """Last epoch and end of a member's log, compared in this order: the log with the greater position has more."""
 
     epoch: int
     """Last term in its epoch history; 0 if there is none."""
@@ -39,7 +39,7 @@ class Role(Protocol):
 
     @property
     def position(self) -> LogPosition:
-        """How much of the log is here now."""
+        """The last epoch and the end of this node's log."""
 
     async def become_master(self, term: Term) -> None:
         """Become master of `term`; return when messages are accepted.

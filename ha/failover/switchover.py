@@ -19,7 +19,7 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     is_done: bool
     """Whether the requested member is master."""
     master_id: int | None
-    """The present master; None: there is none, or it isn't known."""
+    """Broker id of the current master; None if there is none, or it is unknown."""
     epoch: int
     """Term of the last known master."""
     seconds: float
@@ -43,8 +43,8 @@ class SwitchoverRequests:
         self._known = known
 
     async def request(self, to: int | None, reason: str, *, wait_s: float) -> SwitchOutcome:
-        """Requests that member `to` become master; None: any but the present one. Returns the outcome, within about
-        `wait_s` seconds.
+        """Requests that member `to` become master; None: any member except the current master. Returns the outcome,
+        within about `wait_s` seconds.
 
         If this is cancelled, the request may still be served.
         """

@@ -36,7 +36,7 @@ PENDING_PIECE_BYTES = 65_536
 streams within `pending_bytes_max`."""
 
 SERVED_PIECE_BYTES = 16_384
-"""Bytes of a chunk that are parsed at a time."""
+"""Maximum number of received bytes that are parsed at a time."""
 TASKS_PER_SLICE_MAX = 64
 """Maximum number of tasks that one time slice starts, because they run together and delay the other tasks."""
 
@@ -59,7 +59,7 @@ class Call:
         self.message = message
         """The message; empty for a streaming call, whose messages come through `messages_out`"""
         self.received_at = trio.current_time()
-        """When its only or first message was complete, on Trio's clock"""
+        """Time at which its only or first message was complete (Trio's clock)"""
         self.scope: trio.CancelScope | None = None
         """Scope of the task that serves the call, cancelled when the call ends early; None without a task"""
         self.messages_in: trio.MemorySendChannel[bytes] | None = None
@@ -126,7 +126,7 @@ class Call:
 
 
 class Service(Protocol):
-    """Answers the calls of a server."""
+    """Serves the calls that a gRPC server receives."""
 
     def is_streaming(self, path: bytes) -> bool:
         """Whether the method with this path (`/package.Service/Method`) takes a stream of messages."""
@@ -231,17 +231,17 @@ class GrpcConnection:
         """The client's host and port."""
         self.is_encrypted = False
         self.opened_at = self.busy_at = trio.current_time()
-        """`busy_at`: when it last had a call"""
+        """Times (Trio's clock) at which it was opened, and at which it last had a call"""
         self.sent_at = self.allowed_at = self.received_at = self.opened_at
-        """`sent_at`: when the kernel last accepted bytes or was first offered them, or nothing waited for it;
-        `allowed_at`: when the peer's window last allowed bytes, or none waited for it; `received_at`: when bytes were
-        last received"""
+        """Times (Trio's clock). `sent_at`: the last time at which the kernel accepted bytes, was first offered them, or
+        had none to accept. `allowed_at`: the last time at which the peer's window allowed bytes, or none waited for it.
+        `received_at`: the last time at which bytes were received"""
         self.allowed_bytes = 0
         """`Http2Protocol.allowed_bytes` at `allowed_at`"""
         self.pinged_at: float | None = None
-        """When a PING was sent after which nothing has arrived"""
+        """Time at which a PING was sent after which nothing has arrived (Trio's clock)"""
         self.call_count = 0
-        """Calls received so far"""
+        """Number of calls received so far"""
         self.cause: EndCause | None = None
         """Why the connection has ended or is about to end; None before that"""
         self.cause_detail = ""
@@ -262,7 +262,7 @@ class GrpcConnection:
         self._unserved: Iterator[Event | None] | None = None
         """Events of the last chunk that are not served yet; None without any"""
         self._started_count = 0
-        """Tasks that the current time slice has started"""
+        """Number of tasks that the current time slice has started"""
         self._error: RemoteProtocolError | None = None
         self._pending_bytes_max = max(options.pending_bytes_max, 2 * options.message_size_max)
         self._sent = trio.lowlevel.ParkingLot()

@@ -14,7 +14,7 @@ from ha.errors import RemoteProtocolError
 Header = tuple[bytes, bytes]
 
 TABLE_SIZE_MAX = 4096
-"""Bytes of the dynamic table that a peer may use; the default of SETTINGS_HEADER_TABLE_SIZE."""
+"""Maximum size in bytes of the dynamic table that a peer may use; the default of SETTINGS_HEADER_TABLE_SIZE."""
 
 ENTRY_OVERHEAD = 32
 """Bytes that RFC 7541 adds to the size of each header (section 4.1)."""

@@ -59,18 +59,18 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection. Sizes in bytes."""
 
     message_size_max: int = 5 << 20
-    """Maximum size of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
+    """Maximum size in bytes of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
     streamed_message_size_max: int = 262_144
-    """Maximum size of a received message of a streaming call, several of which may wait; a larger one fails its call
-    with RESOURCE_EXHAUSTED."""
+    """Maximum size in bytes of a received message of a streaming call, several of which may wait; a larger one fails
+    its call with RESOURCE_EXHAUSTED."""
     partial_bytes_max: int = 32 << 20
     """Maximum size of all incomplete messages of a connection; the call that exceeds it fails with RESOURCE_EXHAUSTED.
     One message alone may always have `message_size_max` bytes."""
     header_list_size_max: int = 16_384
-    """Maximum size of the headers of a call, plus 32 for each header; a call with more fails with
+    """Maximum size of the headers of a call in bytes, plus 32 for each header; a call with more fails with
     RESOURCE_EXHAUSTED."""
     header_block_size_max: int = 65_536
-    """Maximum size of the encoded headers of a call; a connection with more ends."""
+    """Maximum size in bytes of the encoded headers of a call; a connection with more is closed."""
     streams_max: int = 1_024
     """Maximum number of concurrent calls; further ones are refused (REFUSED_STREAM)."""
     resets_max: int = 512

@@ -63,7 +63,7 @@ RunBlocking = Callable[..., Awaitable[Any]]
 
 
 class SettingRequest(Header):
-    """Request 100 PUT_KV_CONFIG. 101 and 102 have no value; 219 has neither key nor value."""
+    """Request 100 PUT_KV_CONFIG. Requests 101 and 102 have no value; request 219 has neither key nor value."""
 
     namespace: str
     key: str = ""

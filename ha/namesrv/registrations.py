@@ -29,7 +29,7 @@ class TopicQueues(msgspec.Struct, rename="camel", kw_only=True, gc=False):
 
 
 Topics = Mapping[str, TopicQueues | TopicConfig]
-"""By name; the values need not contain the name."""
+"""Topic name -> queues and permissions of the topic; a TopicConfig here need not contain the name."""
 
 
 class _Table(msgspec.Struct, rename="camel"):

@@ -40,7 +40,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """host:port that slaves use."""
     data_version: DataVersion
     topics: Topics
-    """Their names have at most NAME_LENGTH_MAX characters."""
+    """The broker's topics; their names have at most NAME_LENGTH_MAX characters."""
     timeout_s: float
     """Maximum time until the next registration or heartbeat."""
     acting_master: bool | None = None
@@ -118,7 +118,7 @@ class RouteTable:
         self._queues: dict[str, dict[str, QueueData]] = {}
         """Topic -> broker name -> queues"""
         self._queue_entry_count = 0
-        """Pairs of a topic and a broker name"""
+        """Number of pairs of a topic and a broker name"""
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._duplicates: OrderedDict[tuple[str, int], Duplicate] = OrderedDict()
 

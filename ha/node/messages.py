@@ -37,9 +37,9 @@ from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of records after which a search for a key reads no further message."""
+"""Number of record bytes after which a search for a key reads no further message."""
 PREVIEW_BYTES = 256
-"""Bytes of a body that a list of messages shows."""
+"""Maximum number of bytes of a body that a list of messages shows."""
 _LATEST_MS = (1 << 63) - 1
 
 _WHY_NONE = {

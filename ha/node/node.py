@@ -247,7 +247,7 @@ def _unique_ids(address: str, platform: Platform) -> UniqueIdGenerator:
 
 
 def _month_ms(now_ms: int) -> tuple[int, int]:
-    """Returns when the local month of `now_ms` began, and when the next one begins."""
+    """Returns the starts of the month of `now_ms` in local time and of the next month, in ms since the epoch."""
     now = datetime.fromtimestamp(now_ms / 1000)
     month = now.year * 12 + now.month - 1
     start, end = (datetime(each // 12, each % 12 + 1, 1).timestamp() for each in (month, month + 1))

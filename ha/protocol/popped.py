@@ -38,7 +38,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
 
     @property
     def expires_ms(self) -> int:
-        """When the message becomes visible again, in ms since the epoch."""
+        """Time at which the message becomes visible again, in ms since the epoch."""
         return self.handle.pop_time_ms + self.handle.invisible_ms
 
     def encode(self) -> str:

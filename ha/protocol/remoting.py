@@ -37,7 +37,8 @@ FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 
 BODY_COPIED_MAX = 16_384
-"""Maximum size of bodies that are copied out of the chunk, as a view would keep the whole chunk in memory"""
+"""Maximum size in bytes of a body that is copied out of the received chunk, as a view of it would keep the whole chunk
+in memory"""
 LENGTHS = Struct(">ii")
 _LENGTH = Struct(">i")
 _BINARY_FIXED = Struct(">hbhiii")

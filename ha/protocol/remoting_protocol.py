@@ -75,7 +75,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     written as six characters of JSON."""
 
     batch_size_max: int = 262_144
-    """Maximum size of one send into which queued frames are joined."""
+    """Maximum size in bytes of one send into which queued frames are joined."""
 
     outbox_bytes_max: int = 67_108_864
     """Maximum bytes waiting to be sent on one connection; a connection with more is closed at once."""
@@ -141,7 +141,7 @@ class RemotingProtocol(Generic[Waiter]):
         """Bytes that were queued and not accepted by the kernel yet."""
         self._sending_since = math.inf
         self.received_at = now
-        """When the last chunk was received."""
+        """Time at which the last chunk was received."""
         self._active_at = now
         self.has_requested = False
         """Whether the peer has sent a request."""

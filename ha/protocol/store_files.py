@@ -63,7 +63,7 @@ def segment_name(start_offset: int) -> str:
 
 
 def segment_start(name: str) -> int | None:
-    """Return the start offset of a segment from its file name, or None if it is not a segment."""
+    """Return the physical offset at which a segment begins, from its file name; None if it is not a segment."""
     if len(name) == SEGMENT_NAME_SIZE and name.isascii() and name.isdecimal():
         return int(name)
     return None

@@ -87,7 +87,7 @@ class _Client(msgspec.Struct):
     session: Session
     messages: dict[str, _Message] = {}
     gone_at: float | None = None
-    """When its latest session ended (RETURN_S earlier if it won't come back); None while it is connected"""
+    """Time at which its latest session ended (RETURN_S earlier if it won't come back); None while it is connected"""
 
     def is_gone(self, now: float) -> bool:
         """Returns whether to release the client's messages: it has been gone for RETURN_S, or won't come back."""
@@ -117,7 +117,7 @@ class InFlight:
 
     @property
     def count(self) -> int:
-        """Messages in the table."""
+        """Number of messages in the table."""
         return self._count
 
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:

@@ -9,7 +9,7 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of calls and clients. Sizes in bytes."""
 
     message_size_max: int = 4 << 20
-    """Maximum size of one body."""
+    """Maximum size of one body in bytes."""
     properties_size_max: int = 16_384
     """Maximum characters of one message's own properties, tag and keys together."""
     property_count_max: int = 128

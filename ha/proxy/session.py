@@ -28,7 +28,7 @@ class Session:
         self.access_key = ""
         """Access key of its last authenticated call; "" before that, and without access control"""
         self.registered_at = -math.inf
-        """When a consumer was last registered at brokers (Trio's clock)"""
+        """Time at which a consumer was last registered at brokers (Trio's clock)"""
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.connection.peer[0]}:{self.connection.peer[1]}>"

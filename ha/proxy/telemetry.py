@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SUBSCRIPTION_COUNT_MAX = 1_024
 """Maximum number of subscriptions of one consumer; each of its heartbeats contains all of them"""
 PRODUCER_ATTEMPTS_MAX = 3
-"""Attempts of a client to send a message."""
+"""Maximum number of attempts of a client to send a message."""
 CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's delay levels in seconds: how long a message that a consumer failed to handle stays invisible."""
 INT32_MAX = 0x7FFFFFFF

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 10.0
 """Interval at which users are read again, and for which a name counts as unknown."""
 AGE_S_MAX = 60.0
-"""How long a user may be used after it was last read."""
+"""Time in seconds for which a user may be used after it was last read."""
 UNUSED_S = 600.0
 """Time without a call, in seconds, after which a user is forgotten."""
 KNOWN_COUNT_MAX = 4_096
@@ -75,7 +75,7 @@ class BrokerUsers:
 
     @property
     def count(self) -> int:
-        """Users in the cache."""
+        """Number of users in the cache."""
         return len(self._known)
 
     def find(self, name: str) -> UserConfig | None:

@@ -95,7 +95,7 @@ class RemotingConnection:
         """Whether the connection uses TLS."""
         self.opened_at = trio.current_time()
         self.in_flight = 0
-        """Requests that were taken and will be answered later; counted by a handler that limits them."""
+        """Number of requests that were taken and will be answered later; counted by a handler that limits them."""
         self._stream = stream
         self._tls = tls
         self._take = take
@@ -149,7 +149,7 @@ class RemotingConnection:
 
     @property
     def received_at(self) -> float:
-        """When the last bytes were received (Trio's clock)."""
+        """Time at which the last bytes were received (Trio's clock)."""
         return self.protocol.received_at
 
     def send_soon(self, frame: bytes) -> None:

@@ -22,12 +22,12 @@ OnResponse = Callable[[RemotingCommand | None], None]
 
 OPAQUE_MAX = 0x7FFFFFFF
 HEADER_SIZE_MAX = 16_777_215
-"""Maximum header size of answers, which this process itself makes. The answer to a batch lists all of its messages in
-the header."""
+"""Maximum header size in bytes of answers, which this process itself makes. The answer to a batch lists all of its
+messages in the header."""
 
 
 class LocalConnection(RemotingConnection):
-    """A connection between a client's representative in this process and the handlers of requests."""
+    """A connection within the process, over which other code makes requests on behalf of a client to the handlers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LocalConnection(RemotingConnection):
     def __repr__(self) -> str:
         return f"<LocalConnection {self.peer[0]}:{self.peer[1]}>"
 
-    # For the client's representative
+    # For the code that makes requests on behalf of the client
 
     def expect(self, command: RemotingCommand, on_response: OnResponse) -> None:
         """Gives a request its opaque, and calls `on_response` when a handler answers it."""

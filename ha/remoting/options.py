@@ -38,8 +38,8 @@ class RemotingClientOptions(ConnectionOptions, frozen=True, kw_only=True):
     """Limits of each connection of a client, and of their number."""
 
     header_size_max: int = 16_777_215
-    """Maximum size of a response's header. It is large because a broker's response to a batch lists all messages in its
-    header."""
+    """Maximum size in bytes of a response's header. It is large because a broker's response to a batch lists all
+    messages in its header."""
 
     connect_timeout_s: float = 3.0
     """Timeout for opening a connection (RocketMQ: connectTimeoutMillis)."""

@@ -17,7 +17,7 @@ class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     opened: int
     refused: int
-    """Connections that a server had no room for, or that a client could not open."""
+    """Number of connections that a server had no room for, or that a client could not open."""
     requests: int
     responses: int
     responses_unmatched: int

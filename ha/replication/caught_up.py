@@ -1,4 +1,4 @@
-"""When a slave last had the whole log, as far as its reports show. Times in seconds of one clock."""
+"""Computes the time at which a slave last had the whole log, from its reports. Times in seconds of one clock."""
 
 from __future__ import annotations
 

@@ -424,7 +424,7 @@ class HAConnection:
         self.progress.note_sent(len(payload), trio.current_time())
 
     async def _frame_size_max(self) -> int:
-        """Return the maximum size of the next body; wait first if the rate limit's budget is used up."""
+        """Return the maximum size in bytes of the next body; wait first if the rate limit's budget is used up."""
         size_max = self._options.transfer_batch_size_bytes
         while True:
             now = trio.current_time()

@@ -53,7 +53,7 @@ from ha.replication.statistics import Condition
 from ha.transport import EagerWriter, read_into, transport_for
 
 RECEIVE_SIZE_FIRST = 64 << 10
-"""Initial size of a receive; doubled up to receive_size_bytes while receives come back full."""
+"""Initial size in bytes of a receive; doubled up to receive_size_bytes while receives come back full."""
 
 BULK_BYTES = 256 << 10
 """Size in bytes from which on a receive means that the slave is behind and that more data is probably waiting. To find
@@ -109,7 +109,7 @@ class HASession:
         self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
         self._reporter = EagerWriter(self._transport)
         self._bulk_count = 0
-        """Receives of BULK_BYTES or more"""
+        """Number of receives of BULK_BYTES or more"""
         now = trio.current_time()
         self.last_read_at = self.last_write_at = now
         self.flow = FlowMonitor(now)

@@ -33,7 +33,7 @@ now."""
 FETCH_S_MAX = 60.0
 """Time for one range. The bytes received by then are used, and other peers are asked for the rest."""
 ANSWER_COUNT = 2
-"""Empty frames with which a halog peer answers the range question."""
+"""Number of empty frames with which a halog peer answers the range question."""
 
 
 class HealFetchError(Exception):

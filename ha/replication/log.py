@@ -55,8 +55,8 @@ class ReplicatedLog(Protocol):
         """
 
     def tail(self) -> LogTail | None:
-        """Return where the caller may write the master's next bytes itself. It must call `note_appended` afterwards,
-        without an await in between.
+        """Return the place in a file at which the caller may write the master's next bytes itself. It must call
+        `note_appended` afterwards, without an await in between.
 
         None if only `append_raw` can append: a new segment is needed, or another append is in progress.
         """
@@ -95,8 +95,8 @@ class MemberStore(Protocol):
         """The terms of the log, and where each starts."""
 
     async def record_end(self, offset: int) -> int | None:
-        """Return where the record at a physical offset ends; None if no intact one starts there. Raises OSError if the
-        disk can't read."""
+        """Return the physical offset at which the record at a physical offset ends; None if no intact one starts there.
+        Raises OSError if the disk can't read."""
 
     async def truncate(self, offset: int) -> None:
         """Truncate the log and its history at the start of a record. If cancelled, it is done completely or not at all.

@@ -14,14 +14,17 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     before."""
 
     heartbeat_interval_s: float = 5.0
-    """haSendHeartbeatInterval: silence after which either side sends a heartbeat (strictly more than this)."""
+    """haSendHeartbeatInterval: time without sending after which either side sends a heartbeat (strictly more than
+    this)."""
     housekeeping_interval_s: float = 20.0
-    """haHousekeepingInterval: silence of the peer after which either side closes (strictly more than this)."""
+    """haHousekeepingInterval: time without bytes from the peer after which either side closes the connection (strictly
+    more than this)."""
 
     transfer_batch_size_bytes: int = 1 << 20
     """haTransferBatchSize: largest body of a frame. RocketMQ's default is 32 KiB; its slaves take up to 4 MiB - 12."""
     fall_behind_max_bytes: int = 256 << 20
-    """haSlaveFallbehindMax / haMaxGapNotInSync: a slave that is this many bytes behind, or more, is not in sync."""
+    """haSlaveFallbehindMax / haMaxGapNotInSync: number of bytes behind the master from which on a slave is not in
+    sync."""
     transfer_bytes_per_s_max: int | None = None
     """maxHaTransferByteInSecond if haFlowControlEnable, per connection, headers included, at least 1024; None:
     unlimited."""
@@ -48,8 +51,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     out_of_range: Literal["wait", "resync"] = "wait"
     """haOutOfRange: reaction of a slave whose position the master has deleted."""
     overlap_bytes_max: int = 64 << 10
-    """haOverlapMax: bytes before its log's end that a slave compares with the master's when it connects; more if its
-    last record begins before these. 0: no comparison, as RocketMQ."""
+    """haOverlapMax: number of bytes before its log's end that a slave compares with the master's when it connects; more
+    if its last record begins before these. 0: no comparison, as RocketMQ."""
     ack_flushed: bool = False
     """Report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here. A failover
     group's master confirms only what it has flushed, too."""

@@ -91,7 +91,8 @@ def has_head(held: bytes, start: int) -> bool:
 
 
 def overlap_start(first_offset: int, end: int, segment_size: int, size_max: int) -> int:
-    """Return where to start comparing: at most `size_max` bytes before `end`, in the segment of the last record's head.
+    """Return the physical offset at which to start comparing: at most `size_max` bytes before `end`, in the segment of
+    the last record's head.
 
     Never 0, which as a request means the master's last segment; `end` if there is nothing to compare. `first_offset`:
     the first offset that both sides have, as far as that is known.

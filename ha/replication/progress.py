@@ -187,12 +187,12 @@ class SlaveProgress:
 
     @property
     def held_offset(self) -> int:
-        """The slave needs no byte below this offset; -1 before the first report."""
+        """Physical offset below which the slave needs no byte; -1 before the first report."""
         return max(self.ack_offset, self.start_offset)
 
     @property
     def acknowledged_offset(self) -> int:
-        """The slave acknowledges puts up to this offset.
+        """Physical offset up to which the slave acknowledges puts.
 
         A request proves nothing: the slave's log may have another history. The slave notices that when it compares the
         end of its log with the bytes it receives (overlap.py), so it acknowledges only with a report beyond its

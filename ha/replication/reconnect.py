@@ -1,4 +1,4 @@
-"""When a slave reconnects after a connection was lost or could not be made.
+"""Decides when a slave reconnects after a connection was lost or could not be made.
 
 | what ended | next attempt |
 | --- | --- |

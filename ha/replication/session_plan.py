@@ -1,4 +1,4 @@
-"""What a slave's client decides before a connection, and what the connection's session returns when it ends."""
+"""Records for one connection of a slave: what its client decides before it, and what the session returns at its end."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class SlaveProtocol:
 
     @property
     def expected_offset(self) -> int:
-        """Where the master's next byte belongs."""
+        """Physical offset of the next byte that the master must send."""
         return self._check.position if isinstance(self._check, Overlap) else self._log.max_offset.value
 
     @property

@@ -35,7 +35,7 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     connected_s: float
     last_report_age_s: float
     broker_id: int | None = None
-    """None if it is no member of the failover group."""
+    """Broker id of the slave; None if it is not a member of the failover group."""
 
 
 class SyncStateStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,11 +124,11 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     master_address: str | None
     max_offset: int
     reported_offset: int
-    """Last report of this or the last connection; -1 before the first."""
+    """Physical offset in the last report, on this or the previous connection; -1 before the first report."""
     received_bytes: int
     received_bytes_per_s: int
     connection_count: int
-    """Connections made since the start."""
+    """Number of connections made since the start."""
     ended_counts: Mapping[Condition, int]
     resync_count: int
     skipped_bytes: int

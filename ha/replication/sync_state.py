@@ -60,10 +60,10 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the sync-state set, with RocketMQ's key where there is one. Times in seconds."""
 
     ack_count: int | None = None
-    """Members that acknowledge each byte, the master included; None: all (allAckInSyncStateSet, else inSyncReplicas).
-    n are enough because an election takes the best of |set| - n + 1 candidates."""
+    """Number of members that acknowledge each byte, the master included; None: all (allAckInSyncStateSet, else
+    inSyncReplicas). n are enough because an election takes the best of |set| - n + 1 candidates."""
     min_in_sync_replicas: int = 1
-    """minInSyncReplicas: a smaller set acknowledges nothing."""
+    """minInSyncReplicas: minimum size of the set, this node included; a smaller one acknowledges nothing."""
     not_catch_up_s_max: float = 15.0
     """haMaxTimeSlaveNotCatchup: time without the whole log after which a member is dropped."""
     gone_s_max: float = 1.0
@@ -77,7 +77,7 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     check_s: float = 5.0
     """checkSyncStateSetPeriod: maximum delay before a late member is noticed."""
     join_s_max: float = 1.0
-    """Maximum time since a slave last had the whole log for it to join the set."""
+    """A slave can join the set if it had the whole log at most this many seconds ago."""
 
     def __post_init__(self) -> None:
         assert self.ack_count is None or self.ack_count >= 1
@@ -155,7 +155,7 @@ class _Slave:
         self.furthest = UNKNOWN
         """The highest offset that it acknowledged in this term, on any connection."""
         self.advanced_at = now
-        """When `furthest` last rose."""
+        """Time at which `furthest` last rose."""
         self.caught_up = CaughtUp()
 
 

@@ -64,7 +64,8 @@ class Checksums:
         """Number of damaged files or groups of entries, which are recomputed"""
 
     def peek(self, start: int) -> SegmentSums | None:
-        """Returns the entries of the segment at `start` if they are in memory."""
+        """Returns the checksum entries of the segment that starts at physical offset `start`; None if they are not in
+        memory."""
         return self._loaded.get(start)
 
     def load(self, start: int) -> SegmentSums:

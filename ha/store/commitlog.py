@@ -287,8 +287,8 @@ class CommitLog(SegmentedLog):
             self.append_times.observe(trio.current_time() - began)
 
     def tail(self) -> LogTail | None:
-        """Returns where the caller may write the master's next bytes itself. It must call `note_appended` without an
-        await in between.
+        """Returns the place in a file at which the caller may write the master's next bytes itself. It must call
+        `note_appended` without an await in between.
 
         None if only `append_raw` can append them: a new segment is needed, appends are held, or the file has no
         descriptor.

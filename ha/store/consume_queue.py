@@ -20,7 +20,7 @@ from ha.store.queue_files import QueueFiles
 logger = logging.getLogger(__name__)
 
 QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
-"""Queue offsets above this limit are treated as damage"""
+"""Maximum valid queue offset; higher ones are treated as damage"""
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128

@@ -129,7 +129,8 @@ class ConsumeQueues:
         return any(queue.has_record_at(physical_offset) for queue in self)
 
     def has_entry_of(self, head: RecordHead) -> bool:
-        """Returns whether the entry at a record's queue offset is the one that dispatch makes of it."""
+        """Returns whether the queue's entry at the record's queue offset has the record's physical offset, size and
+        tags code."""
         queue = self._queues.get((head.topic, head.queue_id))
         expected = QueueEntry(head.physical_offset, head.total_size, head.tags_code)
         return queue is not None and queue.read(head.queue_offset, 1) == [expected]
@@ -175,8 +176,8 @@ class ConsumeQueues:
             queue.destroy()
 
     def correct_min(self, log_min_offset: int) -> int:
-        """Adjusts every queue to the first offset of the commitlog (`ConsumeQueue.correct_min`); returns how many files
-        that deleted. Blocking. Raises OSError."""
+        """Adjusts every queue to the first physical offset of the commitlog (`ConsumeQueue.correct_min`); returns the
+        number of files deleted. Blocking. Raises OSError."""
         return sum(queue.correct_min(log_min_offset) for queue in self)
 
     def clear(self, before: Mapping[str, int]) -> None:

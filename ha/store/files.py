@@ -43,7 +43,7 @@ _WRITE_AND_WAIT = 7
 _SYNCED_AT_ONCE = 4
 """Number of threads of `sync_all`: most disks make several files durable in parallel"""
 _LARGE_BYTES = 32 << 20
-"""Deleted files of at least this size are closed by a thread (`_close_deleted`)."""
+"""Minimum size in bytes of deleted files that are closed by a thread (`_close_deleted`)."""
 _HELD_S_MAX = 60.0
 _HELD_CHECK_S = 0.1
 """Interval for checking whether a deleted file is still in use. Its map is kept for at most _HELD_S_MAX, so that
@@ -165,7 +165,7 @@ class Disk(Protocol):
         """Returns a file's size in bytes."""
 
     def modified_ms(self, path: Path) -> int:
-        """Returns when a file was last written, ms since the epoch."""
+        """Returns the time at which a file was last written, in ms since the epoch."""
 
     def create(self, path: Path, size: int, *, allocate: bool) -> File:
         """Creates a file of `size` zeros at `path`, completely or not at all; its name is durable on return.
@@ -195,7 +195,7 @@ class Disk(Protocol):
         """Removes a file's name, durable on return; open and mapped files stay usable."""
 
     def usage(self, path: Path) -> DiskUsage:
-        """Returns how full the file system of `path` is."""
+        """Returns the total and the free bytes of the file system that contains `path`. Raises OSError."""
 
     def lock(self, path: Path, content: bytes) -> Lock | None:
         """Locks byte 0 of a file, created if missing, and writes `content` to it (RocketMQ: FileChannel.lock). None if

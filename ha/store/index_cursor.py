@@ -79,10 +79,10 @@ class IndexCursor:
             self._number = await run_blocking(files[self._file].first_from, physical_offset)
 
     def _first_seconds(self, stored_ms: int, found: int) -> int:
-        """Returns the seconds that the first entry of the current file must have: those from the previous file's end
-        timestamp to `stored_ms`; 0 without a previous file.
+        """Returns the time difference in seconds that the first entry of the current file must contain: from the
+        previous file's end timestamp to `stored_ms`; 0 without a previous file.
 
-        If retention may have deleted the previous file, that can't be checked: returns `found`, what the entry has.
+        If retention may have deleted the previous file, the value can't be checked: returns `found`, the entry's own.
         """
         if self._file == 0:
             return found if self._began_at else 0

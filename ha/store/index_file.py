@@ -32,10 +32,10 @@ from ha.store.files import File, zeros
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
-"""Pages of the slot table that are copied, byte-swapped and written at once: all of it is 20 MB."""
+"""Maximum number of pages of the slot table that are copied, byte-swapped and written at once: all of it is 20 MB."""
 _CHECK_ENTRIES = 4096
 _PIECE_SLOTS = 65536
-"""Slots that are byte-swapped, or compared, at once, with the GIL held."""
+"""Maximum number of slots that are byte-swapped, or compared, at once, with the GIL held."""
 
 
 def blank_slots(count: int) -> Slots:

@@ -35,7 +35,7 @@ DAMAGE_COUNT_MAX = 1000
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """Where good records end, why, and the physical offset of the last one (-1: there was none)."""
+    """Physical offset at which the good records end, the reason, and the physical offset of the last one (-1: none)."""
 
     position: int
     reason: str
@@ -84,7 +84,7 @@ class LogScan:
         return head.store_timestamp_ms if head is not None else 0
 
     async def find_end(self, first: int, run_blocking: RunBlocking) -> LogEnd:
-        """Checks records from physical offset `first` on; returns where the good ones end, and why."""
+        """Checks records from physical offset `first` on; returns the end of the good ones, and the reason."""
         last_record = -1
         for segment in self.segments:
             if segment.end <= first:

@@ -23,11 +23,11 @@ from ha.store.files import Disk, File, is_full
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
-"""`Segment.sync` writes pages back only up to a multiple of this number of bytes: appends during the sync nearly always
+"""Number of bytes up to a multiple of which `Segment.sync` writes pages back: appends during the sync nearly always
 change later pages."""
 _BULK_BYTES = 1 << 20
-"""From this size on, the pages before the tail are written back before the sync. With less, appends are blocked only
-for a moment during the sync, and the write-back would make it wait for the disk twice."""
+"""Minimum number of unsynced bytes for which the pages before the tail are written back before the sync. With less,
+appends are blocked only for a moment during the sync, and the write-back would make it wait for the disk twice."""
 
 
 class RunBlocking(Protocol):

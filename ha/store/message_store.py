@@ -74,7 +74,7 @@ class StoreDamage(msgspec.Struct, frozen=True, kw_only=True):
     log: DamageStatistics
     checksum_rebuilt_count: int
     verified_bytes: int
-    """Bytes that were read from the disk and found good"""
+    """Number of bytes that were read from the disk and found good"""
     scrub: ScrubStatistics
 
 
@@ -254,8 +254,8 @@ class MessageStore:
         await self.truncate(begin)
 
     async def record_end(self, offset: int) -> int | None:
-        """Returns where the record or filler at a physical offset ends; None if no intact one starts there. Raises
-        OSError."""
+        """Returns the physical offset at which the record or filler at a physical offset ends; None if no intact one
+        starts there. Raises OSError."""
         end: int | None = await self.run_blocking(record_end, self.log.segments, self.options, offset)
         return end
 
@@ -293,7 +293,8 @@ class MessageStore:
     # ---- life
 
     async def recover(self) -> None:
-        """Brings log, queues and index to one end (`StoreRecovery.run`). Raises CorruptLog, OSError."""
+        """Recovers the log, then truncates queues and index to its end, or adds the entries that they lack
+        (`StoreRecovery.run`). Raises CorruptLog, OSError."""
         self.recovery = await StoreRecovery(self._parts, self.checkpointer).run()
         self._writable_from = self.recovery.max_offset
         self.state = StoreState.SERVING

@@ -18,17 +18,17 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     commitlog_directory: Path | None = None
     """[storePathCommitLog] directory of the commitlog's segments; None: `root`/commitlog"""
     segment_size: int = 1 << 30
-    """[mappedFileSizeCommitLog] bytes of a segment"""
+    """[mappedFileSizeCommitLog] size of a segment in bytes"""
     preallocate: bool = True
     """Whether segments get their space on the disk when they are made. RocketMQ's get it as they are written"""
     queue_entry_count: int = 300_000
-    """[mappedFileSizeConsumeQueue / 20] entries of a consume-queue file"""
+    """[mappedFileSizeConsumeQueue / 20] number of entries of a consume-queue file"""
     index_enabled: bool = True
     """[messageIndexEnable] whether messages are indexed by their keys"""
     index_slot_count: int = 5_000_000
-    """[maxHashSlotNum] hash slots of an index file"""
+    """[maxHashSlotNum] number of hash slots of an index file"""
     index_entry_count: int = 20_000_000
-    """[maxIndexNum] entries of an index file"""
+    """[maxIndexNum] number of entries of an index file"""
     index_tags: bool = True
     """Whether the index also has an entry `topic#T#tag` for the tag of each message, as in 5.4 and later; 4.9 and 5.3
     have none"""
@@ -71,7 +71,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     or the last three (4.9)"""
 
     segment_wait_s: float = 5.0
-    """How long a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
+    """Maximum time in seconds that a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
     allocate_retry_s: float = 1.0
     """Time after a failed creation of a segment during which puts that need one fail at once; the next put then tries
     again"""

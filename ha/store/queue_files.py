@@ -17,7 +17,7 @@ from ha.store.mapped_file import segment_starts
 
 
 class QueueFiles:
-    """The files of one queue. Offsets are entries."""
+    """The files of one queue. Offsets are queue offsets: numbers of entries."""
 
     def __init__(
         self, disk: Disk, open_files: OpenFiles, directory: Path, file_entries: int, owner: object = None

@@ -18,7 +18,8 @@ from ha.protocol.topic_names import DLQ_PREFIX, NAME_SIZE_MAX, RETRY_PREFIX
 from ha.store.options import StoreOptions
 
 RECORD_OVERHEAD_MAX = 64 * 1024
-"""By how much a record may exceed maxMessageSize, which limits the body alone (RocketMQ: MessageExtEncoder)."""
+"""Maximum number of bytes by which a record may exceed maxMessageSize, which limits the body alone (RocketMQ:
+MessageExtEncoder)."""
 
 NO_ROOM = -1
 """Value of `room` if there is no segment: not even a record of 0 bytes would fit."""

@@ -211,8 +211,8 @@ class LogRecovery:
         return all((magic ^ each).bit_count() > 1 and not each.to_bytes(4, "big").startswith(begun) for each in known)
 
     def damage_end(self, first: int, end: LogEnd, last_ms: int) -> int | None:
-        """Returns where the log continues if flushed data was lost at `end`; None if the log ends there. Raises
-        CorruptLog if that can't be determined.
+        """Returns the physical offset at which the log continues if flushed data was lost at `end`; None if the log
+        ends there. Raises CorruptLog if that can't be determined.
 
         `first` is the start of the scan, `last_ms` the store time of the last good record before the end. Older records
         after the end are ignored: a truncation may have left them.

@@ -239,7 +239,7 @@ class Scrub:
             at += found.total_size
 
     async def _resume_after(self, position: int, end: int) -> int:
-        """Returns the offset of the next sound record after damage that ends at `end`, or the segment's end.
+        """Returns the physical offset of the next sound record after damage that ends at `end`, or the segment's end.
 
         Reads and verifies everything up to the end of the segment, so that other damage in it is found, too.
         """

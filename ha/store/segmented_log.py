@@ -24,8 +24,8 @@ _EMPTY = memoryview(b"")
 
 
 class LogTail(NamedTuple):
-    """Where the bytes after the log's end belong: a position in the last segment's file, and the bytes from there to
-    its end."""
+    """The free end of the last segment: its file descriptor, the position of the next byte in the file, and the number
+    of bytes from there to the end of the file."""
 
     descriptor: int
     position: int

@@ -112,8 +112,8 @@ class StoreRecovery:
         return summary
 
     def _load_intent(self) -> int | None:
-        """Completes an interrupted reset; returns where an interrupted truncation ends the log, None if there is none.
-        Blocking."""
+        """Completes an interrupted reset; returns the physical offset at which an interrupted truncation ends the log,
+        None if there is none. Blocking."""
         disk, options = self._parts.disk, self._parts.options
         finish_reset(disk, options)
         return load_intent(disk, options.root / INTENT_FILE)
@@ -190,7 +190,8 @@ class StoreRecovery:
         return is_own and self._parts.disk.read_bytes(self._parts.options.root / "abort") == FLUSHED_FIRST
 
     async def _recover_derived(self, recovered: Recovered, *, are_queues_whole: bool) -> int:
-        """Truncates queues, index and epochs to the log's end; returns from where records have to be dispatched."""
+        """Truncates queues, index and epochs to the log's end; returns the physical offset from which records have to
+        be dispatched again."""
         parts = self._parts
         queues, min_offset = parts.queues, max(parts.log.min_offset, 0)
         if self._is_clean:

@@ -110,7 +110,8 @@ def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: 
 
 
 def record_end(segments: Sequence[Segment], options: StoreOptions, offset: int) -> int | None:
-    """Returns where the record or filler at a physical offset ends; None if no intact one starts there. Blocking."""
+    """Returns the physical offset at which the record or filler at a physical offset ends; None if no intact one starts
+    there. Blocking."""
     scan = LogScan(list(segments), options, is_clean=True)
     segment = scan.segment_at(offset)
     size = 0 if segment is None else _size_at(scan, segment, offset)
@@ -133,7 +134,7 @@ def _stored_before(scan: LogScan, queues: ConsumeQueues, offset: int) -> int:
 
 
 def _size_at(scan: LogScan, segment: Segment, physical_offset: int) -> int:
-    """Returns the size of the record or filler at an offset; 0 if there is none."""
+    """Returns the size in bytes of the record or filler at a physical offset; 0 if there is none."""
     head = scan.head_at(physical_offset)
     if head is not None:
         return head.total_size

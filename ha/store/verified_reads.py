@@ -35,7 +35,7 @@ from ha.store.segmented_log import SegmentedLog
 _WHOLE_BLOCKS_FROM = 4
 """Number of blocks above which a read ends at a block's end, so that the next read does not read a block again."""
 _COVER_BLOCKS = 32
-"""Blocks whose checksums are computed between two checkpoints: a MiB, about 0.1 ms."""
+"""Number of blocks whose checksums are computed between two checkpoints: a MiB, about 0.1 ms."""
 
 
 class _Blocks(NamedTuple):
@@ -93,8 +93,8 @@ class VerifiedReads:
         self._block_size = checksums.block_size
         self._checksum_lock = trio.Lock()
         self.trusted_from = 0
-        """Bytes from this physical offset on were appended by this process: until they have a checksum, they are not
-        checked"""
+        """Physical offset from which on all bytes were appended by this process: until they have a checksum, they are
+        not checked"""
         self._covered_to = 0
         self.verified_bytes = 0
         self._recent = RecentReads(checksums.block_size)

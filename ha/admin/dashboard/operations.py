@@ -46,9 +46,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action would do. `warning`: what can't be undone. `table`: a head and rows. `audit`: for the log.
+    """Describes what an action would do, for the confirmation page.
 
-    `values`: exact values in place of ones such as "last"; the confirmation contains them.
+    `sentence`: the change. `warning`: consequences that can't be undone. `table`: column titles, then rows. `audit`:
+    text for the audit log. `values`: form values with which the action runs once it is confirmed, if they differ from
+    those given: exact ones in place of "last", for example.
     """
 
     sentence: str

@@ -27,9 +27,9 @@ class Counts(msgspec.Struct, frozen=True):
     """Counters since the start of the node."""
 
     stored_count: int
-    """Messages stored by puts"""
+    """Number of messages stored by puts"""
     read_count: int
-    """Messages returned to consumers"""
+    """Number of messages returned to consumers"""
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,8 @@ class Queue(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     offset_at: int | None = None
-    """Offset of the first message at or after the requested time"""
+    """Queue offset of the first message stored at or after the requested time, `max_offset` if there is none; None if
+    no time was requested"""
 
 
 class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +99,8 @@ class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a list. `message_size`: size of its record. `body_begin`: of the decompressed body."""
+    """A message in a list. `message_size`: size of its record in bytes. `body_begin`: start of the decompressed
+    body."""
 
     topic: str
     queue_id: int
@@ -324,7 +326,7 @@ class DashboardActions(Protocol):
         """
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:
-        """Returns where the dead letters of a group are."""
+        """Returns the queue offsets of a group's dead letters."""
 
     async def send_back(self, group: str, begin: int, count: int) -> Outcome:
         """Sends `count` dead letters from queue offset `begin` to their group again; they remain dead letters, too."""

@@ -1,4 +1,4 @@
-"""Which queues a client of a group gets, and whether it pops or pulls: requests 400, 401 and 402.
+"""Requests 400, 401 and 402: the queues that a client of a group gets, and whether it pops or pulls.
 
 Push consumers of 5.x ask for their queues (request 400) instead of computing them. An administrator sets a group's mode
 for a topic (request 401); in mode POP every client gets all queues of all brokers or, with a positive popShareQueueNum,
@@ -39,7 +39,7 @@ ALL_QUEUES = -1
 
 
 class Assignments:
-    """Answers requests about modes and queues."""
+    """Assigns queues to consumers, and reads and sets the mode (PULL or POP) of consumer groups."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._options = core.options

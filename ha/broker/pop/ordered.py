@@ -34,7 +34,8 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
     messages: Mapping[int, OrderedMessage]
 
     def due_ms(self, now_ms: int) -> int | None:
-        """When the queue is no longer blocked, in ms since the epoch; None if it is not blocked at `now_ms`."""
+        """Time at which the queue is no longer blocked, in ms since the epoch; None if it is not blocked at
+        `now_ms`."""
         due = max((each.due_ms for each in self.messages.values() if not each.is_acknowledged), default=0)
         return due if due > now_ms else None
 
@@ -50,7 +51,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_count(self) -> int:
-        """How many messages are not acknowledged."""
+        """Number of messages that are not acknowledged."""
         return sum(not each.is_acknowledged for each in self.messages.values())
 
     def is_acknowledged(self, offset: int) -> bool:

@@ -62,13 +62,13 @@ due."""
 WAITING_COUNT_MAX = 65_536
 """Maximum number of requests that wait for records; further ones are refused (`Standing.refusal_code`)."""
 READY_TIMEOUT_S = 2.0
-"""How long a request waits for a new master to read its log."""
+"""Maximum time that a request waits for a new master to read its log, in seconds."""
 RELEASE_TIMEOUT_S = 10.0
-"""How long retention waits for a snapshot."""
+"""Maximum time that retention waits for a snapshot, in seconds."""
 PAUSE_S = 0.1
 """Time before the next attempt after a record could not be stored, or read."""
 _ENTRY_COUNT = 4096
-"""Queue entries per read in the search for a snapshot."""
+"""Maximum number of queue entries per read in the search for a snapshot."""
 
 Waiter: TypeAlias = Callable[[Logged], None]
 
@@ -109,7 +109,7 @@ class PopLog:
         """Called with each due time (ms) of messages in flight. Set it before `serve`"""
         self._ready = trio.Event()
         self.failure_count = 0
-        """How often changes were undone, or were lost with a term"""
+        """Number of times that changes were undone, or were lost with a term"""
         self._reset()
 
     def _reset(self) -> None:

@@ -133,7 +133,7 @@ class PopRequests:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] {verb} message is forbidden")
 
     def _left_s(self, born_time_ms: int, poll_time_ms: int) -> float:
-        """How long a request may still wait; negative if it arrived too late."""
+        """Time in seconds that a request may still wait; negative if it arrived too late."""
         now_ms = self._wall_clock_ms()
         left_ms = min((born_time_ms or now_ms) + poll_time_ms - now_ms, poll_time_ms)
         return min(left_ms / 1000, self._options.suspend_s_max)

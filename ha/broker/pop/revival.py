@@ -90,7 +90,7 @@ class Revival:
         self.revived_counts: Counter[str] = Counter()
         """Group -> number of its messages delivered again since the start"""
         self.lost_count = 0
-        """Messages in flight that were gone when they were due"""
+        """Number of messages in flight that were gone when they were due"""
 
     def _wake(self, due_ms: int) -> None:
         if due_ms < self._sleeps_until_ms:

@@ -102,7 +102,7 @@ class Undo(msgspec.Struct):
     copied: set[int] = set()
     """Messages that left the state because their copies are in the log"""
     reset_to: int | None = None
-    """Next offset set by a reset, by the last one if there were several; None without a reset"""
+    """Queue offset set by a reset, by the last one if there were several; None without a reset"""
     is_new: bool = False
 
     def remember(self, batches: dict[int, Batch | None]) -> None:
@@ -154,13 +154,13 @@ class PopState:
         return self.queues.get(key)
 
     def room(self, queue: PopQueue) -> int:
-        """How many more messages of `queue` may be in flight; 0 or less if none."""
+        """Number of further messages of `queue` that may be in flight; 0 or less if none."""
         limits = self.limits
         return min(limits.per_queue - len(queue.batches), limits.total - self.in_flight_count)
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first message in flight is due, in ms since the epoch; None without one."""
+        """Time at which the first message in flight is due, in ms since the epoch; None without one."""
         schedule = self._schedule
         while schedule and not schedule[0][2].left:
             heappop(schedule)[2].is_scheduled = False

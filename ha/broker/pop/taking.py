@@ -320,7 +320,7 @@ class Taker:
         return queue
 
     def _first_offset(self, key: QueueKey, source: Source, init_mode: int) -> int:
-        """Where the first pop of a group begins."""
+        """Queue offset at which the first pop of a group begins."""
         committed = self._offsets.get(*key)
         if committed is not None:
             return max(0, committed)  # consumers may commit negative offsets, which no record can hold

@@ -109,7 +109,8 @@ class NodeProcess:
         self.ready = dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
 
     def _read_line(self, deadline: float) -> str | None:
-        """Returns the first line of its output, or what there is at its end; None at the deadline."""
+        """Returns the first line of its output, or the beginning of it if the output ends or the line has
+        _LINE_SIZE_MAX bytes before that; None at the deadline."""
         stdout = self._popen.stdout
         assert stdout is not None
         line = b""

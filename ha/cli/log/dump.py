@@ -67,7 +67,7 @@ class Dumped(msgspec.Struct):
     span; the span's begin while batch queues are printed, which are not in physical order"""
     is_complete: bool = False
     damaged_count: int = 0
-    """Records printed whose CRC is wrong (`crc_ok` is false)"""
+    """Number of records printed whose CRC is wrong (`crc_ok` is false)"""
     gaps: list[str] = []
     """Descriptions of bytes that are not records"""
 

@@ -62,9 +62,9 @@ class FinishedTasks:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.taken_count = 0
-        """Results that were found, each of which saved a task"""
+        """Number of results that were found, each of which saved a task"""
         self.first_ms: int | None = None
-        """When the first of these was stored, in ms since 1970"""
+        """Time at which the first of these was stored, in ms since the epoch"""
         self._is_failing = False
         self._database: sqlite3.Connection | None = None
         if file.exists():

@@ -68,14 +68,14 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     """Queue offset of the first message still in the log"""
     end: int
-    """After the last message"""
+    """Queue offset after the last message"""
     messages: int
-    """Messages not consumed yet that still exist"""
+    """Number of messages not consumed yet that still exist"""
     lost: int
-    """Messages deleted by retention before the group consumed them"""
+    """Number of messages deleted by retention before the group consumed them"""
     ahead: int
-    """By how many entries the committed offset is beyond the queue's end, for example because messages were truncated
-    or it belongs to another log; usually 0"""
+    """Number of entries by which the committed offset is beyond the queue's end, for example because messages were
+    truncated or it belongs to another log; usually 0"""
     bytes: int | None
     """Size of the unconsumed records; None if unknown (over the network)"""
     seconds: float | None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path`, or create it, in one step."""
+    """Replace the file at `path` atomically, or create it, and sync it. Raises OSError."""
     draft = path.with_name(f"{path.name}.tmp")
     _write(draft, content)
     draft.replace(path)
@@ -15,7 +15,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Create the file at `path` in one step. Raises FileExistsError, with nothing changed, if there is one.
+    """Create the file at `path` atomically, and sync it. Raises FileExistsError, with nothing changed, if there is one.
 
     A kill may leave a draft behind, whose name ends in `.tmp`.
     """

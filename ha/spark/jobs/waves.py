@@ -14,8 +14,8 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 TASKS_PER_CORE = 8
-"""Tasks of a wave per core: enough to balance tasks of unequal length, few enough to show progress and limit the
-results in memory.
+"""Number of tasks of a wave per core: enough to balance tasks of unequal length, few enough to show progress and limit
+the results in memory.
 """
 
 

@@ -45,7 +45,8 @@ class Commits:
                 self._brokers.update((topic, name) for topic, brokers in record.ranges.items() for name in brokers)
 
     def within(self, slices: Iterable[QueueSlice]) -> Commits:
-        """Return the commits that a task needs for the rows of `slices`."""
+        """Return the commits whose queue offset ranges overlap one of `slices`: all that a task needs to `mask` their
+        rows."""
         wanted = list(slices)
         part = Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
         part._brokers = self._brokers

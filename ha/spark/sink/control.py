@@ -43,7 +43,7 @@ PASSING = frozenset(
 """Response codes to a send that was not stored, but may be if it is repeated"""
 PAUSE_S = 0.2
 _WINDOW_ENTRIES = 3200
-"""Queue entries that are searched at once, from the end of the topic backwards"""
+"""Number of queue entries that are searched at once, from the end of the topic backwards"""
 _DISPATCH_S = 1.0
 _CLOCKS_APART_MS = 600_000
 """Assumed maximum difference between the clocks of driver and brokers"""
@@ -74,7 +74,7 @@ class History(msgspec.Struct, frozen=True):
 
     @property
     def committed_batch(self) -> int:
-        """The last committed batch; -1 if there is none."""
+        """Id of the last committed batch; -1 if there is none."""
         return self.commit.batch if self.commit is not None else -1
 
     def floors(self, topic: str, batch: int, partition: int) -> dict[str, dict[int, int]]:

@@ -29,7 +29,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_row_count: int = 256
     batch_bytes: int = 512 * 1024
     in_flight: int = 4
-    """Concurrent requests of a task"""
+    """Maximum number of concurrent requests of a task"""
     send_timeout_s: float = 60.0
     """Timeout for storing a request, repetitions included"""
     accepted: frozenset[SendStatus] = frozenset({SendStatus.SEND_OK})

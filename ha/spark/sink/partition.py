@@ -54,9 +54,10 @@ _log = logging.getLogger(__name__)
 
 _REQUEST_TIMEOUT_S = 10.0
 _NEW_TOPIC_PATIENCE_S = 5.0
-"""How long to wait until the name servers know a topic that an earlier attempt may have created"""
+"""Maximum time in seconds to wait until the name servers know a topic that an earlier attempt may have created"""
 SETTLE_S = 2.5
-"""How long a cancelled attempt may continue to send: slightly more than spark.python.task.killTimeout (2 s)"""
+"""Time in seconds for which a cancelled attempt may continue to send: slightly more than spark.python.task.killTimeout
+(2 s)"""
 _UNSENT_REQUESTS_MAX = 8
 """Maximum rows that wait for more rows of their topic and queue, in multiples of batchSize; then all are sent."""
 
@@ -72,7 +73,7 @@ class PartResult(msgspec.Struct):
     part: SinkPart
     already_committed: bool = False
     committed_row_count: int = 0
-    """Rows of the whole batch, from its commit"""
+    """Number of rows of the whole batch, from its commit"""
     row_count: int = 0
     found_count: int = 0
     strays: int = 0

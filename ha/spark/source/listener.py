@@ -54,15 +54,15 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: int
     """Queue offset that the log assigns next"""
     messages: int
-    """Messages not read yet that still exist"""
+    """Number of messages not read yet that still exist"""
     bytes: int | None
     """Size of their records; None if the source can't tell, as with `servers`"""
     seconds: float
     """Age of the oldest of them; 0 if there are none or it can't be read"""
     headroom: int
-    """Messages read already that are still in the log"""
+    """Number of messages read already that are still in the log"""
     lost: int
-    """Messages deleted before they were read"""
+    """Number of messages deleted before they were read"""
 
 
 class LagReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the query, or its id if it has none"""
     query_id: str
     batch_id: int | None
-    """The last finished batch; None if none finished since the listener was added"""
+    """Id of the last finished batch; None if none finished since the listener was added"""
     measured_at_ms: int
     queues: tuple[QueueLag, ...]
 

@@ -30,9 +30,10 @@ from ha.protocol.record import RECORD_SIZE_MIN
 T = TypeVar("T")
 
 SLOT_ENTRIES = 32
-"""Queue entries of a slot without tags: RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an answer"""
+"""Number of queue entries of a slot without tags: RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an
+answer"""
 FILTERED_SLOT_ENTRIES = 3200
-"""Queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
+"""Number of queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
 """Codes of transient errors"""
 _PAUSE_S = 0.2

@@ -64,7 +64,7 @@ class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
     rewritten_files: int
     deleted_files: int
     not_searched: int
-    """Rows that may have a key but can't be searched: damaged ones, and compressed batches"""
+    """Number of rows that may have a key but can't be searched: damaged ones, and compressed batches"""
 
 
 class EraseResult(msgspec.Struct, frozen=True, kw_only=True):

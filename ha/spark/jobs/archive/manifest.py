@@ -170,7 +170,7 @@ class State(msgspec.Struct, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """Rows in all files."""
+        """Number of rows in all files."""
         return sum(file.rows for file in self.files.values())
 
     def holds(self, topic: str) -> bool:

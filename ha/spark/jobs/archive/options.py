@@ -77,16 +77,16 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
     archive: str
     broker_name: str
     rows: int = 0
-    """Rows archived by this run"""
+    """Number of rows archived by this run"""
     log_bytes: int = 0
-    """Bytes of log read by this run"""
+    """Number of log bytes read by this run"""
     files: int = 0
     file_bytes: int = 0
     commits: int = 0
     damaged: int = 0
     holes: list[Hole] = []
     merged_files: int = 0
-    """Small files replaced by larger ones"""
+    """Number of small files replaced by larger ones"""
     undecoded: dict[str, int] = {}
     """Topic -> number of bodies archived by this run whose columns are null, as they could not be decoded"""
     covered_begin: int = 0

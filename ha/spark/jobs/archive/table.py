@@ -34,7 +34,7 @@ class ArchiveTable(Protocol):
         """Return the number of the broker's last commit that the table has; 0 if it has none."""
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """Add and remove files of the broker of `state`, and record its offsets, in one step.
+        """Add and remove files of the broker of `state`, and record its offsets, atomically.
 
         `is_merge`: the added files have the rows of the removed ones. Raises ArchiveConflict if another writer of the
         table is first at each attempt.

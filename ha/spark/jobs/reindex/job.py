@@ -87,15 +87,15 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
     record_count: int
     queue_count: int
     entry_count: int
-    """Queue entries, except those of deleted topics and the blank ones before a queue's first entry"""
+    """Number of queue entries, except those of deleted topics and the blank ones before a queue's first entry"""
     not_dense_count: int
-    """Queues whose offsets had gaps or repetitions, built in order"""
+    """Number of queues whose offsets had gaps or repetitions, built in order"""
     deleted_count: int = 0
-    """Records without an entry because halog deleted their topic, according to `config/topics.json`"""
+    """Number of records without an entry because halog deleted their topic, according to `config/topics.json`"""
     dropped_count: int
-    """Records without an entry because their queue offset was taken"""
+    """Number of records without an entry because their queue offset was taken"""
     unusable_count: int
-    """Records without an entry because their topic or queue id can't be a directory"""
+    """Number of records without an entry because their topic or queue id can't be a directory"""
     key_count: int
     index_file_count: int
     range_count: int

@@ -51,13 +51,14 @@ class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False
     """Continue although the last owner crashed (`abort` exists) or, with a separate target, although a broker runs"""
     queue_file_entries: int | None = None
-    """[mappedFileSizeConsumeQueue / 20] None: the size of existing files, else 300,000"""
+    """[mappedFileSizeConsumeQueue / 20] number of entries of a consume queue file; None: the size of existing files,
+    else 300,000"""
     index_enabled: bool = True
     """[messageIndexEnable]"""
     index_slot_count: int = 5_000_000
-    """[maxHashSlotNum]"""
+    """[maxHashSlotNum] number of hash slots of an index file"""
     index_entry_count: int = 20_000_000
-    """[maxIndexNum]"""
+    """[maxIndexNum] number of entries of an index file"""
     index_tags: bool = True
     """Index tags as well, like RocketMQ 5.4 and later and halog; 4.9 and 5.3 do not"""
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS

@@ -72,7 +72,7 @@ class RangeSummary(msgspec.Struct):
     record_count: int
     key_count: int
     unusable_count: int
-    """Records whose topic or queue id can't be a directory"""
+    """Number of records whose topic or queue id can't be a directory"""
     parts: list[QueuePart]
     boot_id: str | None = None
     """Boot of the executor's machine. Entries are synced at the end of the job, so a later boot may lack them."""
@@ -209,7 +209,8 @@ class RangeWalk:
 
 
 def _sound_end(segment: Segment, view: memoryview) -> tuple[int, str]:
-    """Return where the sound records of the log's last segment end, checked as in recovery, and why they end there."""
+    """Return the physical offset at which the sound records of the log's last segment end, checked as in recovery, and
+    the reason."""
     at = 0
     while at < segment.size:
         raw = bytes(view[at : at + _CHUNK_BYTES])

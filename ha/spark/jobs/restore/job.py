@@ -68,7 +68,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     begin_ms: int | None = None
     """Only messages stored at or after this time, ms since 1970; None: from the first one on"""
     end_ms: int | None = None
-    """Stored before this time"""
+    """Only messages stored before this time, ms since 1970; None: up to the last one"""
     tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
     """Only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); None: all"""

@@ -166,11 +166,12 @@ class QueueReplay(msgspec.Struct, kw_only=True):
     body_bytes: int = 0
     sent: int = 0
     already: int = 0
-    """Sent by an earlier run"""
+    """Number of messages that an earlier run sent"""
     unsendable: int = 0
-    """Skipped messages: damaged, empty, or larger than a broker accepts, with the properties that a restore adds"""
+    """Number of skipped messages: damaged, empty, or larger than a broker accepts, with the properties that a restore
+    adds"""
     weakly_stored: int = 0
-    """Messages stored less safely than SEND_OK"""
+    """Number of messages stored less safely than SEND_OK"""
     first: int | None = None
     last: int | None = None
 

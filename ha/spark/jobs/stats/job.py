@@ -1,8 +1,9 @@
 """`ha spark stats`: counts messages, bytes, sizes, rates, latencies, keys, tags, retries and dead letters of a log.
 
-Executors count physical ranges (`range.py`), the driver merges their cells and sketches: percentiles are accurate
-within RELATIVE_ERROR of their value, the counts of top keys and tags within the error shown beside them, everything
-else is exact. Results of ranges are kept until the job ends, for another attempt (`ha.spark.jobs.finished`).
+Executors count the messages of physical ranges: exact sums for each queue and interval (`Cell`), and sketches. The
+driver merges them. Percentiles are accurate within RELATIVE_ERROR of their value, the counts of top keys and tags
+within the error shown beside them; everything else is exact. Results of ranges are kept until the job ends, so that
+another attempt reuses them (`ha.spark.jobs.finished`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     top: int = 20
     """Number of top keys and tags to return"""
     tracked: int = 10_000
-    """Counters for keys, and as many for tags: the error is at most (values counted) / tracked"""
+    """Number of counters for keys, and as many for tags: the error is at most (values counted) / tracked"""
     range_bytes: int = 256 << 20
     """Bytes of the log per task"""
     unfinished: str | None = None
@@ -77,7 +78,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms_p99: float | None
     latency_ms_max: int
     born_after_store: int
-    """Messages stored before they were born, as clocks disagree; their latency counts as 0"""
+    """Number of messages stored before they were born, as clocks disagree; their latency counts as 0"""
     retried: int
     reconsume_times_max: int
     first_ms: int
@@ -140,7 +141,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str
     begin: int
     end: int
-    """The range that was read is [begin, end), in physical offsets"""
+    """End of the range that was read, [begin, end) in physical offsets"""
     total: Figures
     topics: tuple[TopicFigures, ...]
     hours: tuple[HourFigures, ...]
@@ -155,7 +156,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     """(share of all messages, maximum body size of that share)"""
     latency_ms_curve: tuple[tuple[float, float], ...]
     damaged: int
-    """Records that could not be read and are not counted"""
+    """Number of records that could not be read and are not counted"""
     gone_end: int | None
     """Physical offset before which records were deleted while the job ran, and not counted; None if none were"""
     relative_error: float

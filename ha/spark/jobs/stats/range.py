@@ -53,10 +53,10 @@ class Cell(msgspec.Struct):
     record_bytes: int = 0
     body_bytes: int = 0
     retried: int = 0
-    """Messages with reconsumeTimes above 0"""
+    """Number of messages with reconsumeTimes above 0"""
     reconsume_times_max: int = 0
     early: int = 0
-    """Messages stored before they were born: the clocks of producer and broker disagree"""
+    """Number of messages stored before they were born: the clocks of producer and broker disagree"""
     first_ms: int = 0
     last_ms: int = 0
     sizes: LogHistogram = msgspec.field(default_factory=LogHistogram)
@@ -81,7 +81,8 @@ class Cell(msgspec.Struct):
 
 
 class RangeStats(msgspec.Struct):
-    """Cells by (topic, queue id, intervals since 1970), and the sketches of tags and keys, as topic SEPARATOR value.
+    """What one task counted: `cells` by (topic, queue id, intervals since 1970), and sketches of tags and keys, whose
+    values are topic + SEPARATOR + tag or key.
 
     `damaged` is the number of records that could not be read; `end` is that of the task; `is_gone`: whether records
     were deleted before they were counted.

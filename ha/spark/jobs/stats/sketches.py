@@ -24,7 +24,7 @@ _LOG_GROWTH = log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _ZERO = -1
 """The bucket of values below 1."""
 BUCKET_LIMIT = 1 + ceil(log(2.0**63) / _LOG_GROWTH)
-"""Buckets are −1 … BUCKET_LIMIT − 1."""
+"""Upper limit (exclusive) of bucket numbers, which begin with −1."""
 
 
 def buckets_of(values: Int64s) -> Int64s:
