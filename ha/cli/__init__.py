@@ -175,6 +175,9 @@ def _explain(error: BaseException) -> int:
             return EXIT_USAGE
         case UsageError() | OptionError() | LocalProtocolError():
             code = EXIT_USAGE
+        case UnicodeEncodeError():
+            _print("an argument of the command is not UTF-8 text")
+            return EXIT_USAGE
         case StoreUnreadable():
             code = EXIT_UNREADABLE
         case CorruptLog() | ArchiveDamaged():

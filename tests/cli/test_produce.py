@@ -189,6 +189,12 @@ def test_a_tag_that_no_message_can_have_is_a_usage_error(broker: OneBroker, caps
         assert capsys.readouterr().err.startswith("ha: ")
 
 
+def test_a_group_that_is_not_utf_8_is_a_usage_error(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python has such bytes of the command line as lone surrogates."""
+    assert produce(broker, "--body", "x", "--group", "g\udcff") == 2
+    assert capsys.readouterr().err == "ha: an argument of the command is not UTF-8 text\n"
+
+
 def test_a_file_that_can_t_be_sent(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
     assert produce(broker, "--file", "/no/such/file") == 2
     assert "--file /no/such/file: no such file" in capsys.readouterr().err
