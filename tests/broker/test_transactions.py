@@ -95,6 +95,14 @@ async def test_commit(node: Node) -> None:
     assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 
+async def test_a_commit_after_the_immunity_time_counts(node: Node) -> None:
+    """RocketMQ answers 604 to one that is no answer to a check (EndTransactionProcessor.rejectCommitOrRollback)."""
+    answer = await send_half(node, more={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"})
+    await trio.sleep(5)
+    assert (await end(node, answer, COMMIT)).code == 0
+    assert len(await records(node)) == 1
+
+
 async def test_a_committed_timer_message_waits_from_the_commit_on(node: Node) -> None:
     answer = await send_half(node, more={"TIMER_DELAY_SEC": "60"})
     await trio.sleep(1)
