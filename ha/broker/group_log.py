@@ -423,7 +423,7 @@ class GroupLog:
         unstored = [put for put in puts if not put.status.is_stored]
         worst = next((put for put in (*unstored, *puts) if put.status is not PutStatus.PUT_OK), None)
         if unstored and len(unstored) < len(puts):
-            self._is_snapshot_wanted = True  # all requests fail, so a snapshot undoes what the log has of their changes
+            self._is_snapshot_wanted = True  # all requests fail: a snapshot undoes their changes that are in the log
         if worst is not None:
             self._limited_log.write("group_log.put_not_ok reason=%r", f"{worst.status.name} {worst.remark}")
         elif puts and waits:

@@ -79,7 +79,7 @@ class ProcessQueue:
         self.next_offset = next_offset
         """Queue offset of the next pull."""
         self.is_dropped = False
-        """Whether no message may be added or taken any more, and `finish` has no effect."""
+        """Whether it is closed: messages can't be added or taken, and `finish` has no effect."""
         self._budget = budget
         self._count_max = count_max
         self._bytes_max = bytes_max

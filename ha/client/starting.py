@@ -1,6 +1,6 @@
 """`start` and `stop` for programs that can't use an `async with` block, such as callbacks of a framework.
 
-The block runs in a task of its own, because a task group must be left by the task that entered it, while the callbacks
+The block runs in a separate task, because a task group must be left by the task that entered it, while the callbacks
 of a framework may run in different tasks.
 """
 

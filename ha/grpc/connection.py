@@ -2,7 +2,7 @@
 
 The reader passes a unary call to the service once it is complete, and a streaming call with its first message. Calls
 that `Service.take` serves need no task: they are served in the turns of the poller (ha/poller.py), like requests of
-remoting connections. Each other call is served by a task of its own in the connection's nursery. When the connection
+remoting connections. Each other call is served by a separate task in the connection's nursery. When the connection
 ends, these tasks are cancelled.
 """
 
@@ -241,7 +241,7 @@ class GrpcConnection:
         self.pinged_at: float | None = None
         """Time at which a PING was sent after which nothing has arrived (Trio's clock)"""
         self.call_count = 0
-        """Number of calls received so far"""
+        """Number of calls received"""
         self.cause: EndCause | None = None
         """Why the connection has ended or is about to end; None before that"""
         self.cause_detail = ""

@@ -19,7 +19,7 @@ def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[by
     free. `slots` is not changed: see `link_slots`.
 
     `slots` holds the number of the newest entry of each slot (0: none). Entries hold their time in seconds since
-    `begin_ms`, the begin timestamp of the file. A new file (`first` is 1) has none yet: pass the end timestamp of the
+    `begin_ms`, the file's begin timestamp. A new file (`first` is 1) has none yet: pass the end timestamp of the
     previous file (0: none), which applies to entry 1; the store time of entry 1 applies to the entries after it.
     """
     slot_count = len(slots)

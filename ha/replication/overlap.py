@@ -36,7 +36,7 @@ _MAGIC_AT = 4
 class Overlap:
     """Compares the end of a slave's log with the master's bytes. `held`: the slave's bytes from physical offset `start`
     to its end. `position`: physical offset up to which they are compared. `torn_at`: physical offset from which the
-    rest of a sector is missing here; None if none is."""
+    rest of a sector is missing here; None if no sector is incomplete."""
 
     __slots__ = ("_held", "_torn_to", "early_heartbeat_count", "end", "position", "start", "torn_at")
 

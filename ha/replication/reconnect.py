@@ -4,8 +4,7 @@
 | --- | --- |
 | a connection on which the master was followed | at once, but at most once in `interval_s_max` |
 | that attempt, or any other connection or attempt | after FIRST_S, doubled each time up to `interval_s_max` |
-| a session that met an obstacle: different logs, failed authentication, a full disk | after `interval_s_max`, doubled
-each time up to OBSTACLE_S_MAX |
+| an obstacle: other log, wrong secret, full disk | after `interval_s_max`, doubled each time up to OBSTACLE_S_MAX |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
 problem may be over. The waits grow while attempts fail, and have a random part, so that the slaves of one master don't

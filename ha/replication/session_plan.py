@@ -11,7 +11,7 @@ from ha.replication.statistics import Condition
 
 
 class Retry(Enum):
-    """What the next connection, which is made at once, does differently."""
+    """A change of behavior of the next connection, which is made at once."""
 
     FROM_LAST_SEGMENT = "from_last_segment"
     """The master has no byte at offset 1: request 0, which means its last segment."""

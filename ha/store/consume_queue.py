@@ -311,7 +311,7 @@ class ConsumeQueue:
 
     def destroy(self) -> None:
         """Deletes the queue's files and resets it to the state without entries. Raises OSError."""
-        for start in self.files.starts[::-1]:  # the last one first: a queue that lost its end is noticed, not its begin
+        for start in self.files.starts[::-1]:  # the last one first: at a start, only missing last files are noticed
             self.files.remove(start)
         self.forget()
 

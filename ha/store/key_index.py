@@ -151,8 +151,8 @@ class KeyIndex:
         ]
 
     def trouble_in(self, file: IndexFile, stop: int, slots: Slots | None) -> str:
-        """Returns what is inconsistent within a file; an empty string if nothing is, or the file was removed. Blocking.
-        Raises OSError.
+        """Returns a description of the first inconsistency within a file; an empty string if there is none, or the file
+        was removed. Blocking. Raises OSError.
 
         `stop` and `slots`: see `IndexFile.trouble`.
         """

@@ -293,7 +293,7 @@ class MessageStore:
     # ---- life
 
     async def recover(self) -> None:
-        """Recovers the log, then truncates queues and index to its end, or adds the entries that they lack
+        """Recovers the log, then makes queues and index end at its last record: truncates them, or adds entries
         (`StoreRecovery.run`). Raises CorruptLog, OSError."""
         self.recovery = await StoreRecovery(self._parts, self.checkpointer).run()
         self._writable_from = self.recovery.max_offset

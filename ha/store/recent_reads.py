@@ -14,7 +14,7 @@ from collections import deque
 AHEAD_BYTES_MAX = 512 << 10
 """Maximum read-ahead."""
 _AHEAD_BLOCKS = 4
-"""Maximum distance in blocks between cached bytes and the begin of a read that counts as sequential."""
+"""Maximum distance in blocks between cached bytes and the start of a read that counts as sequential."""
 BYTES_MAX = 16 << 20
 """Size of the cache: enough for 16 queues that are pulled in turn, 1,024 messages of 1 KiB each time."""
 

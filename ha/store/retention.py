@@ -137,8 +137,8 @@ class Retention:
         return self._log.dispatched_offset.value < segment.end
 
     def _is_needed(self, segment: Segment) -> bool:
-        """Returns whether a slave needs a segment, and the log from there to its end is not larger than
-        `retain_bytes_max`.
+        """Returns whether a slave needs a segment, and the log has at most `retain_bytes_max` from the start of this
+        segment on.
 
         Not called while segments are deleted whatever their age: a disconnected slave must not stop the producers.
         """

@@ -114,8 +114,8 @@ class SegmentedLog:
 
     @property
     def dispatchable_end(self) -> int:
-        """End of what may be dispatched, and so of what anyone but a slave may read: the end of the written part, with
-        SYNC_FLUSH of the flushed part, or `dispatch_limit` if that is lower."""
+        """Physical offset up to which records may be dispatched, and so be read by anyone but a slave: the end of the
+        written part (with SYNC_FLUSH, of the flushed part), or `dispatch_limit` if that is lower."""
         written = self.flushed_offset if self._options.is_sync_flush else self.max_offset
         return min(written.value, self.dispatch_limit.value)
 

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 FLUSHED_FIRST = b"SYNC_FLUSH"
 """Content of the abort file if every record in the queues was flushed before (recovery.py): of a master with
-SYNC_FLUSH, and of a start that dispatches what a clean stop has left. RocketMQ checks only whether the file exists. If
-it used the store in between and crashed, the content may be wrong, but then there is no sound checkpoint either
-(checkpoint.py)."""
+SYNC_FLUSH, and of a start that dispatches the records left by a clean stop. RocketMQ checks only whether the file
+exists. If it used the store in between and crashed, the content may be wrong, but then there is no sound checkpoint
+either (checkpoint.py)."""
 _OPEN_QUEUES_MAX = 1 << 14
 """Maximum number of queue files that are kept open; each takes a KiB or two of memory."""
 
@@ -230,7 +230,7 @@ class StoreRecovery:
 
     async def _restore_ends(self) -> None:
         """Restores, with blank entries, the recorded ends of queues that are still too short after dispatch: retention
-        has deleted the records of their lost entries, or these records can't be dispatched to the queue any more.
+        has deleted the records of their lost entries, or these records can no longer be dispatched to the queue.
 
         Otherwise the next messages would get queue offsets that consumers have committed as consumed.
         """

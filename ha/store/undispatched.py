@@ -21,7 +21,7 @@ _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 class Undispatched(NamedTuple):
-    """What a new master needs to know of the records that are not dispatched yet.
+    """Facts about the records that are not dispatched yet, for a new master.
 
     `end`: physical offset at which the last complete record or filler ends. `next_offsets`: next queue offset of each
     queue that has such records. `store_timestamp_ms`: the newest store time of these records, -1 if there are none.

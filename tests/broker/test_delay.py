@@ -28,9 +28,9 @@ from ha.protocol.record import Message
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.test_put import slave_of
-from tests.broker.test_queue_read import FewDescriptors
 from tests.store.disks import run_inline
 
 DELAY_3 = "TAGS\x01TagA\x02DELAY\x013\x02"
@@ -396,27 +396,14 @@ async def test_failed_reads_of_the_disk_are_retried(node: Node) -> None:
     assert reads.count < 25
 
 
-async def test_nothing_is_dropped_while_too_many_files_are_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, None], ids=["queue", "checksums"])
+async def test_nothing_is_dropped_while_too_many_files_are_open(tmp_path: Path, topic: str | None) -> None:
     """After a minute, one message of each level was dropped, and a further one with each further minute."""
-    disk = FewDescriptors()
-    async with open_node(tmp_path, disk=disk, **LEVELS) as node:
-        await node.send(b"late", i=delay(1))
-        await node.dispatched()
-        disk.exhaust(node, SCHEDULE_TOPIC)
-        await trio.sleep(300)
-        disk.is_exhausted = False
-        await trio.sleep(5)
-        statistics = node.broker.delay.statistics()
-        assert (statistics.delivered_count, statistics.dropped_count) == (1, 0)
-
-
-async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path) -> None:
-    """After a minute, the message counted as lost."""
     disk = FewDescriptors()
     async with open_node(tmp_path, **LEVELS) as node:
         await node.send(b"late", i=delay(3))
     async with open_node(tmp_path, disk=disk, **LEVELS) as node:
-        disk.exhaust_log(node)
+        disk.exhaust(node, topic)
         await trio.sleep(300)
         assert node.broker.delay.statistics().delivered_count == 0
         disk.is_exhausted = False

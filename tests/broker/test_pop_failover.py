@@ -14,10 +14,10 @@ from ha.broker.standing import Standing
 from ha.protocol.codes import ResponseCode
 from ha.protocol.record import Message
 from ha.protocol.topic_names import POP_TOPIC
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.group_member import copy_log
 from tests.broker.node import Node, open_node
 from tests.broker.pop_client import Popped, ack, change, pop, pop_messages
-from tests.broker.test_queue_read import FewDescriptors
 
 
 def standing_of(member_id: int) -> Standing:

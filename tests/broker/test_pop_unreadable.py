@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from ha.broker.queue_read import QueueRead, ReadStatus
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.node import Node, open_node
 from tests.broker.pop_client import ack, bodies, pop_messages
-from tests.broker.test_queue_read import FewDescriptors
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def test_no_message_is_lost_while_checksums_cannot_be_read(tmp_path: Path)
         assert len(await pop_messages(node)) == 3
     async with open_node(tmp_path, disk=disk) as node:
         await trio.sleep(1)
-        disk.exhaust_log(node)
+        disk.exhaust(node, None)
         await trio.sleep(300)
         disk.is_exhausted = False
         await trio.sleep(5)

@@ -1,7 +1,5 @@
 """Wrong queue entries are never skipped, and never answered with another message. Reads of neighbouring messages."""
 
-import errno
-import os
 import random
 from array import array
 from collections.abc import AsyncIterator
@@ -33,9 +31,9 @@ from ha.protocol.record import RECORD_PLACE, decode_records
 from ha.protocol.store_files import ENTRY
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import QueueEntry
-from ha.store.files import File, OsDisk
 from ha.store.mapped_file import RunBlocking
 from ha.store.watched_offset import WatchedOffset
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.node import Node, open_node
 
 
@@ -133,36 +131,6 @@ async def test_repaired_entry_is_read_and_hopeless_one_given_up(node: Node) -> N
     found = await read(reader, queue, 1)
     assert (found.status, found.next_offset, asked) == (ReadStatus.FOUND, 3, [1] * 6)
     assert [record.body for record in decode_records(found.body)] == [b"1", b"2"]
-
-
-class FewDescriptors(OsDisk):
-    """While `is_exhausted`, no file can be opened."""
-
-    is_exhausted = False
-
-    def exhaust(self, node: Node, topic: str) -> None:
-        """From now on, no file can be opened, and those of the topic's queues are not open."""
-        self.is_exhausted = True
-        open_files = node.store.queues._files._files
-        for path in [path for path in open_files if topic in path.parts]:
-            del open_files[path]
-
-    def exhaust_log(self, node: Node) -> None:
-        """From now on, no file can be opened, and neither bytes of the log that were read nor its checksums are in
-        memory."""
-        self.is_exhausted = True
-        node.store.log.verified.checksums.forget()
-        node.store.log.verified._recent.clear()
-
-    def read_bytes(self, path: Path) -> bytes:
-        if self.is_exhausted:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return super().read_bytes(path)
-
-    def open(self, path: Path) -> File:
-        if self.is_exhausted:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return super().open(path)
 
 
 async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import trio
 
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.topic_names import TIMER_TOPIC
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.node import Node, WallClock, open_node
-from tests.broker.test_queue_read import FewDescriptors
 from tests.broker.test_timers import HOUR_MS, properties
 
 

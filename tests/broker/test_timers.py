@@ -34,8 +34,8 @@ from ha.protocol.topic_names import TIMER_TOPIC
 from ha.store.dispatch import Arrival
 from ha.store.files import DiskUsage, OsDisk
 from ha.store.record_maker import AppendResult
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.node import Node, WallClock, open_node
-from tests.broker.test_queue_read import FewDescriptors
 from tests.broker.test_terms import member
 
 HOUR_MS = 3_600_000
@@ -317,7 +317,7 @@ async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path)
         for number in range(4):
             await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=20 + number), e=0)
     async with open_node(tmp_path, disk=disk) as node:
-        disk.exhaust_log(node)
+        disk.exhaust(node, None)
         await trio.sleep(300)
         assert node.broker.timers.statistics().delivered_count == 0
         disk.is_exhausted = False

@@ -25,8 +25,8 @@ from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.remoting import RemotingConnection
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
+from tests.broker.few_descriptors import FewDescriptors
 from tests.broker.node import Node, WallClock, open_node
-from tests.broker.test_queue_read import FewDescriptors
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -456,27 +456,14 @@ async def test_a_slave_counts_no_half_messages_as_open(tmp_path: Path) -> None:
         assert node.broker.transactions.statistics().open_count == 0
 
 
-async def test_nothing_is_dropped_while_too_many_files_are_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", [HALF_TOPIC, None], ids=["queue", "checksums"])
+async def test_nothing_is_dropped_while_too_many_files_are_open(tmp_path: Path, topic: str | None) -> None:
     """After a minute, one half message was dropped at each check."""
-    disk = FewDescriptors()
-    async with open_node(tmp_path, disk=disk) as node:
-        await send_half(node)
-        await trio.sleep(1)
-        disk.exhaust(node, HALF_TOPIC)
-        await trio.sleep(300)
-        disk.is_exhausted = False
-        await be_producer(node)
-        await trio.sleep(31)
-        assert len(asked(node)) == 1
-        assert node.broker.transactions.statistics().dropped_count == 0
-
-
-async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path) -> None:
     disk = FewDescriptors()
     async with open_node(tmp_path) as node:
         await send_half(node)
     async with open_node(tmp_path, disk=disk) as node:
-        disk.exhaust_log(node)
+        disk.exhaust(node, topic)
         await trio.sleep(300)
         disk.is_exhausted = False
         await be_producer(node)

@@ -33,7 +33,7 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.replication import healer
 from ha.store.commitlog import UNLIMITED
-from tests.broker.test_queue_read import FewDescriptors
+from tests.broker.few_descriptors import FewDescriptors
 from tests.node.test_library import config
 from tests.store.stores import reached
 

@@ -29,7 +29,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from ha.replication.progress import SlaveState
-from tests.broker.test_queue_read import FewDescriptors
+from tests.broker.few_descriptors import FewDescriptors
 from tests.interop.processes import free_ports
 from tests.store.stores import dispatched
 

@@ -167,7 +167,7 @@ class PopLog:
         await self._ready.wait()
 
     def call(self, waiter: Waiter, request_count: int = 1, *, since: int | None = None) -> None:
-        """Calls `waiter` with the outcome of all changes made so far, once it is known: possibly before this returns.
+        """Calls `waiter` with the outcome of all earlier changes, once it is known: possibly before this returns.
 
         `request_count`: how many requests `waiter` answers. `since`: `failure_count` at the time of the caller's own
         changes; if changes were undone after that, `waiter` gets the failure. Needed only if the caller has awaited

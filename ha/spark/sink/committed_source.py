@@ -137,8 +137,8 @@ def _resumed(ends: Mapping[QueueKey, int], queue: QueueKey, begin: int, end: int
     """Return the queue offset at which to continue in a queue that has the queue offsets [begin, end) and was read up
     to `ends[queue]`.
 
-    That is its begin if it ends before that offset, as its topic was created again. `ends` counts only messages that
-    were there: all may be missing for a moment, while a resync copies the log again.
+    That is its first offset if it ends before that offset, as its topic was created again. `ends` counts only messages
+    that were there: all may be missing for a moment, while a resync copies the log again.
     """
     at = max(begin, ends.get(queue, begin))
     return at if at <= end else begin

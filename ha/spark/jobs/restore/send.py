@@ -48,7 +48,7 @@ from ha.spark.sink.identity import SINK_PROPERTY
 REPLAY_PROPERTY = "HALOG_REPLAY"
 ORIGIN_PROPERTY = "HALOG_ORIGIN"
 BORN_PROPERTY = "HALOG_BORN_TIMESTAMP"
-"""Name of the property with the original born time in ms since 1970; the new message has a born time of its own."""
+"""Name of the property with the original born time in ms since 1970; the new message has a new born time."""
 SENT_COLUMNS = (
     "topic",
     "brokerName",
