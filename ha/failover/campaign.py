@@ -15,7 +15,7 @@ import trio
 
 from ha.failover.agreement import AgreementUnavailable, GroupView, LeaseLost, MemberRecord, Outdated
 from ha.failover.election import NEW_GROUP, Candidacy, Refusal, appointed_candidacy, evaluate, why_not_create
-from ha.failover.lease_keeper import HeldLease
+from ha.failover.lease_keeper import FOREIGN_LEASE_PERIODS, HeldLease
 from ha.failover.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Campaign:
         held = await self._keeper.wait_fit()
         if held is None or not membership.is_electable:
             return
-        if membership.settled_at(view, held, lease_count=1) <= trio.current_time():
+        if membership.settled_at(view, held) <= trio.current_time():
             await self._take(view, candidacy, held)
 
     async def _step(self, view: GroupView) -> bool:
@@ -91,9 +91,11 @@ class Campaign:
             return True
         if self._view.revision != view.revision:
             return True
-        all_stand = all(each.stands_for > view.group.epoch for each in view.members.values())
-        settled_at = membership.settled_at(view, held, lease_count=1 if all_stand else 2)
-        wait_s = max(self._vacant_since, settled_at) + verdict.delay_s - trio.current_time()
+        earliest = max(self._vacant_since, membership.settled_at(view, held))
+        if verdict.doubt:
+            # The member with the longest log may be restarting, and can't publish while its earlier lease has its key.
+            earliest = max(earliest, self._vacant_since + FOREIGN_LEASE_PERIODS * held.lease.ttl_s)
+        wait_s = earliest + verdict.delay_s - trio.current_time()
         if wait_s > 0:
             await self._wait_newer(view, wait_s)  # the lease may be another one afterwards
         else:

@@ -12,7 +12,7 @@ which member tries it, and when:
   may have been deleted.
 - If there are too few complete members, the whole set has to stand. Then the longest log wins, even that of a member
   outside the set: it holds everything that the set's longest log does. The member with it may be restarting, so the
-  election waits for two lease times.
+  election waits until no earlier lease can hold its key (campaign.py).
 - A candidate's log must not change. A member first stops following, then publishes how much of the log it has and for
   which election (`MemberRecord.stands_for`): an offset that may still grow proves nothing.
 - Candidates are ranked by higher epoch of the log, higher offset, being the member that the record names (the last
@@ -43,7 +43,7 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     """This member may try to become master."""
 
     delay_s: float
-    """Seconds to wait since it saw that there is no master, or since `Membership.settled_at` if that is later."""
+    """Seconds to wait after the earliest time for an election (campaign.py), so that better candidates go first."""
     group: GroupRecord
     """The record that replaces the present one if it becomes master."""
     is_unclean: bool = False
@@ -77,10 +77,7 @@ def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy 
         before = _ranked_before(pool.eligible, own_id, group)
         awaited = [id_ for id_ in view.members if id_ not in standing and (not group.epoch or _in_set(group, id_))]
         delay_s = len(before) * options.rank_delay_s
-        if pool.is_in_doubt:
-            # A member that restarts is in no view until its former lease has ended, and may have the longest log.
-            delay_s += 2 * options.lease_ttl_s
-        elif group.master_id in awaited:
+        if group.master_id in awaited:
             delay_s += options.appointed_delay_s
         elif awaited:
             delay_s += options.rank_delay_s

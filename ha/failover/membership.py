@@ -17,7 +17,7 @@ from ha.failover.agreement import (
 )
 from ha.failover.durable_state import DurableState
 from ha.failover.known_group import KnownGroup
-from ha.failover.lease_keeper import HeldLease, LeaseKeeper
+from ha.failover.lease_keeper import FOREIGN_LEASE_PERIODS, HeldLease, LeaseKeeper
 from ha.failover.member_state import MemberProgress
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition, Role
@@ -114,17 +114,17 @@ class Membership:
         if held is not None:
             self._followed_lease_id, self._followed_at = held.lease.id, trio.current_time()
 
-    def settled_at(self, view: GroupView, held: HeldLease, *, lease_count: int) -> float:
+    def settled_at(self, view: GroupView, held: HeldLease) -> float:
         """Return the time of Trio's clock by which all live members can have published what they know of the group.
 
         Minus infinity if there is nothing to wait for. `held`: the lease on which this member would become master.
 
-        A service that was restored from an older state may have lost the leases of live members. A member that followed
-        a master on its present lease knows all there is to know. Any other has just started, or has lost its lease in
-        the restore, and waits for `lease_count` lease times: by then the others have noticed, and published their
-        records again.
+        A service that was restored from an older state may have lost the leases of live members, or have an earlier
+        lease of a member that has restarted since: its key then shows what the earlier process knew, and the present
+        one can't write it. A member that followed a master on its present lease knows all there is to know. Any other
+        has just started, or has lost its lease in the restore, and waits as long as a foreign lease can hold a key.
         """
         has_followed = self._followed_lease_id == held.lease.id and self._followed_at > self.known.rolled_back_at
         if has_followed or view.group is None or not view.group.epoch:
             return -math.inf
-        return max(held.granted_at, self.known.rolled_back_at) + lease_count * held.lease.ttl_s
+        return max(held.granted_at, self.known.rolled_back_at) + FOREIGN_LEASE_PERIODS * held.lease.ttl_s

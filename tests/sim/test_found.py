@@ -319,6 +319,15 @@ def test_a_candidate_that_lost_its_lease_waits_for_what_others_know(outcome: Out
     assert outcome.faults["service_restored"] == 1
 
 
+def test_a_record_on_a_restored_lease_does_not_show_what_its_member_knows(outcome: Outcome) -> None:
+    """A member becomes master and restarts, and the service is restored to the state of the election, with its leases.
+
+    The member's key was attached to the lease of its earlier process, so it could not publish that it knows a newer
+    record. The other one, which had just started, saw that all members stand, and was elected after one lease time.
+    """
+    assert outcome.faults["service_restored"] == 1
+
+
 def test_a_half_open_connection_has_ended_before_nothing_disturbs_the_cluster(outcome: Outcome) -> None:
     """The slave's machine has forgotten its connection, and neither end has noticed when the faults are over.
 
