@@ -200,7 +200,7 @@ class AdminServer:
         metrics = MetricsPage(view.metrics, self._own_metrics)
         application = guard.around(_application(view, loop_watch, metrics, guard))
         self.watch = loop_watch.serve
-        """A task that must run as long as the server."""
+        """Watches the event loop for `/loop`; the owner of the server runs it as a task."""
         self._secure = secure
         self._log_limiter = LogRateLimiter()
         self._config = HypercornConfig()

@@ -127,7 +127,7 @@ class _Level:
 
 
 class DelayService:
-    """Delivers delayed messages. `serve` while the broker is a master; `on_arrivals` is a subscriber of the store."""
+    """Delivers delayed messages. Run `serve` while the broker is a master; the store calls `on_arrivals`."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store

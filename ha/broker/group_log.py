@@ -89,7 +89,8 @@ class _RecordPut(PutRequest, kw_only=True, gc=False):
 class GroupLog:
     """Keeps the tables of a failover group in its log.
 
-    `load` before use, `serve` while the broker runs; `Broker` calls the methods under "roles" when its role changes.
+    Call `load` before use, and run `serve` while the broker runs; `Broker` calls the methods under "roles" when its
+    role changes.
     """
 
     def __init__(self, core: BrokerCore) -> None:

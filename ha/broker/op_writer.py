@@ -39,7 +39,8 @@ _PROPERTIES = encode_properties({WAIT: "true", TAGS: OP_TAG})
 
 
 class OpWriter:
-    """Writes what is passed to `add`, in order. `serve` while the broker is a master, `write_all` at shutdown."""
+    """Writes what is passed to `add`, in order. Run `serve` while the broker is a master, `write_all` at
+    shutdown."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core

@@ -96,7 +96,7 @@ class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Delivery(PutRequest, kw_only=True, gc=False):
-    """The put of one message. `queue_offset`: in the timer queue; `code`: its timer code."""
+    """The put of one message. `queue_offset`: the timer message's offset in the timer queue; `code`: its timer code."""
 
     queue_offset: int
     code: int
@@ -111,7 +111,7 @@ class _AwaitedRecall(msgspec.Struct, gc=False):
 
 
 class TimerService:
-    """Delivers timer messages. `serve` while the broker is a master; the store calls `on_arrivals`."""
+    """Delivers timer messages. Run `serve` while the broker is a master; the store calls `on_arrivals`."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store

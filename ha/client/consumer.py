@@ -74,8 +74,8 @@ class PullConsumer(ClientUser):
         offset of the first message left out.
 
         `tags`: "*" or tags joined by "||"; ValueError if it names none. `wait_s` > 0 lets the broker wait that long for
-        a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: of each attempt; by default request_timeout_s,
-        plus `wait_s` + 5 s if `wait_s` > 0."""
+        a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: timeout of each attempt; by default
+        request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
         wanted = wanted_tags(tags)
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s

@@ -173,9 +173,10 @@ class QueueRequests:
         """Sends a request to the broker whose id `choose` returns, by default the one to read from, and returns the
         response, whatever its code.
 
-        `timeout_s`: of each attempt; None: request_timeout_s. `waits`: the request is a long poll. If the connection
-        fails, the request is repeated for up to request_timeout_s after the first failure. It is not if `retries` or
-        ClientOptions.retry_unreachable is False, or if it may have been executed and `is_repeatable` is False.
+        `timeout_s`: timeout of each attempt; None: request_timeout_s. `waits`: the request is a long poll. If the
+        connection fails, the request is repeated for up to request_timeout_s after the first failure. It is not if
+        `retries` or ClientOptions.retry_unreachable is False, or if it may have been executed and `is_repeatable`
+        is False.
         """
         client, options = self._client, self._client.options
         routes, connections = client.routes, client.connections  # they may be closed during a pause

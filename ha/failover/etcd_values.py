@@ -103,7 +103,8 @@ class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
     canceled: bool = False
     cancel_reason: str = ""
     compact_revision: int = 0
-    """Lowest revision that can still be watched from, if it was canceled for that."""
+    """If the watch was canceled because its start revision was compacted: the lowest revision that a watch can start
+    from; otherwise 0."""
     events: list[Event] = []
 
 

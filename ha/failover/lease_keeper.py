@@ -215,7 +215,9 @@ class LeaseKeeper:
         self.broker_id.value = BrokerIdState(taken=taken)
 
     async def _revoke_unused(self) -> None:
-        """End the lease with which this member lost its key, as the master's key may still be attached to it."""
+        """End the lease that this member held when another process took its broker id.
+
+        The master's key may still be attached to that lease, and would otherwise stay until the lease expires."""
         if self._revoking is not None:
             await self._agreement.revoke(self._revoking, timeout_s=self._options.call_timeout_s)
             self._revoking = None

@@ -16,7 +16,8 @@ from ha.protocol.headers import Int32
 from ha.protocol.java_json import read_as
 
 UNUSUAL_SIZE_MAX = 4 * 1024 * 1024
-"""Maximum bytes of unusual text. It becomes a tree of Python objects before it is checked: 30 bytes for each byte."""
+"""Maximum bytes of an uncompressed registration that is not standard JSON. Parsing it into Python objects takes about
+30 bytes of memory for each byte."""
 
 
 class TopicQueues(msgspec.Struct, rename="camel", kw_only=True, gc=False):

@@ -203,7 +203,7 @@ class Otlp:
 
 @asynccontextmanager
 async def open_otlp(node: Node, samples: Samples) -> AsyncIterator[None]:
-    """Sends during the block, and once more at its end if the collector is reachable."""
+    """Exports metrics and traces during the block, and once more at its end if the collector is reachable."""
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # otlp.export_failed reports the same, rate-limited
     otlp = Otlp(node, samples)
     node.broker.sender.on_answered = otlp.note

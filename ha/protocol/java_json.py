@@ -24,7 +24,7 @@ from ha.errors import RemoteProtocolError
 DEPTH_MAX = 64
 """Maximum nesting depth; RocketMQ's own bodies have up to 7 levels"""
 OBJECT_KEY_TEXT_SIZE_MAX = 4 * 1024 * 1024
-"""Maximum length of a text with object keys: it needs a parser in Python, with about 15 MB/s"""
+"""Maximum length, in characters, of a text with object keys: its parser is written in Python and reads about 15 MB/s"""
 REFERENCED_VALUES_MAX = 100_000
 """Maximum number of values that all references in a text expand to, so that a short text can't expand without bound"""
 

@@ -32,10 +32,10 @@ The rest stays the same for about a minute per client, so its hash is cached. So
 class QueueRun(msgspec.Struct, frozen=True, gc=False):
     """The records of one queue that are visible to consumers, in log order.
 
-    queue_offset: of the first record.
-    entries: of all records, concatenated.
-    tags_codes: of all records, for consumers that wait for certain tags.
-    queue_offsets: of all records if they are not consecutive; otherwise None.
+    queue_offset: queue offset of the first record.
+    entries: consume queue entries of all records, concatenated.
+    tags_codes: tags codes of all records, for consumers that wait for certain tags.
+    queue_offsets: queue offsets of all records if they are not consecutive; otherwise None.
     """
 
     topic: str
@@ -52,7 +52,7 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
     count, size: the number of records and their size in bytes, including a filler after them.
     damage: describes the bytes that follow, if they are not a record and more bytes can't complete one; else None.
     first_offset, last_offset: physical offsets of the first and last record; -1 if there is none.
-    store_timestamp_ms: of the last record; -1 if there is none.
+    store_timestamp_ms: store timestamp of the last record; -1 if there is none.
     queues: the records that are visible to consumers, by queue, ordered by their first record.
     keys: `KEY`s in ascending order of physical offset.
     """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ha.errors import HalogError
 
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-"""Variable of `pyspark.util.handle_worker_exception`, which formats the error for the JVM"""
+"""Environment variable that makes `pyspark.util.handle_worker_exception` leave the traceback out of the error text"""
 _WORKER_MODULE = "pyspark.worker_util"
 """Imported by each of Spark's Python processes and by no driver"""
 

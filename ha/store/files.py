@@ -511,7 +511,8 @@ class OsDisk:
 
 
 class OpenFiles:
-    """LRU cache of open files, so that thousands of queues don't need as many descriptors. Workers use it, too."""
+    """LRU cache of open files, so that thousands of queues don't need as many descriptors. Worker threads use it,
+    too."""
 
     def __init__(self, disk: Disk, count_max: int = 512) -> None:
         self._disk = disk

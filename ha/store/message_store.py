@@ -97,7 +97,8 @@ def wall_clock_ms() -> int:
 
 
 class MessageStore:
-    """What `open_message_store` yields. `index` is None if it is disabled."""
+    """An open store: the commitlog, its consume queues and its index (None if it is disabled). Made by
+    `open_message_store`."""
 
     def __init__(
         self, options: StoreOptions, disk: Disk, run_blocking: RunBlocking, wall_clock_ms: Callable[[], int]

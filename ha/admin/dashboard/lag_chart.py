@@ -21,7 +21,8 @@ ROW_COUNT = 12
 
 
 class LagChart(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart. `path`: of its line; `sentence`: a summary; `rows`: newest first, evenly spread."""
+    """A chart. `path`: SVG path of the line; `top`: lag in messages at the top edge, at least 1; `sentence`: a summary;
+    `rows`: up to ROW_COUNT samples for the table, newest first, evenly spread."""
 
     path: str
     top: int

@@ -35,8 +35,9 @@ class Counts(msgspec.Struct, frozen=True):
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     """Another broker of the cluster. Addresses are host:port, "" if unknown.
 
-    `host`: where clients reach it. `url`: of its admin port, "" if it is unknown or a viewer of this node's pages could
-    not open it. `ha_address`: where slaves reach it. `ha_client_address`: its end of the connection to its own master.
+    `host`: where clients reach it. `url`: URL of its admin port, "" if it is unknown or a viewer of this node's pages
+    could not open it. `ha_address`: where slaves reach it. `ha_client_address`: its end of the connection to its own
+    master.
     """
 
     broker_name: str

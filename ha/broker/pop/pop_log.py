@@ -75,7 +75,7 @@ Waiter: TypeAlias = Callable[[Logged], None]
 
 class _RecordPut(PutRequest, kw_only=True, gc=False):
     """The put of one record. `waiters`: callbacks for requests whose changes are in it or in an earlier record, each
-    with the number of requests that it answers. `size`: of its body, in bytes."""
+    with the number of requests that it answers. `size`: size of its body in bytes."""
 
     number: int
     waiters: list[tuple[Waiter, int]]
@@ -84,7 +84,7 @@ class _RecordPut(PutRequest, kw_only=True, gc=False):
 
 
 class PopLog:
-    """Keeps the POP state in the log. `serve` while the broker is a master; `release` is for the store's retention."""
+    """Keeps the POP state in the log. Run `serve` while the broker is a master; retention calls `release`."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options

@@ -68,7 +68,7 @@ class _Due(msgspec.Struct, frozen=True):
 
 
 class Revival:
-    """Delivers messages again that were not acknowledged in time. `serve` while the broker is a master."""
+    """Delivers messages again that were not acknowledged in time. Run `serve` while the broker is a master."""
 
     def __init__(self, core: BrokerCore, log: PopLog) -> None:
         self._core = core

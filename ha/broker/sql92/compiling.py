@@ -40,7 +40,7 @@ of its stack.
 """
 
 STACK_MAX = 256
-"""Maximum size of the parser's stack, which holds open parentheses and unfinished parts."""
+"""Maximum number of entries in the parser's stack, which holds open parentheses and unfinished parts."""
 
 Properties: TypeAlias = Mapping[str, str]
 Predicate: TypeAlias = Callable[[Properties], bool]

@@ -304,7 +304,7 @@ class _Task:
                 return
 
     def _leave_out(self, done: QueueReplay, offset: int, reason: str) -> None:
-        """Count a message that no broker accepts; RestoreFailed unless these are skipped."""
+        """Count a message that no broker accepts. Raises RestoreFailed unless the plan has `skip_unsendable`."""
         if not self._plan.skip_unsendable:
             place = f"{done.topic} queue {done.queue_id} of {done.broker_name}, queue offset {offset}"
             raise RestoreFailed(place, f"{reason}; skip_unsendable leaves it out")
