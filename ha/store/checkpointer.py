@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from ha.errors import DiskFailed, OffsetGone
+from ha.errors import DiskFailed
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import save_checkpoint
 from ha.store.files import is_passing
@@ -56,8 +56,6 @@ class Checkpointer:
             await self._save_derived()
         try:
             await self._parts.verified.cover_flushed()
-        except OffsetGone:
-            pass  # set aside, or deleted, meanwhile
         except OSError as error:
             if not is_passing(error):
                 raise DiskFailed(self._options.root / "checksums", "write", str(error)) from error

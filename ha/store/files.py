@@ -309,6 +309,7 @@ class OsFile:
         return (position, end) if position < end else None
 
     def zero(self, position: int, size: int) -> None:
+        self._evict(position, size)
         # Written, not punched: a hole would free the space, and a later write could then find the disk full.
         zeros = bytes(min(size, 1 << 20))
         for begin, stop in data_ranges(self, position, position + size):
@@ -318,11 +319,11 @@ class OsFile:
                 if self.pread(step, begin) != expected:  # a file system may report zeros as data
                     self.pwrite(expected, begin)
                 begin += step
-        self._evict(position, size)
 
     def _evict(self, position: int, size: int) -> None:
         # Pages that were preallocated and then read stay in the page cache and count as data until they are evicted:
-        # each start would read all of them, and some more ahead, when it searches for data.
+        # each start would read all of them, and some more ahead, when it searches for data. Pages that a failed sync
+        # has left unwritten are clean, too, and may show zeros where the disk has other bytes.
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 

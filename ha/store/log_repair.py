@@ -13,7 +13,6 @@ from isal.isal_zlib import crc32
 
 from ha.errors import OffsetGone
 from ha.protocol.record import Filler, RecordHead, scan_record
-from ha.store.checksums import SegmentSums
 from ha.store.damage import DamagedRange
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import Segment
@@ -63,23 +62,28 @@ class LogRepair:
         """
         segment = self._log.segment_at(begin)
         if damage.by_checksum:
-            sums = await self._verified.load_sums(segment)
-            return self._proven_blocks(sums, begin - segment.start, raw)
+            return await self._proven_blocks(damage, begin, raw)
         scan = LogScan([segment], self._options, is_clean=True)
         proven: int = await self._run_blocking(scan.sound_prefix, raw, begin, damage.end, segment)
         return proven
 
-    def _proven_blocks(self, sums: SegmentSums, position: int, raw: bytes) -> int:
-        block_size = self._block_size
+    async def _proven_blocks(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
+        segment = self._log.segment_at(begin)
+        sums = await self._verified.load_sums(segment)
         view = memoryview(raw)
         proven = 0
         while proven < len(raw):
-            block, within = divmod(position + proven, block_size)
-            length = sums.lengths[block]
+            at = begin + proven - segment.start
+            block, within = divmod(at, self._block_size)
+            length, expected = sums.lengths[block], sums.crcs[block]
             piece = view[proven : proven + length]
-            if within or not length or len(piece) < length or crc32(piece) != sums.crcs[block]:
+            crc = crc32(piece)
+            if len(piece) < length and begin + len(raw) == damage.end:
+                # The last block of the log, found damaged, has grown since: its checksum covers the new bytes, too.
+                crc = crc32(await self._run_blocking(segment.file.pread, length - len(piece), at + len(piece)), crc)
+            if within or not length or crc != expected:
                 break
-            proven += length
+            proven += len(piece)
         return proven
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:

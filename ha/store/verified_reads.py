@@ -354,14 +354,15 @@ class VerifiedReads:
     async def cover_flushed(self) -> None:
         """Makes and writes the checksums of what was flushed since the last call.
 
-        Raises OSError if bytes can't be read or checksums written, OffsetGone if the log was truncated, set aside or
-        deleted meanwhile. The next call does what a cancelled or failed call did not.
+        Raises OSError if bytes can't be read or checksums written. The next call does what a cancelled or failed call
+        did not.
         """
         log = self._log
         if self._covered_to >= log.flushed_offset.value and not self.checksums.is_dirty:
             return
         async with self._checksum_lock:
             generation = log.generation
+            self._covered_to = max(self._covered_to, log.min_offset)  # what came before may be deleted
             while self._covered_to < log.flushed_offset.value:
                 segment = log.segment_at(self._covered_to)
                 sums: SegmentSums = self.checksums.peek(segment.start) or await self._run_blocking(

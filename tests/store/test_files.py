@@ -150,6 +150,20 @@ def test_reserved_space_is_no_data_after_it_was_read(tmp_path: Path) -> None:
     assert data_ranges(file, 0, size) == [(0, 4096)]
 
 
+def test_zeros_that_a_failed_sync_left_unwritten_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page cache shows them as clean pages; once the kernel drops these, the old bytes are back."""
+    size = 1 << 16
+    on_disk = b"x" * size
+
+    def drop_clean_pages(descriptor: int, position: int, length: int, advice: int) -> None:
+        os.pwrite(descriptor, on_disk[position : position + length], position)
+
+    file = OsDisk().create(tmp_path / "a", size, allocate=True)
+    monkeypatch.setattr(os, "posix_fadvise", drop_clean_pages)
+    file.zero(0, size)
+    assert file.pread(size, 0) == bytes(size)
+
+
 def test_cached_bytes_are_read_without_a_worker(tmp_path: Path) -> None:
     file = OsDisk().create(tmp_path / "a", 1 << 16, allocate=True)
     file.pwrite(b"x" * 100, 0)

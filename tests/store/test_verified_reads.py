@@ -211,6 +211,42 @@ async def test_a_peer_with_part_of_a_block_does_not_make_damage_sound() -> None:
         assert await store.repair.agrees(damage, raw)
 
 
+async def test_damage_in_a_block_that_grows_is_proven() -> None:
+    """Once the checksum of the log's last block covered newer records, too, the block could never be healed."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        [first] = await store.log.put([message(0)])
+        await dispatched(store)
+        right = await all_bytes(store)
+    content = disk.inodes[ROOT / "commitlog" / segment_name(0)].content
+    content[first.next_offset - 3] ^= 1
+    async with open_small(disk) as store:
+        with pytest.raises(DamagedBytes):
+            await store.log.read(0, 1)
+        [damage] = store.damage.open
+        assert (damage.begin, damage.end) == (0, first.next_offset)
+        await store.log.put([message(1)])
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        assert not await store.repair.is_sound(damage)
+        assert await store.repair.proves(damage, 0, bytes(content[: damage.end])) == 0
+        assert await store.repair.proves(damage, 0, right[:-1]) == 0
+        assert await store.repair.proves(damage, 0, right) == len(right)
+        await store.repair.rewrite(0, right)
+        assert await store.repair.is_sound(damage)
+
+
+async def test_checksums_are_made_after_a_segment_without_them_was_deleted() -> None:
+    """Retention can delete a segment just after its end was flushed; then no more checksums were made."""
+    async with open_small(checkpoint_interval_s=1e6, flush_interval_s=1e6) as store:
+        await store.log.put([message(number, size=400) for number in range(30)])
+        await dispatched(store)
+        await store.log.delete_first()
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        assert store.verified.checksums.known_end() == store.log.flushed_offset.value
+
+
 async def test_a_new_slave_whose_log_begins_later_makes_checksums(autojump_clock: MockClock) -> None:
     """As one that follows a master whose first segments are deleted; until its next start it made none."""
     disk = MemoryDisk()
