@@ -12,7 +12,6 @@ does not deliver soon what they show, or if they can't be read, another stream i
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 
@@ -23,8 +22,6 @@ from ha.errors import RemoteProtocolError
 from .agreement import AgreementUnavailable, Seen
 from .etcd_client import ANSWER_SIZE_MAX, EtcdClient, Refused, wants_token
 from .etcd_values import KeyValue, RangeAnswer, WatchAnswer, by_key, decode, range_request, read_view, watch_request
-
-logger = logging.getLogger(__name__)
 
 QUEUE_COUNT_MAX = 256
 """Maximum number of views queued for the reader. When the queue is full, only the newest is kept, with
@@ -66,7 +63,7 @@ class EtcdWatch:
                 if self._keys is None:
                     await self._start_over()
             except AgreementUnavailable as error:
-                logger.debug("etcd.watch_not_started error=%r", str(error))
+                reason = error.reason
             else:
                 # As for calls: longer in each round, so that a slow service can still answer.
                 reason = await self._follow(endpoint, options.attempt_timeout_s * 2 ** min(failures // count, 4))
@@ -74,8 +71,8 @@ class EtcdWatch:
                     failures = 0
                 if wants_token(reason):
                     self._client.forget_token()
-                self._client.failed(endpoint, f"watch: {reason}")
-                endpoint = (endpoint + 1) % count
+            self._client.failed(endpoint, f"watch: {reason}")
+            endpoint = (endpoint + 1) % count
             failures += 1
             await self._client.pause(failures)
 

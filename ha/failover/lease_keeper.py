@@ -54,8 +54,9 @@ class HeldLease(msgspec.Struct, frozen=True):
 
     lease: Lease
     deadline: LeaseDeadline
-    granted_at: float
-    """Time at which the answer arrived (Trio's clock), which is after the service granted the lease."""
+    since: float
+    """Time since which it has surely not ended (Trio's clock): when its grant was answered, or the first renewal after
+    its deadline had passed. Such a lease may have ended, and live again because the service was restored."""
 
     @property
     def is_fit(self) -> bool:
@@ -83,6 +84,8 @@ class LeaseKeeper:
         self._published: tuple[int, MemberRecord] | None = None
         self._published_revision = 0
         """Revision of the record's last write on the present lease; 0 before the first"""
+        self.first_revision = 0
+        """Revision of the record's first write since `HeldLease.since`; 0 before it."""
         self._taken_since: float | None = None
         self._revoking: Lease | None = None
         """A lease that is no longer used and has not ended yet"""
@@ -149,6 +152,7 @@ class LeaseKeeper:
                 self._lose_broker_id(error)
                 raise
             self._published = (held.lease.id, record)
+            self.first_revision = self.first_revision or self._published_revision
             self._taken_since = None
             self.broker_id.value = BrokerIdState(is_owned=True)
 
@@ -246,14 +250,22 @@ class LeaseKeeper:
         lease = await self._agreement.grant_lease(self._options.lease_ttl_s, timeout_s=self._options.call_timeout_s)
         held = HeldLease(lease, LeaseDeadline(drift=self._options.drift), trio.current_time())
         held.deadline.renewed(sent_at, lease.ttl_s)
-        self._published_revision = 0
-        self.held.value = held
+        self._hold(held)
         return held
 
     async def _renew(self, held: HeldLease) -> None:
         sent_at = trio.current_time()
         timeout_s = min(self._options.call_timeout_s, held.lease.ttl_s / RENEWALS)
-        held.deadline.renewed(sent_at, await self._agreement.renew(held.lease, timeout_s=timeout_s))
+        granted_s = await self._agreement.renew(held.lease, timeout_s=timeout_s)
+        if held.deadline.remaining_s <= 0 and self.held.value is held:
+            self._hold(msgspec.structs.replace(held, since=trio.current_time()))
+        held.deadline.renewed(sent_at, granted_s)
+
+    def _hold(self, held: HeldLease) -> None:
+        """Use a lease from now on; the next `publish` writes the record in any case."""
+        self._published = None
+        self._published_revision = self.first_revision = 0
+        self.held.value = held
 
     def _log_change(self, error: str) -> None:
         if bool(error) != bool(self.last_error):

@@ -101,6 +101,7 @@ class MasterTerm:
             assert self._options.broker_id in wanted, wanted
             async with self._change_lock:
                 await self._membership.state.note(await self._write_set(wanted))
+            self._membership.progress.explain("")
             logger.info("member.sync_state_set_changed epoch=%d set=%s", self._epoch, sorted(wanted))
             self._role.confirm_set(wanted)
 
@@ -137,7 +138,8 @@ class MasterTerm:
                 self._known.update(error.view)
                 if error.view.revision < view.revision:
                     await self._known.refresh()
-            except AgreementUnavailable:
+            except AgreementUnavailable as error:
+                self._membership.progress.explain(str(error))
                 await trio.sleep(self._options.retry_s)
                 await self._known.refresh()
             else:

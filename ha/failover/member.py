@@ -189,10 +189,10 @@ class Member:
         else:
             self.progress.become_following(master.broker_id, epoch)
             await self._role.become_slave(epoch, master)
-            self._membership.note_followed()
         await self.known.latest.wait_value(
             lambda now: (
-                _key_of(now) != _key_of(view) or (outdated is not None and now.group_revision != view.group_revision)
+                _key_of(now) != _key_of(view)
+                or (outdated is not None and outdated_record(now, self.state.known_age) != outdated)
             )
         )
 
@@ -246,7 +246,6 @@ class Member:
         assert held is not None
         assert view.master is not None
         lease = MasterLease(held.deadline)
-        self._membership.note_followed()
         if self.progress.state is not MemberState.CANDIDATE:  # a try whose answer was lost was executed late
             self.progress.become_candidate(view.master.epoch)
         self.progress.become_master(view.master.epoch)

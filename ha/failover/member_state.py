@@ -80,9 +80,9 @@ class MemberProgress:
         self._move(MemberState.FENCED, None, self.epoch, reason)
 
     def explain(self, reason: str, *, needs_operator: bool = False) -> None:
-        """Set why the member stays in this state; log it if it is another reason than before."""
-        if reason != self.reason:
-            self.reason = reason
+        """Set why the member stays in this state, "" for no reason; log it if it is another reason than before."""
+        has_changed, self.reason = reason != self.reason, reason
+        if reason and has_changed:
             level = logging.ERROR if needs_operator else logging.INFO
             logger.log(level, "member.waits state=%s epoch=%d reason=%r", self.state.value, self.epoch, reason)
 

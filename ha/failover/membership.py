@@ -38,8 +38,6 @@ class Membership:
         """Whether the node is stopping, so that this member must not become master."""
         self._standing: tuple[LogPosition, int] | None = None
         """While it stands for election: the end of its log, and the epoch it stands for"""
-        self._followed_lease_id = 0
-        self._followed_at = -math.inf
 
     def record(self) -> MemberRecord:
         """Return the member's record as it should be published now."""
@@ -108,12 +106,6 @@ class Membership:
                 await trio.sleep(self.options.retry_s)
         await self.known.refresh()
 
-    def note_followed(self) -> None:
-        """Record that this member follows a master, or is one, on its present lease."""
-        held = self.keeper.held.value
-        if held is not None:
-            self._followed_lease_id, self._followed_at = held.lease.id, trio.current_time()
-
     def settled_at(self, view: GroupView, held: HeldLease) -> float:
         """Return the time of Trio's clock by which all live members can have published what they know of the group.
 
@@ -121,10 +113,11 @@ class Membership:
 
         A service that was restored from an older state may have lost the leases of live members, or have an earlier
         lease of a member that has restarted since: its key then shows what the earlier process knew, and the present
-        one can't write it. A member that followed a master on its present lease knows all there is to know. Any other
-        has just started, or has lost its lease in the restore, and waits as long as a foreign lease can hold a key.
+        one can't write it. So a member that has just started or was cut off waits as long as a foreign lease can hold a
+        key. If it has seen the record change since, it need not: the master that changed it knew all there is to know.
         """
-        has_followed = self._followed_lease_id == held.lease.id and self._followed_at > self.known.rolled_back_at
-        if has_followed or view.group is None or not view.group.epoch:
+        since = max(held.since, self.known.rolled_back_at)
+        has_changed = since == held.since and view.group_revision > self.keeper.first_revision > 0
+        if has_changed or view.group is None or not view.group.epoch:
             return -math.inf
-        return max(held.granted_at, self.known.rolled_back_at) + FOREIGN_LEASE_PERIODS * held.lease.ttl_s
+        return since + FOREIGN_LEASE_PERIODS * held.lease.ttl_s

@@ -346,10 +346,10 @@ class Group:
         master.role.want(*ids)
         await until(lambda: master.role.confirmed == frozenset(ids))
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot, *, keeps_leases: bool = False) -> None:
         """Restore a backup of the service."""
         self.check()
-        self.service.restore(snapshot)
+        self.service.restore(snapshot, keeps_leases=keeps_leases)
         self._checked_count = len(self.service.history)
 
     def put_record(self, record: GroupRecord) -> None:

@@ -21,6 +21,7 @@ from ha.failover.etcd_values import (
 from ha.failover.etcd_watch import QUEUE_COUNT_MAX, EtcdWatch
 from ha.failover.switchover import is_open
 from tests.failover.contract import EMPTY, MEMBER, master
+from tests.failover.group import until
 from tests.fuzz.agreement import PREFIX
 
 
@@ -233,6 +234,28 @@ async def test_an_endless_answer_is_aborted(caplog: pytest.LogCaptureFixture) ->
             assert watch._end_reason.startswith("a line of more than")
         nursery.cancel_scope.cancel()
     assert max(sent) < 4 * ANSWER_SIZE_MAX  # plus what the sockets hold
+
+
+async def test_a_record_that_an_operator_damaged_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a member that starts then would wait for its first view without a reason."""
+    kvs = [{"key": text(PREFIX + b"group"), "mod_revision": "5", "value": text(b"null")}]
+    answer = json.dumps({"header": {"revision": "5"}, "kvs": kvs}).encode()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        while not (await stream.receive_some()).endswith(b"}"):
+            pass
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + answer)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        endpoint = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        async with open_etcd_client(EtcdOptions(endpoints=(endpoint,))) as client:
+            nursery.start_soon(EtcdWatch(client, PREFIX).run)
+            with trio.fail_after(5):
+                await until(lambda: "holds no GroupRecord" in client.statistics().last_error)
+            nursery.cancel_scope.cancel()
+    assert "holds no GroupRecord" in caplog.text
 
 
 async def test_a_call_that_outlives_its_client_ends_in_time(autojump_clock: trio.testing.MockClock) -> None:

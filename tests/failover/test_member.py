@@ -597,6 +597,80 @@ async def test_a_new_member_waits_for_the_others_records(autojump_clock: Clock) 
         assert trio.current_time() - started_at >= 2 * group.nodes[1].options.lease_ttl_s
 
 
+async def test_a_master_that_was_cut_off_before_a_restore_waits_for_what_others_know(autojump_clock: Clock) -> None:
+    """Its lease lives again, and does not show that another member was master meanwhile and has restarted since."""
+    async with open_group(1, 2) as group:
+        await group.settle()
+        await group.in_set(1, 2)
+        former = await group.wait_master()
+        snapshot = group.service.snapshot()
+        former.way.cut(True, held_share=0)
+        master = await group.wait_master(other_than=former.id)
+        master.kill()
+        group.restart(master.id)
+        group.restore(snapshot, keeps_leases=True)
+        former.way.cut(False)
+        await trio.sleep(30)
+        assert group.master is None
+        assert "knows one of epoch 2" in former.member.progress.reason
+
+
+async def test_the_key_of_a_master_that_is_gone_does_not_show_what_is_known_of_the_group(autojump_clock: Clock) -> None:
+    """The service is restored with the leases of then, and the master's next process knows a newer record."""
+    async with open_group(1, 2) as group:
+        await group.settle()
+        await group.in_set(1, 2)
+        master = await group.wait_master()
+        [slave] = others(group, master)
+        slave.kill()
+        await until(lambda: slave.id not in group.view.members)
+        snapshot = group.service.snapshot()
+        await group.in_set(master.id)
+        master.kill()
+        group.restore(snapshot, keeps_leases=True)
+        group.restart(master.id).way.delay(each_way_s=0.05)
+        slave = group.restart(slave.id)
+        await until(lambda: slave.role.following == master.id)
+        await trio.sleep(30)
+        assert group.master is None
+        assert "knows one of epoch 1" in slave.member.progress.reason
+
+
+async def test_a_master_says_why_it_cannot_change_the_set(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd refuses all writes when its database is full, but still renews leases."""
+
+    async def refuse(group: GroupRecord, **_: object) -> int:
+        await trio.lowlevel.checkpoint()
+        raise AgreementUnavailable("changing the group", "database space exceeded", outcome_unknown=False)
+
+    async with open_three() as (_, master):
+        monkeypatch.setattr(master.way, "change_group", refuse)
+        master.role.want(master.id)
+        await until(lambda: "database space exceeded" in master.member.progress.reason)
+        await trio.sleep(10)
+        assert master.may_acknowledge
+        monkeypatch.undo()
+        await until(lambda: master.role.confirmed == {master.id})
+        assert not master.member.progress.reason
+
+
+async def test_a_member_follows_the_master_once_nobody_claims_to_know_a_newer_record(autojump_clock: Clock) -> None:
+    """An operator stops a member that comes back with a newer record than the one that the group went on with."""
+    async with open_three() as (group, master):
+        stray = msgspec.structs.replace(MEMBER, known_epoch=7)
+        lease = group.service.grant(60)
+        group.service.change({"members/9": (stray, lease.id)})
+        [slave, _] = others(group, master)
+        slave.kill()
+        slave = group.restart(slave.id)
+        await until(lambda: "knows one of epoch 7" in slave.member.progress.reason)
+        group.service.revoke(lease.id)
+        await until(lambda: slave.role.following == master.id)
+        assert not slave.member.progress.reason
+
+
 # Switches
 
 
