@@ -55,8 +55,8 @@ class HeldLease(msgspec.Struct, frozen=True):
     lease: Lease
     deadline: LeaseDeadline
     since: float
-    """Time since which it has surely not ended (Trio's clock): when its grant was answered, or the first renewal after
-    its deadline had passed. Such a lease may have ended, and live again because the service was restored."""
+    """Time since which it has not ended (Trio's clock): when the service answered its grant, or the first renewal after
+    its deadline. A lease that was renewed so late may have ended, and exist again because the service was restored."""
 
     @property
     def is_fit(self) -> bool:

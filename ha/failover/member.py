@@ -68,8 +68,8 @@ class Member:
         self._term: MasterTerm | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take the roles that the group's views require, until cancelled. The node then keeps its last role, but
-        without the right to act as master.
+        """Make the node master, slave or candidate as the group's views require, until cancelled. It then keeps its
+        last role, but without the right to act as master.
 
         Raises ConfigError if another process has this member's broker id.
         """

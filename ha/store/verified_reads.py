@@ -362,7 +362,7 @@ class VerifiedReads:
             return
         async with self._checksum_lock:
             generation = log.generation
-            self._covered_to = max(self._covered_to, log.min_offset)  # what came before may be deleted
+            self._covered_to = max(self._covered_to, log.min_offset)  # bytes before it may be deleted
             while self._covered_to < log.flushed_offset.value:
                 segment = log.segment_at(self._covered_to)
                 sums: SegmentSums = self.checksums.peek(segment.start) or await self._run_blocking(
