@@ -6,7 +6,8 @@ gives the poller a function that serves its socket without waiting. The poller c
 wakes the task only if the function returns False. The task still owns its connection: when it is cancelled, the poller
 forgets the function.
 
-    turn         serves the sockets that are ready, for at most TIME_SLICE_S; then the other tasks run
+    turn         serves the sockets that are ready; turns follow one another for at most TIME_SLICE_S, then the other
+                 tasks run
     end of turn  calls the callbacks of `at_turn_end`, which write and send the output of the whole turn at once, and
                  then those of `after_turn`, for work that no answer waits for
 """
@@ -124,10 +125,22 @@ class Poller:
                 self._serve()
 
     def _serve(self) -> None:
-        """Runs one turn."""
-        events = self._unserved or self._epoll.poll(0, EVENTS_MAX)
-        self._unserved = []
+        """Runs turns until no socket is ready, or the time slice is over.
+
+        It asks for ready sockets again after each turn, because the answer to what a turn has sent may have arrived
+        during its last callbacks: a slave's report, for example. An iteration of Trio's event loop would delay it.
+        """
         ends_at = perf_counter() + self._time_slice_s
+        events = self._unserved or self._epoll.poll(0, EVENTS_MAX)
+        while events:
+            self._unserved = self._run_turn(events, ends_at)
+            if perf_counter() >= ends_at:
+                break
+            events = self._epoll.poll(0, EVENTS_MAX)
+
+    def _run_turn(self, events: list[tuple[int, int]], ends_at: float) -> list[tuple[int, int]]:
+        """Serves the sockets of `events`, and ends the turn. Returns the events that time did not suffice for."""
+        unserved: list[tuple[int, int]] = []
         self.is_in_turn = True
         try:
             for number, (descriptor, _) in enumerate(events):
@@ -135,11 +148,12 @@ class Poller:
                 if wait is not None:  # else another socket's function has ended the wait
                     self._serve_one(descriptor, wait)
                 if perf_counter() >= ends_at:
-                    self._unserved = events[number + 1 :]
+                    unserved = events[number + 1 :]
                     break
             self._end_turn()
         finally:
             self.is_in_turn = False
+        return unserved
 
     def _end_turn(self) -> None:
         while callbacks := self._early or self._late or self._last:

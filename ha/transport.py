@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import trio
 
@@ -49,8 +49,12 @@ ServeChunk = Callable[[bytes], bool]
 """Serves a chunk if that needs no wait; returns whether it did."""
 
 
-ReadInto = Callable[[int, memoryview], int]
-"""Reads from a descriptor into the start of a buffer, as readv(2) does, and returns the number of bytes."""
+ReadInto = Callable[[int, memoryview], int | None]
+"""Reads from a descriptor into the start of a buffer, as readv(2) does. Returns the number of bytes, None if it has
+processed all of them."""
+
+_Left = TypeVar("_Left", bytes, int)
+"""What a read leaves to the caller: a chunk, or the number of bytes in the buffer."""
 
 
 def read_into(descriptor: int, buffer: memoryview) -> int:
@@ -72,8 +76,9 @@ class Transport(Protocol):
     async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
         """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream.
 
-        `read` is called if the bytes come from a socket unchanged, and may also process them. It raises OSError as
-        readv(2) does, BlockingIOError if nothing has arrived.
+        `read` is called if the bytes come from a socket unchanged, possibly in another task, and may also process them:
+        this waits for more bytes while it returns None. It raises OSError as readv(2) does, BlockingIOError if nothing
+        has arrived.
         """
         ...
 
@@ -95,8 +100,8 @@ class Transport(Protocol):
 
 
 def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller | None = None) -> Transport:
-    """Returns the cheapest transport that the stream allows. With `poller`, the `serve` function that is passed to
-    `receive` is called in the poller's task if the stream is plain TCP."""
+    """Returns the cheapest transport that the stream allows. With `poller`, the functions that are passed to `receive`
+    and `receive_into` are called in the poller's task if the stream is plain TCP."""
     if isinstance(stream, trio.SocketStream) and os.name == "posix":
         return SocketTransport(stream, chunk_size_max, poller)
     below = getattr(stream, "transport_stream", None)
@@ -150,8 +155,7 @@ class SocketTransport:
         self._socket = stream.socket
         self._poller = poller
         self._was_served = True
-        """Whether the last chunk was served without waiting. If not, the reader's task receives the next one, as that
-        is not expected to be either"""
+        """Whether the last read left nothing to the reader's task"""
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_SIZE_FIRST, chunk_size_max)
         self._slice_bytes = 0
@@ -161,42 +165,65 @@ class SocketTransport:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_DEFAULT)
 
     async def receive(self, serve: ServeChunk | None = None) -> bytes:
-        while True:
-            if serve is not None and self._poller is not None and self._was_served:
-                chunk = await self._receive_in_turns(serve, self._poller)
-                self._was_served = False
-                return chunk
-            chunk = await self._receive()
-            self._was_served = bool(chunk) and serve is not None and serve(chunk)
-            if not self._was_served:
-                return chunk
+        def take() -> bytes | None:
+            chunk = self._read()
+            return None if chunk and serve is not None and serve(chunk) else chunk
 
-    async def _receive(self) -> bytes:
+        return await self._receive(take)
+
+    async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
+        def take() -> int | None:
+            try:
+                size = read(self._socket.fileno(), buffer)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
+            self._count(READ_BYTES_COUNTED_MIN if size is None else size)
+            return size
+
+        return await self._receive(take)
+
+    async def _receive(self, take: Callable[[], _Left | None]) -> _Left:
+        """Calls `take`, which reads and may serve what has arrived, until it leaves something to the caller.
+
+        The poller's task calls it, unless the last read left something: then this task does, because the next read is
+        expected to leave something, too.
+        """
+        while True:
+            if self._poller is not None and self._was_served:
+                left = await self._receive_in_turns(take, self._poller)
+                self._was_served = False
+                return left
+            found = await self._take_when_readable(take)
+            self._was_served = found is None
+            if found is not None:
+                return found
+
+    async def _take_when_readable(self, take: Callable[[], _Left | None]) -> _Left | None:
         if self._waits_left or self._slice_bytes >= TIME_SLICE_BYTES:
             await self._wait()
         while True:
             try:
-                chunk = self._read()
+                return take()
             except BlockingIOError:
-                await self._wait_after_miss()
-            else:
-                self._count(len(chunk))
-                return chunk
+                self._slice_bytes = 0
+                self._waits_left = WAIT_FIRST_COUNT
+                await trio.lowlevel.wait_readable(self._socket)
 
-    async def _receive_in_turns(self, serve: ServeChunk, poller: Poller) -> bytes:
-        """Serves chunks in the poller's task; returns the first one that `serve` does not serve, b"" at the end."""
-        found = b""
+    async def _receive_in_turns(self, take: Callable[[], _Left | None], poller: Poller) -> _Left:
+        """Calls `take` in the poller's task, until it leaves something."""
+        left: _Left | None = None
 
-        def read_and_serve() -> bool:
-            nonlocal found
-            try:
-                found = self._read()
-            except BlockingIOError:  # a spurious event
-                return True
-            return bool(found) and serve(found)
+        def take_all() -> bool:
+            nonlocal left
+            with suppress(BlockingIOError):  # a spurious event
+                left = take()
+            return left is None
 
-        await poller.wait(self._socket.fileno(), read_and_serve)
-        return found
+        await poller.wait(self._socket.fileno(), take_all)
+        assert left is not None
+        return left
 
     def _read(self) -> bytes:
         """Reads what has arrived. Raises BlockingIOError if nothing has."""
@@ -208,26 +235,8 @@ class SocketTransport:
             raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
         if len(chunk) == self._read_size:
             self._read_size = self._read_size_max
+        self._count(len(chunk))
         return chunk
-
-    async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
-        if self._waits_left or self._slice_bytes >= TIME_SLICE_BYTES:
-            await self._wait()
-        while True:
-            try:
-                size = read(self._socket.fileno(), buffer)
-            except BlockingIOError:
-                await self._wait_after_miss()
-            except OSError as error:
-                raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
-            else:
-                self._count(size)
-                return size
-
-    async def _wait_after_miss(self) -> None:
-        self._slice_bytes = 0
-        self._waits_left = WAIT_FIRST_COUNT
-        await trio.lowlevel.wait_readable(self._socket)
 
     async def _wait(self) -> None:
         """Lets other tasks run: until the socket is readable if `_waits_left` is above 0, else for one checkpoint."""

@@ -84,12 +84,11 @@ class HASession:
         """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
         in that condition.
 
-        With a `poller` (ha/poller.py), the work that frames appended by the pump cause, such as dispatch, is done in
-        one of its turns.
+        With a `poller` (ha/poller.py), the pump and the work that its frames cause, such as dispatch, run in its turns.
         """
         self._poller = poller
         self._stream = stream
-        self._transport = transport_for(stream, RECEIVE_SIZE_FIRST)
+        self._transport = transport_for(stream, RECEIVE_SIZE_FIRST, poller)
         self._log = log
         self._options = options
         self._plan = plan
@@ -188,8 +187,6 @@ class HASession:
         # One reused buffer: fresh memory costs a page fault for each of its pages.
         buffer = memoryview(bytearray(RECEIVE_SIZE_FIRST))
         while size := await receive_into(buffer, read):
-            if self._pumped_bytes == size < BULK_BYTES:
-                continue
             received = buffer[self._pumped_bytes : size]
             if self.reported_offset < 0 and bytes(received[: len(CHALLENGE_BEGIN)]) == CHALLENGE_BEGIN:
                 detail = "the master demands haSharedSecret, and none is set here"
@@ -217,9 +214,9 @@ class HASession:
                 buffer = memoryview(bytearray(min(2 * size, self._options.receive_size_bytes)))
         return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
 
-    def _read(self, descriptor: int, buffer: memoryview) -> int:
-        """Receives, and in the steady state appends and reports the complete frames. Raises OSError if receiving
-        fails."""
+    def _read(self, descriptor: int, buffer: memoryview) -> int | None:
+        """Receives, and in the steady state appends and reports the complete frames. Returns None if no more has to be
+        done, else the number of bytes received. Raises OSError if receiving fails."""
         self._pumped_bytes = 0
         is_steady = self._pumps and self._protocol.is_appending and self._parser.is_between_frames
         tail = self._log.tail() if is_steady and self._reporter.is_idle else None
@@ -240,7 +237,7 @@ class HASession:
                 publish()
             else:
                 self._poller.as_turn(publish)
-        return received
+        return None if 0 < taken == received < BULK_BYTES else received
 
     async def _take_epoch_message(self, message: MasterHandshake | EpochFrameHeader) -> SessionEnd | None:
         assert self._follower is not None

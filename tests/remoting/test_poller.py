@@ -1,5 +1,6 @@
 """The poller: which task serves a chunk, when a reader is woken, and what is done at the end of a turn."""
 
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ import trio.testing
 from ha.poller import Poller, open_poller
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServer
-from ha.transport import transport_for
+from ha.transport import read_into, transport_for
 from tests.limits.sockets import until
 from tests.remoting.wire import Peer, Recorder, request, socket_pair
 
@@ -116,6 +117,33 @@ async def test_the_reader_waits_itself_after_a_chunk_that_was_not_served_in_a_tu
     assert takers == ["_run", "read", "read", "_run", "_run"]
 
 
+async def test_reads_that_leave_nothing_do_not_wake_the_reader() -> None:
+    readers: list[str] = []
+    buffer = memoryview(bytearray(16))
+
+    def read(descriptor: int, into: memoryview) -> int | None:
+        size = read_into(descriptor, into)
+        readers.append(trio.lowlevel.current_task().name.rpartition(".")[2])
+        return None if bytes(into[:size]) == b"take" else size
+
+    async with open_polled() as (poller, ours, theirs), trio.open_nursery() as nursery:
+        transport = transport_for(ours, 65_536, poller)
+
+        async def send() -> None:
+            for number, message in enumerate((b"take", b"take", b"leave", b"leave", b"take", b"take")):
+                await theirs.send_all(message)
+                await until(lambda: len(readers) > number)  # noqa: B023
+            await theirs.send_eof()
+
+        async def receive() -> None:
+            for expected in (5, 5, 0):
+                assert await transport.receive_into(buffer, read) == expected
+
+        nursery.start_soon(send)
+        nursery.start_soon(receive)
+    assert readers == ["_run", "_run", "_run", "receive", "receive", "_run", "_run"]
+
+
 async def test_a_task_whose_wait_is_cancelled_in_a_turn_is_woken_once() -> None:
     calls: list[str] = []
     scopes = {"one": trio.CancelScope(), "two": trio.CancelScope()}
@@ -170,6 +198,32 @@ async def test_callbacks_are_called_after_all_reads_of_a_turn_early_ones_first()
     assert order == ["at once"] + [
         f"{what} {name}" for what in ("read", "early", "late", "left by", "last") for name in (first, second)
     ]
+
+
+async def test_a_socket_that_becomes_ready_in_a_turn_is_served_before_other_tasks_run() -> None:
+    order: list[str] = []
+    is_told = trio.Event()
+
+    async def note_task() -> None:
+        await is_told.wait()
+        order.append("task")
+
+    with trio.fail_after(WAIT_S):
+        async with open_poller(time_slice_s=60) as poller, socket_pair() as (ours, theirs):
+
+            def send() -> None:
+                os.write(theirs.socket.fileno(), b"x")
+
+            def serve() -> bool:
+                is_told.set()
+                order.append(os.read(ours.socket.fileno(), 1).decode())
+                return len(order) < 10 and poller.after_turn(send)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(note_task)
+                nursery.start_soon(poller.wait, ours.socket.fileno(), serve)
+                send()
+    assert order == ["x"] * 10 + ["task"]
 
 
 async def test_a_function_gets_a_turn_of_its_own_or_shares_the_present_one() -> None:
