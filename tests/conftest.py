@@ -11,7 +11,9 @@ CI runs a failed test once more (`--reruns 1`): on a busy machine, any of some t
 may exceed its time. The end of the run shows what failed.
 """
 
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -31,6 +33,10 @@ def pytest_runtest_setup() -> None:
     # A Spark that was started in this process has put in a handler of its own, beside which Trio leaves Ctrl-C alone.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+_DISK_USED_MAX = 0.85
+"""Used share of the disk above which failures may be due to it: the tests need some gigabytes, and brokers refuse
+messages at 0.9."""
 
 _SPARK_FIXTURES = {"spark", "pushdown_spark"}
 _INTEROP = Path(__file__).parent / "interop"
@@ -81,3 +87,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"run once more: {report.nodeid}")
         terminalreporter.line(report.longreprtext)
+    folder = tempfile.gettempdir()
+    disk = shutil.disk_usage(folder)
+    used = disk.used / (disk.used + disk.free)
+    if used > _DISK_USED_MAX and terminalreporter.stats.get("failed"):
+        terminalreporter.section("disk almost full")
+        terminalreporter.line(
+            f"The disk of {folder} is {used:.0%} full. Above 90 %, brokers refuse messages, and tests fail. Free some "
+            "space, or set TMPDIR to a directory of another disk."
+        )

@@ -21,8 +21,8 @@ class Parking(Protocol):
         If the task is cancelled, its number stays taken, and its value is dropped."""
 
     def give(self, values: Iterable[Any]) -> None:
-        """Wakes all tasks, each with the value of its number: `values` has one for each call of `wait`. Call this only
-        once."""
+        """Wakes all tasks: the nth call of `wait` gets the nth of `values`, of which there must be one for each call.
+        To be called once."""
 
 
 class _AsyncioParking:

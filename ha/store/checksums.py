@@ -241,5 +241,5 @@ class Checksums:
             self._disk.unlink(path)
 
     def forget(self) -> None:
-        """Resets to no entries without touching files, which were moved."""
+        """Drops all entries from memory. The files stay: they belong to a log that was set aside."""
         self._loaded.clear()
