@@ -16,7 +16,8 @@ class Cause(Enum):
     SLAVES_BEHIND = "slaves_behind"
     """A slave is haMaxGapNotInSync bytes or more behind."""
     CATCHING_UP = "catching_up"
-    """A slave has just started with the master's last file; earlier puts are still waiting."""
+    """A slave has just started to copy from the master's last file; it does not count while puts from before that
+    wait."""
     SLAVE_WAITS_FOR_REPAIR = "slave_waits_for_repair"
     """The data that a slave needs next is damaged on this node."""
     OUT_OF_RANGE = "out_of_range"

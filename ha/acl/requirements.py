@@ -123,8 +123,9 @@ class Rule(NamedTuple):
     rights: str = ""
     """The required rights as the documentation shows them; used only if `kind` is RIGHTS"""
     needed: Callable[[RemotingCommand], Needed] | None = None
-    """Yields each resource and the rights of which one is needed; RemoteProtocolError for a malformed request. With
-    ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights instead of being an admin"""
+    """Yields each resource and the rights of which one is needed. Raises RemoteProtocolError for a malformed request.
+    With ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights instead of being an
+    admin"""
 
     @property
     def text(self) -> str:

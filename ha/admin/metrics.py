@@ -179,7 +179,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "halog_slave_lag_seconds",
-        "Minimum time since the slave last had the whole log.",
+        "Time since the slave last had the whole log; a lower bound.",
         labels=("slave",),
         where="master",
     ),

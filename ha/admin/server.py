@@ -65,7 +65,8 @@ RESERVED_COUNT = 8
 RESERVED_S_MAX = 2.0
 PROBES = frozenset({"/live", "/ready"})
 CONNECTION_S_MAX = 12.5 * POLL_S
-"""Maximum age of a connection. It ends between two requests of an overview, which come every POLL_S."""
+"""Maximum age of a connection: half an interval longer than a multiple of POLL_S, so that it ends between two requests
+of an open overview."""
 ANSWER_S_MAX = 30.0
 """Maximum time after CONNECTION_S_MAX for the response to a request in progress: that to /switch takes up to 25 s."""
 KEPT_S = 2 * POLL_S

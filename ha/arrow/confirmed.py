@@ -97,7 +97,8 @@ class Confirmed:
         return (physical, physical + size) if is_own else None
 
     def _is_before_end(self, queue: QueueFiles, end: int) -> bool:
-        """Return whether a queue's last entry needs no record to agree with: it lies before the confirmed end."""
+        """Return whether a queue's last entry lies before the confirmed end, so that it need not be compared with a
+        record."""
         _, entries = queue.read(max(queue.first, end - 1), end)
         if not len(entries):
             return True

@@ -100,7 +100,7 @@ class Heads:
         sound &= (self.body_size >= 0) & (body_end + 3 <= self.record_end)
         self.sound = sound
         self.has_wrong_crc = np.zeros(len(positions), bool)
-        """Set by callers that check the body CRCs"""
+        """Whether each record's body CRC is wrong; false until a caller checks them"""
         if check_parts:
             self._check_parts(body_end)
 

@@ -49,9 +49,8 @@ _DELETED_MS = -1 << 63
 """Stands for the store time of a record that retention deleted; lower than any other"""
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
-"""Divisor of the number of queues: if at least one in _QUEUES_SHARE of all queues, and more than _QUEUES_CHEAP queues,
-were examined, the next refresh examines all of them: it then knows the log's end, by which it recognizes an unchanged
-log."""
+"""If more than _QUEUES_CHEAP queues, and at least 1/_QUEUES_SHARE of all queues, were examined since a refresh, the
+next refresh examines all queues. It then knows the log's end, by which it recognizes an unchanged log."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
 node writes again after a crash, show only in the queues."""

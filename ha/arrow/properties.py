@@ -28,7 +28,8 @@ class PropertyTable:
     """The properties of `count` rows, from their property strings as one binary array without nulls."""
 
     def __init__(self, strings: pa.Array, *, has_maps: bool = False) -> None:
-        """`has_maps`: `maps` will be called, so names may be copied for it before `find` needs them."""
+        """`has_maps`: the caller will call `maps`, which copies the names of all properties in any case; so `find` may
+        make that copy earlier, and search in it."""
         self._has_maps = has_maps
         self._strings = strings
         self.count = len(strings)

@@ -33,7 +33,7 @@ from ha.replication.ha_service import HAService
 from ha.store.message_store import MessageStore
 
 NO_REPLICAS = 0
-"""ack_count: the master's own log is enough."""
+"""Value of ack_count: the master's own log is enough."""
 STOPPING = "this broker stops"
 STEPPED_DOWN = "stored here, but this broker is no longer the master of that term: whether it stays is not known"
 

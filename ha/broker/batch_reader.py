@@ -17,8 +17,8 @@ BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
 """Maximum messages, and bytes, of a batch that is read or put; a single message may be larger."""
 UNREADABLE_S_MAX = 60.0
-"""Time for which the read of a record must fail before the record is skipped: while no repairable damage is open, and
-files can be opened."""
+"""Time for which reads of a record must fail before it is skipped. The time does not count while damage of the log may
+still be repaired, or while too many files are open."""
 
 
 class BatchReader:

@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
-"""Back-off between attempts to read or put a message."""
+"""Minimum and maximum back-off between attempts to read or put a message."""
 CLOCK_STEP_S_MIN = 0.05
-"""Initial resolution of a `StoreClock`."""
+"""Initial resolution of a `StoreClock`: smaller changes of the difference between the clocks are not recorded."""
 CLOCK_STEP_COUNT_MAX = 4096
 """Maximum number of differences that a `StoreClock` keeps."""
 

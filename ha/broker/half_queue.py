@@ -19,7 +19,8 @@ WINDOW_COUNT_MAX = 4 * 1024 * 1024
 MOVED_COUNT_MAX = 65_536
 """Maximum number of half messages that were stored again and whose new offset is kept."""
 READ_COUNT_MAX = 4096
-"""Maximum number of ranges of the op queue, each with the last half message that it ends, before they are merged."""
+"""Maximum number of ranges of the op queue that are kept, each with the last half message that it ends; with more,
+neighbouring ranges are merged in pairs."""
 MARK_COUNT_MAX = 64
 """Maximum number of uncommitted states in `ProgressMarks`."""
 

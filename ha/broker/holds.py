@@ -28,7 +28,8 @@ from ha.remoting import RemotingConnection
 from ha.store.dispatch import Arrival
 
 STALE_COUNT_MIN = 64
-"""The heap of deadlines is rebuilt, without ended holds, beyond twice the number of holds plus this."""
+"""Ended holds stay in the heap of deadlines. It is rebuilt without them when it has more entries than twice the number
+of holds plus STALE_COUNT_MIN."""
 
 
 class Hold(msgspec.Struct, eq=False, kw_only=True):

@@ -182,7 +182,8 @@ class ConsumerOffsetTable:
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
-        """Merges a master's offsets. Offsets that only this broker has stay, and so do marked ones that are higher."""
+        """Merges a master's offsets into the table. Kept are offsets that only this broker has, and those committed to
+        this slave that are higher than the master's."""
         self._merge(offsets.offset_table)
 
     def _merge(self, table: Mapping[str, Mapping[int, int]]) -> None:

@@ -89,7 +89,7 @@ class MasterAddresses(msgspec.Struct, frozen=True):
 
 
 AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Intervals between registrations after a change of role, before the regular period."""
+"""Intervals in seconds between the first registrations after a change of role; the later ones follow `period_s`."""
 
 
 class NameServerState(msgspec.Struct, kw_only=True):

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 Service = Callable[..., Awaitable[object]]
-"""Started with a `task_status`, runs until cancelled."""
+"""A function that is started with `nursery.start`, reports its start to `task_status`, and runs until cancelled."""
 
 
 class RoleServices:
-    """`serve` runs the services passed to `begin` until `end`."""
+    """Runs the services of the current role: `begin` starts them, `end` ends them. `serve` must be running
+    meanwhile."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Service], trio.Event]](0)

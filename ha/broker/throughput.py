@@ -97,7 +97,7 @@ class Throughput:
         self._samples: deque[_Sample] = deque(maxlen=round(WINDOWS_S[-1] / SAMPLE_INTERVAL_S) + 1)
         self._day = self._today()
         self._mornings = [(0, 0), (0, 0)]
-        """(messages put, got) at 0 h of yesterday and of today"""
+        """Totals (messages stored, messages returned to consumers) at midnight of yesterday and of today"""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Samples until cancelled."""

@@ -70,7 +70,7 @@ CHECK_INTERVAL_S = 1.0
 """Interval for checking the wall clock, which may be set, and for retrying messages that can't be read."""
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
-"""Back-off between attempts to put messages."""
+"""Minimum and maximum back-off between attempts to put messages."""
 HORIZONS_MS = {"1h": 3_600_000, "24h": 86_400_000, "7d": 7 * 86_400_000}
 """Times until due, in ms, up to which pending messages are counted."""
 RECALL_WAIT_S = 3.0

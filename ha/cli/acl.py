@@ -34,7 +34,10 @@ app = cyclopts.App(
     name="acl", help="List and change users and their policies, and import plain_acl.yml.", help_format="markdown"
 )
 
-_Default = Annotated[bool, Parameter(negative=(), help="Of the default policies, which count if no other matches.")]
+_Default = Annotated[
+    bool,
+    Parameter(negative=(), help="Change the user's default policies, which apply only if no other policy matches."),
+]
 
 
 class Shown(msgspec.Struct, frozen=True):

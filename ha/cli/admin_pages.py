@@ -363,7 +363,8 @@ def open_directly(request: urllib.request.Request | str, timeout_s: float, tls: 
 
 
 def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float | None:
-    """Returns how far a node's clock is ahead of ours, from the header Date; None if that is missing or invalid.
+    """Returns by how many seconds a node's clock is ahead of ours, from the header Date; None if that is missing or
+    invalid.
 
     Negative if it is behind; 0 if the header's resolution of one second and the duration of the request can explain the
     difference.
@@ -378,7 +379,7 @@ def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float
 
 
 def difference(low: float, high: float, asked: float, answered: float) -> float:
-    """Returns how many seconds the interval [low, high] of another clock is ahead of [asked, answered] of our clock.
+    """Returns by how many seconds the interval [low, high] of another clock is ahead of [asked, answered] of our clock.
 
     Negative if it is behind; 0 if the intervals overlap.
     """

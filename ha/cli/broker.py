@@ -86,7 +86,7 @@ def drain(
     *,
     wait: Annotated[
         float,
-        Parameter(help="Maximum time to wait, in seconds: at least --settle, to succeed."),
+        Parameter(help="Maximum time to wait, in seconds; must be at least --settle to succeed."),
     ] = 600.0,
     settle: Annotated[
         float, Parameter(help="Minimum time until all producers have new routes, in seconds.")

@@ -82,8 +82,8 @@ async def change_brokers(
     """Calls `change` for each broker in `names`; if `names` is empty, for every broker that has a master. Returns the
     results.
 
-    Raises UsageError if a name is unknown; then nothing is changed. If `names` is empty, ConnectionFailed if a broker
-    has no master, after the others were changed, or if there is no broker.
+    Raises UsageError if a name is unknown; then nothing is changed. If `names` is empty, raises ConnectionFailed if a
+    broker has no master, after the others were changed, or if there is no broker.
     """
     await check_brokers(admin, names)
     if names:
@@ -103,5 +103,5 @@ async def find_group(admin: Admin, group: str) -> GroupConfig:
 
 
 def explain_missing_topic(error: RouteNotFound) -> str:
-    """Returns that no broker has the topic, and what to do."""
+    """Returns a message that no broker has the topic, and what to do."""
     return f"no topic {safe(error.topic)}; ha topic list shows the topics, ha topic create adds one"

@@ -332,7 +332,7 @@ def uptime_s(figures: Mapping[str, str]) -> int | None:
 
 
 def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
-    """Returns how far a broker's clock is ahead of ours in seconds, from its start time and uptime; None if unknown.
+    """Returns by how many seconds a broker's clock is ahead of ours, from its start time and uptime; None if unknown.
 
     Negative if it is behind; 0 if the resolution of one second and the duration of the request can explain it.
     """

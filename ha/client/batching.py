@@ -199,7 +199,8 @@ class Batching:
         return batch
 
     def _may_send(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
-        """Whether a batch, full or not, may be sent while `beside` other requests of the lane are in flight."""
+        """Whether a batch, full or not, may be sent while other requests of the lane, `beside` in number, are in
+        flight."""
         if beside == 0 or lane.queue is not None:
             return beside == 0
         return beside < self._sender.broker_count(topic) * (FULL_IN_FLIGHT_MAX if is_full else 1)

@@ -73,8 +73,8 @@ class PullConsumer(ClientUser):
         frame_size_max bytes, the next compressed message and all after it are left out; `next_offset` is then the
         offset of the first message left out.
 
-        `tags`: "*" or tags joined by "||"; ValueError if it names none. `wait_s` > 0 lets the broker wait that long for
-        a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: timeout of each attempt; by default
+        `tags`: "*" or tags joined by "||". Raises ValueError if it names none. `wait_s` > 0 lets the broker wait that
+        long for a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: timeout of each attempt; by default
         request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
         wanted = wanted_tags(tags)
         raw = await self.pull_raw(

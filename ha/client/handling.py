@@ -34,7 +34,8 @@ Handler = Callable[[ReceivedMessage], Awaitable[None]]
 """Handles one message. If it raises, the message has failed; see PushConsumer."""
 
 _SEND_BACK_PAUSE_S = 5.0
-"""Pause before a failed message that could not be sent back is handled again here, in seconds."""
+"""Pause in seconds before this consumer handles a failed message again because it could not be sent back to the
+broker."""
 _QUEUE_SLICE = 32
 """With ORDERLY: maximum number of messages of one queue that a worker handles before other queues are served."""
 

@@ -45,8 +45,8 @@ class PopRequests:
         self._is_ordered = is_ordered
         self._lost_attempts: dict[MessageQueue, list[str]] = {}
         """Attempt ids of ordered pops whose response did not arrive, by source. The next pop of the source repeats one,
-        so that it gets the messages of the lost response at once, not after their invisible time. No more of them than
-        concurrent pops of the source"""
+        so that it gets the messages of the lost response at once, not after their invisible time. At most as many as
+        there were concurrent pops of the source"""
         self._requests = QueueRequests(client, group, ReadFrom.MASTER)
 
     async def pop(

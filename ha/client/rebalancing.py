@@ -41,7 +41,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 _log = logging.getLogger(__name__)
 
 _UNSETTLED_INTERVAL_S = 1.0
-"""Pause before locking is retried, and first pause before a rebalance that could not be completed is."""
+"""Pause before locks are requested again, and first pause before an incomplete rebalance is retried."""
 _UNSETTLED_INTERVAL_MAX_S = 5.0
 """Upper bound of the growing pause before a rebalance is retried. Short, because nothing notifies a consumer when its
 topic is created (RocketMQ's clients look every 30 s)."""

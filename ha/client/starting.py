@@ -93,7 +93,7 @@ class _Holder:
         self._scope = anyio.CancelScope()
         self._error: Exception | None = None
         self.is_open = anyio.Event()
-        """Event, set once the block is entered, or could not be."""
+        """Set once the block has been entered, or entering it has failed."""
         self.is_closing = anyio.Event()
         self.is_closed = anyio.Event()
 
@@ -121,7 +121,8 @@ class _Holder:
 
 
 def _spawn(function: Callable[[], Awaitable[None]]) -> None:
-    """Runs `function`, which raises nothing but cancellation, in a task that ends with the event loop at the latest."""
+    """Starts a task that runs `function` and does not outlive the event loop. `function` must raise nothing except
+    cancellation."""
     if is_trio():
         import trio
 

@@ -38,11 +38,11 @@ class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
     reads at each call."""
 
     trust: str = ""
-    """CAs of servers' certificates; "": the system's."""
+    """File with the CAs of servers' certificates; "": the system's CAs."""
     certificate: str = ""
-    """The client's certificate, for servers that require one."""
+    """File with the client's certificate, for servers that require one; "": none."""
     key: str = ""
-    """Its key; "": in the same file."""
+    """File with the private key of `certificate`; "": it is in the same file."""
     key_password: SecretStr | None = None
     check_host: bool = True
     """Whether a server's certificate must match its address: for brokers the one registered at the name servers,

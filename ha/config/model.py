@@ -4,7 +4,7 @@
 accepted values. Numbers keep RocketMQ's units, and field names end in the unit. A field that another package uses has
 the name of that package's option (options.py). DERIVED, "" or None on a field marked "derived" stands for a value that
 depends on other fields; `__post_init__` fills it in, so a Config always shows the effective values. Creating a struct
-checks everything: ConfigError, with further errors in its `others`.
+checks everything, and raises ConfigError with further errors in its `others`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     otel_interval_ms: Interval = _key("otelInterval", 15_000)
     """own; interval between two exports to otelEndpoint, in ms"""
     otel_trace_every: PositiveInt = _key("otelTraceEvery", 100)
-    """own; one of this many groups of sends that are answered together gets a trace span"""
+    """own; number N: of every N groups of sends that are answered together, one gets a trace span"""
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")
@@ -143,9 +143,9 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     segment_size: Annotated[int, Meta(ge=4096, le=INT_MAX)] = _key("mappedFileSizeCommitLog", 1_073_741_824)
     """bytes of a commitlog file; the same on a master and its slaves"""
     preallocate: bool = _key("preallocateCommitLog", True)
-    """own; whether a commitlog file gets its whole space on the disk when it is made, so that a full disk refuses
-    messages; otherwise it takes space as messages arrive, and a full disk stops the node; default of `ha.master`,
-    `ha.slave` and `ha.member` without configuration: false"""
+    """own; whether the disk space of a commitlog file is allocated when the file is created, so that messages are
+    refused if the disk is full; otherwise it is allocated as messages arrive, and a full disk stops the node; default
+    of `ha.master`, `ha.slave` and `ha.member` without configuration: false"""
     mapped_file_size_consume_queue_bytes: Annotated[int, Meta(ge=20, le=INT_MAX)] = _key(
         "mappedFileSizeConsumeQueue", 6_000_000
     )
@@ -225,10 +225,10 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     total_replicas: PositiveInt | None = _key("totalReplicas", None)
     """upper bound of inSyncReplicas; no other effect"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
-    """with brokerRole=SYNC_MASTER, as for the next two: nodes, including the master, that must have a message before
-    SEND_OK; if all three are unset, one slave must"""
+    """with brokerRole=SYNC_MASTER, like the next two keys: number of nodes, including the master, that must have a
+    message before SEND_OK; if all three are unset, one slave must"""
     min_in_sync_replicas: PositiveInt | None = _key("minInSyncReplicas", None)
-    """nodes, including the master, that must be in sync for messages to be accepted"""
+    """number of nodes, including the master, that must be in sync for messages to be accepted"""
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)
     """whether SEND_OK waits for every slave that is in sync"""
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")

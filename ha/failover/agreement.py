@@ -75,7 +75,7 @@ class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A live member, and in an election how much of the log it has."""
+    """A member whose lease is alive; in an election, also the end of its log."""
 
     epoch: int
     """Last term in its log; 0 for an empty log."""
@@ -99,11 +99,11 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether there has never been a log on its disk."""
     known_epoch: int = 0
     known_version: int = 0
-    """Age of the newest GroupRecord on its disk."""
+    """Version of the newest GroupRecord on its disk; `known_epoch` is the epoch of that record."""
 
     @property
     def known_age(self) -> RecordAge:
-        """Age of the newest GroupRecord on the member's disk; (0, 0) if it has none."""
+        """Epoch and version of the newest GroupRecord on the member's disk; (0, 0) if it has none."""
         return self.known_epoch, self.known_version
 
 
@@ -232,7 +232,7 @@ class Agreement(Protocol):
         """Watch the group: the first view at once, then one after each later change."""
 
     async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Write the first record of the group; return its revision. Outdated if there is one.
+        """Write the first record of the group; return its revision. Raises Outdated if there is one.
 
         May be executed late, but only while there is no record.
         """
@@ -242,9 +242,9 @@ class Agreement(Protocol):
     ) -> int:
         """As master, replace the record with `group_revision` by `group`; return the new revision.
 
-        Outdated unless that record is unchanged and the master's key is the one created at `master_revision`. May be
-        executed late, but only while both hold. Any other change of the record, even with the same content, prevents
-        it.
+        Raises Outdated unless that record is unchanged and the master's key is the one created at `master_revision`.
+        May be executed late, but only while both hold. Any other change of the record, even with the same content,
+        prevents it.
         """
 
     async def take_mastership(
@@ -258,8 +258,8 @@ class Agreement(Protocol):
     ) -> int:
         """Become master: atomically replace the record with `group_revision` by `group`, and create the master's key.
 
-        Returns the revision of both. Outdated if the record has changed or there is a master; LeaseLost if the lease
-        has ended. May be executed late, but only while there is no master, the record is unchanged, and the lease
+        Returns the revision of both. Raises Outdated if the record has changed or there is a master; LeaseLost if the
+        lease has ended. May be executed late, but only while there is no master, the record is unchanged, and the lease
         lives.
         """
 

@@ -1,7 +1,9 @@
-"""How one member becomes master when there is none: it stops its log, publishes how much it has, and waits its turn.
+"""How a member becomes master when there is none: it stops appending, publishes the end of its log, and waits its turn.
 
-    take at once    the member that the group's record names, if it surely has every acknowledged byte
-    else            publish, read the group, ask `evaluate` (election.py) who goes first, wait for that long, take it
+    at once      if the group's record names this member (the last master, or the one that it handed over to), and this
+                 member has every acknowledged byte
+    otherwise    it publishes its log's end, reads the other members' ends, and waits for the delay that `evaluate`
+                 (election.py) returns: the better a candidate, the shorter
 
 A transaction whose answer was lost may or may not have made this member master: the view shows it.
 """

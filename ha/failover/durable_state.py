@@ -108,7 +108,7 @@ class DurableState:
 
     @property
     def known_age(self) -> RecordAge:
-        """Age of `group`; (0, 0) if no record is known."""
+        """Epoch and version of `group`; (0, 0) if no record is known."""
         return (0, 0) if self.group is None else self.group.age
 
     async def note(self, group: GroupRecord) -> None:

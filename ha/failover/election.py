@@ -164,7 +164,7 @@ def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options
 def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
     """Return a Refusal if a live member knows a newer record of the group than the one in `view`, otherwise None.
 
-    `own_known`: age of the newest record that this member knows, which need not be in `view` yet.
+    `own_known`: epoch and version of the newest record that this member knows, which need not be in `view` yet.
     """
     group = view.group
     if group is None:

@@ -271,9 +271,9 @@ class EtcdAgreement:
     ) -> int:
         """Change the key `group`, whose revision is `group_revision`; return the new revision.
 
-        `is_ours`: returns whether a view shows this change; called if the answer to an attempt was lost. Outdated if
-        the group has changed otherwise; AgreementUnavailable if it is not known whether this change was made before
-        that; LeaseLost if `lease` has ended.
+        `is_ours`: returns whether a view shows this change; called if the answer to an attempt was lost. Raises
+        Outdated if the group has changed otherwise; AgreementUnavailable if it is not known whether this change was
+        made before that; LeaseLost if `lease` has ended.
         """
         compare = [*compare, is_unchanged(GROUP, group_revision)]
         revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)
@@ -328,7 +328,7 @@ async def open_etcd_agreement(
 ) -> AsyncIterator[EtcdAgreement]:
     """Open the agreement of one group. It connects when it is first used. `chance` randomizes pauses between retries.
 
-    Calls in progress when the block ends fail: AgreementUnavailable.
+    Calls in progress when the block ends raise AgreementUnavailable.
     """
     async with open_etcd_client(options, chance) as client:
         yield EtcdAgreement(client, cluster, broker_name)

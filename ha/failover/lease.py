@@ -22,10 +22,10 @@ from collections.abc import Callable
 import trio
 
 DRIFT = 0.1
-"""Share of the measured time by which the clocks of a member and of the service may disagree."""
+"""Share (0 to 1) of a measured time by which the clocks of a member and of the service may disagree."""
 
 Clock = Callable[[], float]
-"""Seconds since any fixed moment, never stepped."""
+"""Returns the seconds since an arbitrary fixed time; the clock is never set."""
 
 
 class LeaseDeadline:

@@ -46,7 +46,7 @@ FOREIGN_LEASE_PERIODS = 2
 within one, or within two if the service's leader changes meanwhile."""
 
 FIT_SHARE = 0.3
-"""Share of a lease's time that must remain to become master on it, so that the first renewal is in time."""
+"""Share (0 to 1) of a lease's time that must remain to become master on it, so that the first renewal is in time."""
 
 
 class HeldLease(msgspec.Struct, frozen=True):
@@ -134,8 +134,8 @@ class LeaseKeeper:
     async def publish(self) -> None:
         """Write the member's record as it is now, unless that was written already.
 
-        AgreementUnavailable, also if the member has no lease; LeaseLost if its lease has ended; BrokerIdTaken, after
-        which this member plays no role.
+        Raises AgreementUnavailable, also if the member has no lease; LeaseLost if its lease has ended; BrokerIdTaken,
+        after which this member plays no role.
         """
         async with self._write_lock:
             held, record = self.held.value, self._record()

@@ -33,11 +33,12 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     call_timeout_s: float = 1.0
     """Timeout of one call of the agreement; that of a renewal is at most a third of the lease."""
     rank_delay_s: float = 0.2
-    """Delay of a candidate for each better one, and once if another member that may be elected does not stand yet."""
+    """A candidate's delay for each better candidate, plus once if a member that may be elected does not stand yet."""
     appointed_delay_s: float = 1.0
-    """Delay of the others while the member that the record names is live and does not stand yet."""
+    """Delay of the other candidates while the member that the record names (the last master, or the one that it handed
+    over to) has a lease but does not stand yet."""
     unclean_delay_s: float = 10.0
-    """Delay of an unclean candidate, in which a member with all acknowledged messages can be elected."""
+    """Delay of an unclean candidate, so that a member with all acknowledged messages can be elected before it."""
     switch_timeout_s: float = 2.0
     """Maximum time that puts are on hold until the next master has the whole log."""
     retry_s: float = 0.2

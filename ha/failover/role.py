@@ -57,8 +57,8 @@ class Role(Protocol):
     async def wait_caught_up(self) -> None:
         """Wait until the log has every acknowledged byte, whatever was lost before the node started.
 
-        That is so once this process has copied the whole log that a master had when they connected (flushed, if the
-        node flushes before it acknowledges), or has become master. From then on it returns at once.
+        That is so once this process has copied the whole log that a master had when this node connected to it (flushed,
+        if the node flushes before it acknowledges), or has become master. From then on it returns at once.
         """
 
     async def wait_wanted_set(self) -> frozenset[int]:

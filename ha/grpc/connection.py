@@ -165,10 +165,11 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     idle_timeout_s: float = 120.0
     """Time without a call after which a connection is closed, as by RocketMQ's proxy."""
     ping_after_s: float = 60.0
-    """Time during a call in which a peer has sent nothing, after which it gets a PING. This detects a machine that lost
+    """Time without a byte from the peer during a call after which it is sent a PING. This detects a machine that lost
     its power: its connection stays open, and its Telemetry stream would never end."""
     ping_timeout_s: float = 20.0
-    """Time after a PING in which nothing has arrived, after which the connection is closed (gRPC's default)."""
+    """Time after a PING within which the peer must send something; otherwise the connection is closed (gRPC's
+    default)."""
     open_timeout_s: float = 10.0
     """Age from which a connection that has never made a call may be closed, to make room for another one."""
     send_timeout_s: float = 60.0
@@ -239,7 +240,7 @@ class GrpcConnection:
         self.allowed_bytes = 0
         """`Http2Protocol.allowed_bytes` at `allowed_at`"""
         self.pinged_at: float | None = None
-        """Time at which a PING was sent after which nothing has arrived (Trio's clock)"""
+        """Time at which a PING was sent (Trio's clock); None once the peer has sent anything since"""
         self.call_count = 0
         """Number of calls received"""
         self.cause: EndCause | None = None

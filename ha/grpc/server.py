@@ -99,7 +99,8 @@ class GrpcServer:
             connection.flush_soon()
 
     async def handle(self, stream: trio.abc.Stream) -> None:
-        """Serves one connection until it ends, and closes the stream; at once if `is_serving` or a limit refuses it."""
+        """Serves one connection until it ends, and closes the stream; closes it at once if `is_serving` returns false,
+        or a limit is reached."""
         host = peer_of(stream)[0]
         if not self._is_serving() or not self._open.make_room(host):
             self._refused += 1

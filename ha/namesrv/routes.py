@@ -78,7 +78,7 @@ class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str
     broker_id: int
     address: str
-    """host:port of the later one."""
+    """host:port of the broker that registered later; `other_address` is that of the earlier."""
     other_address: str
     seen_at: float
     """Time of the trio clock."""
@@ -220,8 +220,8 @@ class RouteTable:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
 
     def _update_queues(self, broker: Registration, group: _Group, *, is_changed: bool) -> None:
-        """Updates the queues of the group if this broker is its master, or if it has the acting master feature and the
-        lowest ID of all replicas, so that no master is registered."""
+        """Updates the queues of the group if this broker is its master, or if no master is registered and this broker
+        is the replica with the lowest ID and supports acting as master."""
         is_master = broker.broker_id == MASTER_ID
         is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.replicas)
         if not is_master and not is_prime_slave:

@@ -70,7 +70,8 @@ async def open_node_in_thread(config: Config) -> AsyncIterator[NodeInThread]:
     """Runs a node in a thread during the block, and raises what `open_node` raises.
 
     If the node fails, the block is cancelled and the error raised, as in an asyncio.TaskGroup. Leaving or cancelling
-    the block stops the node and waits for it, at most for shutdownTimeout: then TimeoutError, and the thread goes on.
+    the block stops the node and waits for it, at most for shutdownTimeout; after that it raises TimeoutError, and the
+    thread goes on.
     """
     thread = _NodeThread(config)
     async with asyncio.TaskGroup() as tasks:

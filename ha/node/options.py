@@ -31,7 +31,7 @@ from .ports import join
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 FLUSH_SHARE = 0.7
-"""Share of shutdownTimeout for the store's last flush; the rest is for everything before it."""
+"""Share (0 to 1) of shutdownTimeout for the store's last flush; the rest is for everything before it."""
 
 OPEN_FILES_UNLIMITED = 1 << 20
 GRPC_MESSAGE_OVERHEAD = 1 << 20

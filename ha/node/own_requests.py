@@ -14,7 +14,8 @@ async def ask_own_broker(
 ) -> RemotingCommand | None:
     """Returns the broker's response to a request whose permissions the caller has checked.
 
-    None if the connection has ended. trio.TooSlowError after `timeout_s`; the request may still be carried out then.
+    None if the connection has ended. Raises trio.TooSlowError after `timeout_s`; the request may still be carried out
+    then.
     """
     done = trio.Event()
     answers: list[RemotingCommand | None] = []

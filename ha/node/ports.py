@@ -67,7 +67,7 @@ class BoundPort:
 
 
 def _addresses(host: str, port: int | None, flags: int = 0) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    """Returns the addresses of `host` as getaddrinfo does. OSError, also if `host` can't be a host name."""
+    """Returns the addresses of `host` as getaddrinfo does. Raises OSError, also if `host` can't be a host name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:  # it has no IDNA encoding

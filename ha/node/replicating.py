@@ -21,7 +21,7 @@ FROM_NAME_SERVER = "from the name server, where the master registers its brokerI
 
 GRACE_S_MAX = 1.0
 GRACE_SHARE = 0.1
-"""Share of shutdownTimeout for which a stopping master waits for its slaves, at most GRACE_S_MAX seconds."""
+"""Share (0 to 1) of shutdownTimeout for which a stopping master waits for its slaves, at most GRACE_S_MAX seconds."""
 
 
 async def start_replication(

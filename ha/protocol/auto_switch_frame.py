@@ -81,7 +81,7 @@ class EpochReport(msgspec.Struct, frozen=True, gc=False):
     slave_max_offset: int
 
     def encode(self) -> bytes:
-        """Return the 12 bytes; LocalProtocolError if the offset is negative."""
+        """Return the 12 bytes. Raises LocalProtocolError if the offset is negative."""
         if self.slave_max_offset < 0:
             raise LocalProtocolError(f"a report can't carry offset {self.slave_max_offset}")
         return _REPORT.pack(_TRANSFER, self.slave_max_offset)
@@ -111,7 +111,7 @@ class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
     confirm_offset: int
 
     def encode(self) -> bytes:
-        """Return the 36 bytes before the body; LocalProtocolError if an offset or the size is invalid."""
+        """Return the 36 bytes before the body. Raises LocalProtocolError if an offset or the size is invalid."""
         if self.physical_offset < NOTHING_SENT or self.body_size < 0 or (self.body_size and self.physical_offset < 0):
             raise LocalProtocolError(f"a frame can't carry {self.body_size} bytes at offset {self.physical_offset}")
         return _FRAME_HEADER.pack(

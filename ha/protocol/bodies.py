@@ -374,8 +374,8 @@ def _with_size(text: bytes) -> bytes:
 
 
 def decode_compressed(raw: bytes | bytearray | memoryview, *, topic_count_max: int | None = None) -> RegisterBrokerBody:
-    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is invalid, decompresses to more
-    than INFLATED_SIZE_MAX bytes, or has more than `topic_count_max` topics.
+    """Return the registration in the compressed form `raw`. Raises RemoteProtocolError if it is invalid, decompresses
+    to more than INFLATED_SIZE_MAX bytes, or has more than `topic_count_max` topics.
 
     The static topic mappings that 5.x appends after the filter server list are not read.
     """

@@ -98,7 +98,7 @@ def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | No
 def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tuple[bytes, bool] | None:
     """Return up to `size_max` bytes of `body` decompressed, and whether that is all of it.
 
-    None if that needs a package that is not installed; RemoteProtocolError if it can't be decompressed."""
+    None if that needs a package that is not installed. Raises RemoteProtocolError if it can't be decompressed."""
     if compression is Compression.NONE:
         return body[:size_max], len(body) <= size_max
     module = _module(compression)

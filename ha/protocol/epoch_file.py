@@ -30,7 +30,8 @@ def encode_epoch_file(entries: Sequence[EpochEntry]) -> bytes:
 
 
 def decode_epoch_file(content: bytes) -> list[EpochEntry]:
-    """Return the entries; RemoteProtocolError if the content is damaged, or epochs or start offsets don't ascend."""
+    """Return the entries. Raises RemoteProtocolError if the content is damaged, or epochs or start offsets don't
+    ascend."""
     try:
         count, crc, lines = content.split(b"\n", 2)
         pairs = [line.split(b"-") for line in lines.splitlines()]

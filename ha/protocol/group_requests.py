@@ -222,7 +222,8 @@ def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
 
 
 def read_queue_map(value: Any) -> dict[QueueKey, Any]:
-    """Return a map with MessageQueue keys, as loaded by `java_json.loads`, with (topic, broker name, queue id) keys.
+    """Convert a map whose keys are MessageQueue objects, as `java_json.loads` returns it: the keys become (topic,
+    broker name, queue id).
 
     Raises RemoteProtocolError if `value` is not such a map.
     """

@@ -291,7 +291,8 @@ HeaderT = TypeVar("HeaderT", bound=Header)
 
 
 def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> HeaderT:
-    """Return the typed header in `ext_fields`; RemoteProtocolError names a missing or invalid field.
+    """Return the typed header in `ext_fields`. Raises RemoteProtocolError, which names the field, if one is missing or
+    invalid.
 
     `SendMessageRequest` is accepted under either set of names; the result is then a `SendMessageRequestV2`.
     """

@@ -334,7 +334,8 @@ def _follow(root: Any, path: Any) -> Any:
 
 
 def _size_without_references(value: Any, limit: int) -> int:
-    """Count the values in `value`, up to `limit`; RemoteProtocolError if there are more or a reference among them."""
+    """Count the values in `value`, up to `limit`. Raises RemoteProtocolError if there are more or a reference among
+    them."""
     count, pending = 0, [value]
     while pending:
         count += 1

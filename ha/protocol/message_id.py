@@ -33,7 +33,7 @@ def encode_message_ids(store_host: bytes, physical_offsets: Sequence[int]) -> st
 
 
 def decode_message_id(message_id: str) -> tuple[str, int, int]:
-    """Return (host, port, physical offset) of an offset message id; RemoteProtocolError if it is invalid."""
+    """Return (host, port, physical offset) of an offset message id. Raises RemoteProtocolError if it is invalid."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:

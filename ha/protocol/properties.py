@@ -105,7 +105,7 @@ def tags_code(tags: str | None) -> int:
 
 
 def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS) -> int:
-    """Return the due time of a delayed message in ms, the tags code of its entry in SCHEDULE_TOPIC_XXXX.
+    """Return the due time of a delayed message in ms, which is also the tags code of its entry in SCHEDULE_TOPIC_XXXX.
 
     `level` counts from 1; values above the last level mean the last. Without levels, the delay is 1 s. Source:
     ScheduleMessageService.computeDeliverTimestamp.

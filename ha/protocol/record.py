@@ -188,7 +188,8 @@ class Unparsable(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=4096)
 def encode_host(host: str, port: int) -> bytes:
-    """Return address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address; ValueError if it is not one."""
+    """Return address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address. Raises ValueError if it is not
+    one."""
     return ip_address(host.partition("%")[0]).packed + _INT32.pack(port)
 
 
@@ -249,8 +250,8 @@ def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unpa
 
 
 def _checked(buffer: Readable, position: int, end: int, *, verify_crc: bool) -> _Layout | Filler:
-    """Return the record or filler at `position`; RemoteProtocolError if there is none, or with `verify_crc` the body
-    CRC is wrong."""
+    """Return the record or filler at `position`. Raises RemoteProtocolError if there is none, or if the body CRC is
+    wrong and `verify_crc` is set."""
     found = _parse(buffer, position, end)
     if found is None:
         raise RemoteProtocolError(f"{end - position} bytes are too few for the record")
@@ -267,8 +268,8 @@ def _is_crc_right(buffer: Readable, layout: _Layout) -> bool:
 
 
 def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
-    """Return the record at `position`; RemoteProtocolError if there is none (a filler is not one), or with `verify_crc`
-    the body CRC is wrong."""
+    """Return the record at `position`. Raises RemoteProtocolError if there is none (a filler is not one), or if the
+    body CRC is wrong and `verify_crc` is set."""
     found = _checked(buffer, position, len(buffer), verify_crc=verify_crc)
     if isinstance(found, Filler):
         raise RemoteProtocolError("not a record: a filler")
@@ -276,8 +277,8 @@ def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
 
 
 def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = True) -> MessageRecord:
-    """Return the record at `position`. Raises RemoteProtocolError if there is none, or `verify_crc` and its body CRC is
-    wrong.
+    """Return the record at `position`. Raises RemoteProtocolError if there is none, or if the body CRC is wrong and
+    `verify_crc` is set.
 
     The body and properties are copied, so the buffer may be reused. Invalid UTF-8 in the topic or in properties becomes
     U+FFFD in str form, as in Java; `properties` keeps the bytes.

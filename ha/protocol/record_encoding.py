@@ -79,8 +79,8 @@ def encode_record(
 ) -> bytes:
     """Return the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
 
-    Raises LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Numbers must fit
-    their fields: struct.error otherwise.
+    Raises LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Raises
+    struct.error if a number does not fit its field.
     """
     field, body, properties, born_host = topic_field(message.topic), message.body, message.properties, message.born_host
     properties_size = _stored_properties_size(properties, append_property_crc)

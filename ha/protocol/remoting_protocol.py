@@ -141,7 +141,7 @@ class RemotingProtocol(Generic[Waiter]):
         """Bytes that were queued and not accepted by the kernel yet."""
         self._sending_since = math.inf
         self.received_at = now
-        """Time at which the last chunk was received."""
+        """Time at which the last chunk was received, by the clock of the times that the driver passes."""
         self._active_at = now
         self.has_requested = False
         """Whether the peer has sent a request."""

@@ -202,14 +202,16 @@ class RequestParser(RemotingParser):
 
 
 def send_request(command: RemotingCommand) -> SendMessageRequest:
-    """Return the ext fields of a send from either parser. RemoteProtocolError names a missing or invalid field."""
+    """Return the ext fields of a send from either parser. Raises RemoteProtocolError, which names the field, if one is
+    missing or invalid."""
     if type(command) is SendCommand:
         return command.request
     return parse_header(SendMessageRequest, command.ext_fields)
 
 
 def pop_request(command: RemotingCommand) -> PopMessageRequest:
-    """Return the ext fields of a pop from either parser. RemoteProtocolError names a missing or invalid field."""
+    """Return the ext fields of a pop from either parser. Raises RemoteProtocolError, which names the field, if one is
+    missing or invalid."""
     if type(command) is PopCommand:
         return command.request
     return parse_header(PopMessageRequest, command.ext_fields)

@@ -85,7 +85,7 @@ class IndexHeader(msgspec.Struct, gc=False):
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> IndexHeader:
-        """Return the header at the start of `raw`; RemoteProtocolError if that is shorter."""
+        """Return the header at the start of `raw`. Raises RemoteProtocolError if that is shorter."""
         if len(raw) < INDEX_HEADER_SIZE:
             raise RemoteProtocolError(f"index header of {len(raw)} bytes")
         return cls(*INDEX_HEADER.unpack_from(raw))
@@ -138,7 +138,7 @@ class Checkpoint(msgspec.Struct, gc=False):
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> Checkpoint:
-        """Return the checkpoint in `raw`; RemoteProtocolError if that is too short for one."""
+        """Return the checkpoint in `raw`. Raises RemoteProtocolError if that is too short for one."""
         if len(raw) < _CHECKPOINT.size:
             raise RemoteProtocolError(f"checkpoint of {len(raw)} bytes")
         return cls(*_CHECKPOINT.unpack_from(raw))

@@ -125,7 +125,8 @@ class Acknowledging:
         return ok("ForwardMessageToDeadLetterQueueResponse")
 
     async def _current(self, session: Session, text: str) -> ReceiptHandle:
-        """Waits while the message is being renewed or released, then returns what `_valid` does. Raises CallRefused."""
+        """Waits while the message is being renewed or released, then returns its latest handle. Raises CallRefused like
+        `_valid`."""
         await self._in_flight.wait_unchanged(session, text)
         return self._valid(session, text)
 

@@ -48,7 +48,7 @@ ALL_QUEUES = -1
 ANSWER_MARGIN_MS = 200
 """Time before a client's deadline at which it gets its answer, in ms."""
 BROKER_MARGIN_S = 3.0
-"""Time that a pop's timeout exceeds its poll time, in seconds."""
+"""Time in seconds by which a pop's timeout exceeds its poll time."""
 TAG_COUNT_MAX = 1024
 """Maximum number of tags in a filter."""
 POLLS_STARTING_MAX = 1024

@@ -95,7 +95,8 @@ class BrokerUsers:
             known.is_doubted = True
 
     async def load(self, name: str) -> None:
-        """Reads a user, unless it is known and not doubted, or known not to exist. Raises BrokerUnreachable."""
+        """Reads a user from a broker, unless it is in the cache and up to date, or known not to exist. Raises
+        BrokerUnreachable."""
         if self._is_settled(name):
             return
         async with self._first_reads:

@@ -46,7 +46,7 @@ WITHOUT_TLS = "that speaks plain remoting"
 _SUCCESS = CommandTemplate(
     RemotingCommand(RequestCode.SEND_MESSAGE, 2_000_000_001).reply(ResponseCode.SUCCESS), [(b"2000000001", b"%d")]
 )
-"""The answer without fields, remark or body; its value is the opaque"""
+"""Encodes successful responses without fields, remark or body, given their opaques"""
 
 Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingCommand]]
 """Called once per chunk with every complete request in it, in order. Serves those that need no wait, and returns the
@@ -376,7 +376,7 @@ class RemotingConnection:
 
     def _count_partial(self, size: int) -> None:
         """Counts a chunk that ended within a frame. If the incomplete frames of all connections exceed their limit, the
-        longest is closed: RemoteProtocolError if that is this connection's.
+        connection with the longest is closed. Raises RemoteProtocolError if that is this connection.
         """
         try:
             self.protocol.count_partial(size, trio.current_time())

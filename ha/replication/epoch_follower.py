@@ -42,7 +42,7 @@ class Terms(Protocol):
         """Record that the group has reached `epoch`."""
 
     def note_caught_up(self) -> None:
-        """Record that the log here has everything that a master's log had when they connected."""
+        """Record that the log here has everything that a master's log had when this node connected to it."""
 
 
 class EpochFollower:

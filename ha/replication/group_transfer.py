@@ -36,13 +36,13 @@ from ha.store.offset_waiters import OffsetWaiters
 logger = logging.getLogger(__name__)
 
 ANY_SLAVE = 1
-"""ack_count: any one slave."""
+"""Value of ack_count: the acknowledgement of any one slave is enough."""
 
 ALL_IN_SYNC = -1
-"""ack_count: every slave that is in sync."""
+"""Value of ack_count: every slave that is in sync must acknowledge."""
 
 SYNC_STATE_SET = -2
-"""ack_count: as many members of the failover group's set as its rules ask for (sync_state.py)."""
+"""Value of ack_count: as many members of the failover group's sync-state set as its rules require (sync_state.py)."""
 
 
 class AckRequest(msgspec.Struct, frozen=True):

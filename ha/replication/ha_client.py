@@ -70,10 +70,10 @@ class HAClient:
         jitter: Callable[[], float] = random.random,
         poller: Poller | None = None,
     ) -> None:
-        """`connect` opens a stream to `host:port`; OSError if it can't. `own_port`: this node's own HA port.
+        """`connect` opens a stream to `host:port`, and raises OSError if it can't. `own_port`: this node's own HA port.
 
-        `truncate` truncates the log at the start of the record that contains a physical offset; DiskFull or OSError if
-        nothing has changed. Without it, a torn record at the end of the log is left to an operator.
+        `truncate` truncates the log at the start of the record that contains a physical offset; it raises DiskFull or
+        OSError if nothing has changed. Without it, a torn record at the end of the log is left to an operator.
 
         `master_min_offset` returns the first physical offset that the master holds, None if it is not known now; it
         raises nothing, and is cancelled after connect_timeout_s.
@@ -98,7 +98,7 @@ class HAClient:
         self.min_epoch = NO_EPOCH
         """Latest term of the group that is known: masters of earlier terms are not followed."""
         self.has_caught_up = trio.Event()
-        """Set once this member's log has everything that a master's log had when they connected."""
+        """Set once this member's log has everything that a master's log had when this member connected to it."""
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()

@@ -16,10 +16,12 @@ class Retry(Enum):
     FROM_LAST_SEGMENT = "from_last_segment"
     """The master has no byte at offset 1: request 0, which means its last segment."""
     WITHOUT_QUESTION = "without_question"
-    """The session only asked, and found nothing that keeps this slave from following."""
+    """The session ended after the range question (`asks_only`), whose answer allows this slave to follow: don't ask
+    again."""
     WITHOUT_OVERLAP = "without_overlap"
-    """The master sends nothing from an earlier segment than that of the log's end. So request the end itself, without a
-    comparison, unless the master says that its log begins before the end."""
+    """The master sent nothing from an earlier segment than the one in which this slave's log ends, so the bytes there
+    can't be compared. Request the log's end without a comparison, unless the master states that its log begins before
+    the end."""
     WITHOUT_TORN_RECORD = "without_torn_record"
     """The end of the log here contained a torn record, and was truncated before it."""
 
@@ -47,8 +49,8 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     connection on which it asked, because its request of 0 means the first offset there."""
     tries_first_byte: bool
     compares_overlap: bool
-    """Whether to compare the log's end. False after WITHOUT_OVERLAP: then only if the master says that its log begins
-    before."""
+    """Whether to compare the log's end. False after WITHOUT_OVERLAP: then the end is compared only if the master states
+    that its log begins before it."""
     master_min_offset: Callable[[], Awaitable[int | None]]
     """Asks the master for the first physical offset of its log over another connection, such as remoting; returns None
     if it is not known now"""

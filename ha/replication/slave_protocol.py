@@ -48,7 +48,7 @@ class SessionState(Enum):
     FOLLOWING = "following"
     """The master's bytes are appended and acknowledged."""
     CLOSED = "closed"
-    """The session has ended, for a condition that status pages show."""
+    """The session has ended; status pages show the condition that ended it."""
 
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
@@ -209,8 +209,8 @@ class SlaveProtocol:
         self._on_condition(Condition.CONNECTED, f"from offset {offset}")
 
     def _take_range_answer(self, offset: int, size: int) -> None:
-        """Take one of the two empty frames that answer the range question; RemoteProtocolError for anything else before
-        the request."""
+        """Take one of the two empty frames that answer the range question. Raises RemoteProtocolError for anything else
+        before the request."""
         was_asked = self._plan.asks_range and self.state.value in {SessionState.ASKING, SessionState.PREPARING}
         if not was_asked or size or self.master_range is not None:
             raise RemoteProtocolError(f"a frame of {size} bytes at {offset} before any request")

@@ -46,7 +46,7 @@ from ha.replication.caught_up import CaughtUp
 from ha.replication.options import TICK_S
 
 ALONE = 1
-"""ack_count: the master's own log is enough. What it acknowledges may be lost with it."""
+"""Value of `ack_count`: the master's own log is enough. What it acknowledges may be lost with it."""
 
 UNKNOWN = -1
 """Stands for an offset that is not known."""
@@ -73,7 +73,8 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     such drop of the member within STALL_FORGOTTEN_S, up to not_catch_up_s_max. Not less than the master's lease, so
     that a master that was frozen itself has lost its lease before it drops slaves for that."""
     connect_s_max: float = 3.0
-    """Time to connect after the start of the term before a member is dropped: RocketMQ's first check of the set."""
+    """Time after the start of the term within which a member must connect; otherwise it is dropped. RocketMQ first
+    checks the set after the same time."""
     check_s: float = 5.0
     """checkSyncStateSetPeriod: maximum delay before a late member is noticed."""
     join_s_max: float = 1.0
@@ -136,7 +137,8 @@ def may_join(held_offset: int, promised_offset: int, epoch_start: int) -> bool:
 def may_shrink(members: Collection[int], held: Mapping[int, int], promised_offset: int, ack_count: int | None) -> bool:
     """Whether an election among `members`, a part of the agreed set, would find everything up to `promised_offset`.
 
-    If all of a set have each byte, any part of it does; if n do, enough of those must stay.
+    This is always so if every member acknowledges each byte. If only `ack_count` members do, enough of them must be
+    among `members`.
     """
     if ack_count is None or ack_count == ALONE:
         return True
@@ -246,7 +248,8 @@ class SyncStateSet:
         self._live = frozenset(members)
 
     def advance(self, end: int) -> bool:
-        """Update the confirm offset; return whether it rose. `end`: up to where the log here counts."""
+        """Update the confirm offset; return whether it rose. `end`: physical offset up to which this master's own log
+        counts."""
         previous = self.confirm_offset
         self.confirm_offset = confirmed(previous, self._sets, self._held(end), self.rules.ack_count)
         return self.confirm_offset > previous

@@ -196,9 +196,10 @@ def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
 
 
 def _inflated(size_max: int) -> Column:
-    """Returns the decompressed body, as the source does; the archive has the stored one.
+    """Returns a column with the decompressed bodies, which the Spark source returns too; archives contain bodies as
+    stored.
 
-    Null if it is damaged or longer than `size_max` bytes.
+    A body that is damaged or longer than `size_max` bytes is null.
     """
     plain = F.udf(lambda body, flags: plain_body(body and bytes(body), flags, size_max), BinaryType(), useArrow=True)
     body, flags = F.col("body"), F.col("sysFlag")

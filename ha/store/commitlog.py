@@ -149,8 +149,9 @@ class CommitLog(SegmentedLog):
     def append_batch(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
         """Like `append`, for a client's batch, which must be contiguous in one segment: all messages or none.
 
-        If one of them is illegal, every result says so, as RocketMQ refuses the whole request. An empty list: nothing
-        was appended, because the batch needs another segment or appends are held. Raises DiskFailed.
+        If one of the messages is illegal, none is stored and every result says so: RocketMQ, too, refuses the whole
+        request. Returns an empty list if nothing was appended because the batch needs another segment or
+        `appends_are_held`. Raises DiskFailed.
         """
         if self._append_lock.locked():
             return []
@@ -177,7 +178,8 @@ class CommitLog(SegmentedLog):
 
     @property
     def appends_are_held(self) -> bool:
-        """Whether another task appends or holds appends: `append` then takes nothing."""
+        """Whether another task appends, or keeps others from appending (`appends_held`): `append` then stores
+        nothing."""
         return self._append_lock.locked()
 
     async def wait_appends_allowed(self) -> None:
@@ -251,12 +253,12 @@ class CommitLog(SegmentedLog):
     async def append_raw(self, physical_offset: int, chunk: memoryview | bytes) -> None:
         """Appends bytes of the master's log at exactly `max_offset`, within one segment.
 
-        If the log is empty any offset is valid: the segment that contains it is made, and `max_offset` becomes the
+        If the log is empty any offset is valid: the segment that contains it is created, and `max_offset` becomes the
         start of that segment, as in RocketMQ. A chunk that does not begin there is not written, and the next offset
-        that the slave requests is `max_offset`. An empty chunk only makes the segment.
+        that the slave requests is `max_offset`. An empty chunk only creates the segment.
 
         Raises ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull,
-        OSError or TooSlowError if the next segment can't be made; OSError if the disk refuses the bytes.
+        OSError or TooSlowError if the next segment can't be created; OSError if the disk refuses the bytes.
         """
         began = trio.current_time()
         await self._lock_appends()

@@ -61,7 +61,7 @@ class DiskUsage(NamedTuple):
 
     @property
     def used_ratio(self) -> float:
-        """Share of the space that is used, 0..1."""
+        """Share (0 to 1) of the space that is used."""
         return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
 
 

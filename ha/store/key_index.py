@@ -46,7 +46,7 @@ class _Saving(Enum):
 
     IDLE = "idle"
     WRITING = "writing"
-    """Entries and slots: keys wait meanwhile"""
+    """Entries and slots are being written; new keys are kept in memory meanwhile"""
     SYNCING = "syncing"
 
 

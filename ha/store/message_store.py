@@ -40,8 +40,8 @@ from ha.store.undispatched import Undispatched, read_undispatched
 logger = logging.getLogger(__name__)
 
 _CATCH_UP_SHARE = 0.3
-"""Share of `stop_timeout_s` for dispatching the rest of the log. When it ends, a worker may still be creating files for
-one more chunk, all of which have to be synced."""
+"""Share (0 to 1) of `stop_timeout_s` for dispatching the rest of the log. When it ends, a worker may still be creating
+files for one more chunk, all of which have to be synced."""
 QUERY_WAIT_S = 2.0
 """Time that a query waits for an index that is being rebuilt; then it searches what is there."""
 
@@ -344,8 +344,9 @@ class MessageStore:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether dispatch has not reached `dispatchable_end`. If that is the dispatch limit, only while dispatch is
-        paused: otherwise the bytes left may be the start of a record that ends after the limit."""
+        """Whether there are records that dispatch has not handled. If dispatch is limited to a part of the log, the
+        last bytes before the limit may be the start of a record that ends after it; so false then, unless dispatch is
+        paused."""
         log = self.log
         is_limited = log.dispatch_limit.value < log.max_offset.value
         return log.dispatched_offset.value < log.dispatchable_end and (

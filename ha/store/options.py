@@ -20,7 +20,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_size: int = 1 << 30
     """[mappedFileSizeCommitLog] size of a segment in bytes"""
     preallocate: bool = True
-    """Whether segments get their space on the disk when they are made. RocketMQ's get it as they are written"""
+    """Whether a segment's disk space is allocated when the segment is created. RocketMQ allocates it as the segment is
+    written"""
     queue_entry_count: int = 300_000
     """[mappedFileSizeConsumeQueue / 20] number of entries of a consume-queue file"""
     index_enabled: bool = True

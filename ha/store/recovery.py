@@ -203,8 +203,9 @@ class LogRecovery:
         return begin
 
     def is_foreign(self) -> bool:
-        """Returns whether the log begins with bytes that can't be a magic code of RocketMQ's, even with one flipped
-        bit, or the first bytes of one: a slave may have been stopped, or killed, within its first record."""
+        """Returns whether the log was not written by RocketMQ or halog: the first record has no known magic code. A
+        code with one flipped bit counts as known, and so do the first bytes of a code: a slave may have been stopped,
+        or killed, within its first record."""
         raw = self.scan.segments[0].file.pread(4, 4)
         magic, begun = int.from_bytes(raw, "big"), raw.rstrip(b"\0")
         known = [each & 0xFFFFFFFF for each in (MAGIC_V1, MAGIC_V2, FILLER_MAGIC)]

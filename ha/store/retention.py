@@ -40,7 +40,8 @@ class Retention:
         self.lowest_needed: Callable[[], int | None] = lambda: None
         """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
         self.release: Callable[[int], Awaitable[bool]] = _released
-        """Awaited before a segment that ends at a physical offset (bytes) is deleted; False keeps it"""
+        """Called and awaited before a segment is deleted, with the physical offset (bytes) of its end; False keeps the
+        segment"""
         self.disk_used_ratio = 0.0
         self.deleted_count = 0
         self._is_too_full = False
@@ -87,7 +88,8 @@ class Retention:
         """Deletes the segments that are due now; returns how many. `at_any_hour`: deletes expired ones outside the
         configured hours, too.
 
-        Raises DiskFull if files can't be written now: the disk is full, or too many files are open. Raises DiskFailed.
+        Raises DiskFull if files can't be written now, because the disk is full or too many files are open; DiskFailed
+        for any other error of the disk.
         """
         try:
             async with self._log.maintenance_lock:

@@ -222,7 +222,7 @@ class Scrub:
             position += len(await self._read(position, min(_STEP_BYTES, end - position)))
 
     async def _read(self, position: int, size: int) -> memoryview:
-        """Reads at least one byte. OffsetGone, too, if the log was truncated there meanwhile."""
+        """Reads at least one byte. Raises OffsetGone, too, if the log was truncated there meanwhile."""
         log = self._log
         raw = await log.read(position, size, "scrub")
         if not raw:

@@ -25,12 +25,12 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of one side's PEM files; "" for none."""
 
     certificate: str = ""
-    """Own certificate, followed by intermediate certificates."""
+    """File with the own certificate, followed by intermediate certificates."""
     key: str = ""
-    """Private key; "" if it is in the same file."""
+    """File with the private key; "" if the key is in the certificate's file."""
     key_password: SecretStr | None = None
     trust: str = ""
-    """CAs of the other side's certificates; "" for the system's (only in a client's context)."""
+    """File with the CAs of the other side's certificates; "" for the system's CAs (only in a client's context)."""
 
     @property
     def paths(self) -> tuple[str, ...]:

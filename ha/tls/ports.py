@@ -84,7 +84,7 @@ def load_client(keys: LinkKeys, wall_clock_ms: Callable[[], int]) -> Credentials
 
 
 def connecting(handshakes: Handshakes, credentials: Credentials, connect: Connect) -> Connect:
-    """Returns a function that connects, and encrypts the stream. OSError, also if the handshake fails."""
+    """Returns a function that connects, and encrypts the stream. Raises OSError, also if the handshake fails."""
 
     async def connect_with_tls(address: str) -> trio.abc.Stream:
         stream = await connect(address)

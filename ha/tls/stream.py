@@ -77,8 +77,8 @@ class TlsStream(trio.abc.Stream):
         self._mover = mover
 
     async def do_handshake(self) -> None:
-        """Does the handshake once. trio.BrokenResourceError if that fails; its cause is the ssl.SSLError, unless the
-        connection was lost."""
+        """Does the handshake once. Raises trio.BrokenResourceError if that fails; its cause is the ssl.SSLError, unless
+        the connection was lost."""
         while not self._is_established:
             try:
                 self._object.do_handshake()
@@ -135,7 +135,7 @@ class TlsStream(trio.abc.Stream):
     def send_nowait(self, data: bytes | memoryview) -> int:
         """Sends without waiting and returns the number of bytes sent: all or 0.
 
-        After 0, call `send_all` with the same data next: it may already be encrypted and partly sent.
+        After 0, call `send_all` with the same data next: it may already be encrypted and partly sent. Raises
         trio.BrokenResourceError if the connection is lost.
         """
         if self._mover is None or len(data) > SEND_SIZE or self._sending.locked() or self._taken_early:

@@ -122,9 +122,9 @@ class PopLog:
         self._is_idle = False
         """Whether `serve` waits for changes, and no record is being appended"""
         self._is_write_due = False
-        """Whether the end of the turn writes the changes"""
+        """Whether the changes are written at the end of the poller's current turn"""
         self._appending: _RecordPut | None = None
-        """A record that the end of a turn could not append, for `serve`"""
+        """A record that could not be appended at the end of a turn of the poller, and that `serve` appends"""
         self._waiters: list[tuple[Waiter, int]] = []
         """Callbacks for requests whose changes are not in a record yet, each with the number of requests that it
         answers"""

@@ -107,7 +107,8 @@ def compare(left: Value, right: Value) -> int:
 
 
 def compare_by_size(left: Value, right: Value) -> int:
-    """As `compare`, for <, <=, > and >=: two strings are compared as numbers; Incomparable if one is no number."""
+    """As `compare`, for <, <=, > and >=: two strings are compared as numbers. Raises Incomparable if one is no
+    number."""
     if type(left) is str and type(right) is str:
         return _compare_doubles(double_of(left), double_of(right))
     return compare(left, right)

@@ -103,7 +103,7 @@ def add_nodes(
 
     None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). `failover` has no effect on
     an existing cluster. New nodes get ports from `first_port` on; None: random ones that are free. Nodes are never
-    removed: UsageError for lower numbers, and if the directory has other files. Raises NodeError if a port is in use.
+    removed. Raises UsageError for lower numbers, and if the directory has other files; NodeError if a port is in use.
     """
     known = read_nodes(directory)
     if known:

@@ -60,9 +60,9 @@ def dump(
     ] = None,
     tag: Annotated[list[str] | None, Parameter(negative=(), help="Only messages with this tag (repeatable).")] = None,
     since: Annotated[
-        str | None, Parameter(help="Stored at or after this time: 2026-11-22T09:30, or ms since 1970.")
+        str | None, Parameter(help="Only messages stored at or after this time: 2026-11-22T09:30, or ms since 1970.")
     ] = None,
-    until: Annotated[str | None, Parameter(help="Stored before this time.")] = None,
+    until: Annotated[str | None, Parameter(help="Only messages stored before this time.")] = None,
     count: Annotated[int | None, Parameter(help="Stop after N records.")] = None,
     body: Annotated[bool, Parameter(help="Show bodies.")] = True,
     max_message_size: Annotated[

@@ -22,7 +22,7 @@ class Span(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened(*paths: Path) -> Iterator[list[LogReader]]:
-    """Open readers of these stores. StoreUnreadable, also for a file that the block can't read."""
+    """Open readers of these stores. Raises StoreUnreadable, also for a file that the block can't read."""
     with ExitStack() as stack:
         try:
             yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]

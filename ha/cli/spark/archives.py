@@ -204,13 +204,15 @@ def restore(
     ] = "",
     target: Annotated[str | None, Parameter(name="--to", help="Topic to send to (default: the same name).")] = None,
     state: Annotated[str | None, Parameter(help="State file that lets a repeated run resume.")] = None,
-    from_store: Annotated[bool, Parameter(negative=(), help="SOURCE is a store directory.")] = False,
+    from_store: Annotated[bool, Parameter(negative=(), help="Read SOURCE as a store directory.")] = False,
     broker_name: Annotated[str | None, Parameter(help="Only this broker's messages.")] = None,
     queues: Annotated[list[int] | None, Parameter(name="--queue", negative=())] = None,
     tags: Annotated[list[str] | None, Parameter(name="--tag", negative=())] = None,
     keys: Annotated[list[str] | None, Parameter(name="--key", negative=())] = None,
-    since: Annotated[datetime | None, Parameter(help="Stored at or after this time (default zone: UTC).")] = None,
-    until: Annotated[datetime | None, Parameter(help="Stored before this time.")] = None,
+    since: Annotated[
+        datetime | None, Parameter(help="Only messages stored at or after this time (default zone: UTC).")
+    ] = None,
+    until: Annotated[datetime | None, Parameter(help="Only messages stored before this time.")] = None,
     rate: Annotated[float | None, Parameter(help="Maximum messages per second.")] = None,
     skip_unsendable: Annotated[bool, Parameter(negative=(), help="Skip messages that no broker accepts.")] = False,
     dry_run: Annotated[bool, Parameter(negative=(), help="Only count the messages.")] = False,

@@ -77,8 +77,10 @@ def stats(
     topics: Annotated[
         list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
     ] = None,
-    since: Annotated[datetime | None, Parameter(help="Stored at or after this time (default zone: UTC).")] = None,
-    until: Annotated[datetime | None, Parameter(help="Stored before this time.")] = None,
+    since: Annotated[
+        datetime | None, Parameter(help="Only messages stored at or after this time (default zone: UTC).")
+    ] = None,
+    until: Annotated[datetime | None, Parameter(help="Only messages stored before this time.")] = None,
     top: Annotated[int, Parameter(help="Number of top keys and tags to show.")] = 20,
     where: Where = Where(),  # noqa: B008
 ) -> int:
@@ -196,8 +198,12 @@ def reindex(
     force: Annotated[bool, Parameter(negative=(), help="Continue although the last broker crashed.")] = False,
     index: Annotated[bool, Parameter(help="Build the key index.")] = True,
     index_tags: Annotated[bool, Parameter(help="Index tags as well, like RocketMQ 5.4 and later.")] = True,
-    index_slot_count: Annotated[int, Parameter(help="The broker's maxHashSlotNum.")] = 5_000_000,
-    index_entry_count: Annotated[int, Parameter(help="The broker's maxIndexNum.")] = 20_000_000,
+    index_slot_count: Annotated[
+        int, Parameter(help="Hash slots of an index file (the broker's maxHashSlotNum).")
+    ] = 5_000_000,
+    index_entry_count: Annotated[
+        int, Parameter(help="Entries of an index file (the broker's maxIndexNum).")
+    ] = 20_000_000,
     where: Where = Where(),  # noqa: B008
 ) -> int:
     """Rebuild consume queues and key index from the commitlog alone, byte for byte as a broker builds them.

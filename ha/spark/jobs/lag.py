@@ -126,8 +126,8 @@ class _QueueTask(msgspec.Struct, frozen=True):
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
     """Measure the lag of each group.
 
-    OptionError, also for a named group or topic without a committed offset; StoreUnreadable, also for a damaged offset
-    table; with `servers` ClientError.
+    Raises OptionError, also for a named group or topic without a committed offset; StoreUnreadable, also for a damaged
+    offset table; with `servers` ClientError.
     """
     return lag_with(spark_runner(spark), options, progress)
 
@@ -147,7 +147,7 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
     """Return (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
 
-    Empty without the file, as no group has committed yet. The backup is read if the file is missing or damaged;
+    Empty without the file, as no group has committed yet. The backup is read if the file is missing or damaged. Raises
     StoreUnreadable if neither can be read.
     """
     folder = path / "config"

@@ -90,7 +90,7 @@ class CommittedSource(LogSource):
         return CommittedPartition(self._inner.queue_partition(slices), self._read_commits().within(slices))
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """None: commits name queue offsets."""
+        """Return None: commits contain queue offsets, so only reads by queue can be filtered."""
         return None
 
     def close(self) -> None:

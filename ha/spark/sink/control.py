@@ -67,7 +67,7 @@ class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The records of a sink in the commit topic: its last commit (None without one) and the begins after it."""
+    """The records of a sink in the commit topic: its last commit (None without one) and the begin records after it."""
 
     commit: ControlRecord | None
     begins: tuple[ControlRecord, ...]
@@ -89,7 +89,7 @@ class History(msgspec.Struct, frozen=True):
         return floors
 
     def begin_count(self, batch: int, partition: int) -> int:
-        """Return the number of begins of the part; an attempt that sends to several topics writes several."""
+        """Return the number of begin records of the part; an attempt that sends to several topics writes several."""
         return sum(begin.batch == batch and begin.partition == partition for begin in self.begins)
 
 

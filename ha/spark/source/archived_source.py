@@ -240,7 +240,7 @@ class ArchivedSource(LogSource):
         return PartitionChain([*tasks, *([self._log.queue_partition(others)] if others else [])])
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """None: streams are read by queue."""
+        """Return None: streams are read by queue."""
         return None
 
     def close(self) -> None:

@@ -156,8 +156,8 @@ class LagListener(StreamingQueryListener):
     `interval_s`. `queries` limits measuring to queries with these names; `source` is the index of the source within a
     query that reads several logs (default: the first Python source).
 
-    Errors of measuring, of `publish` and of writing the file are logged: a listener never stops a query. OptionError in
-    the constructor if the options are invalid.
+    Errors of measuring, of `publish` and of writing the file are logged: a listener never stops a query. The
+    constructor raises OptionError if the options are invalid.
     """
 
     def __init__(

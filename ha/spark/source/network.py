@@ -141,7 +141,7 @@ class NetworkSource(LogSource):
         return self._brokers
 
     def min_offset(self, broker: str) -> None:
-        """None: brokers report the ranges of queues."""
+        """Return None: brokers report only the ranges of queues."""
 
     def topics(self) -> list[str]:
         """Return all topics known to the name servers, sorted.
@@ -154,7 +154,7 @@ class NetworkSource(LogSource):
         return self._topics
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return the readable queues of `topics`, or of all, sorted. An unknown topic has none."""
+        """Return the readable queues of `topics`, or of all topics if None, sorted. An unknown topic has no queues."""
         found: list[QueueKey] = []
         for topic in self.topics() if topics is None else sorted(topics):
             if topic not in self._queues:
@@ -241,7 +241,7 @@ class NetworkSource(LogSource):
         return record if record.queue_offset == queue_offset else None
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """None: unknown before reading."""
+        """Return None: the size is unknown before the records are read."""
         return None
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
@@ -249,7 +249,7 @@ class NetworkSource(LogSource):
         return NetworkPartition(tuple(slices), self._settings)
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """None: brokers are read by queue."""
+        """Return None: brokers are read by queue."""
         return None
 
     def close(self) -> None:

@@ -146,7 +146,8 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
 async def _check_left_out(
     consumer: PullConsumer, queue: MessageQueue, slot: Slot, raw: RawPull, at: int, settings: PullSettings
 ) -> None:
-    """Add the number of messages that the answer to a pull at `at` leaves out to `slot.gone`.
+    """Add to `slot.gone` the number of messages that the answer `raw` to a pull from queue offset `at` lacks, because
+    they were deleted or can't be read.
 
     Raises RecordsGone instead if `fail_on_data_loss` is on.
     """

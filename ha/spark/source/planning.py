@@ -15,7 +15,7 @@ from ha.spark.source.options import SourceOptions
 logger = logging.getLogger("ha.spark")
 
 RECORDS_WORTH_A_TASK = 8192
-"""Minimum records worth a task: about 5 ms to start one, 1–2 µs a record."""
+"""Minimum number of records for which a task is worth its start: a start takes about 5 ms, reading a record 1–2 µs."""
 RECORDS_PER_TASK = 262_144
 """Maximum records of a task where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
 

@@ -47,7 +47,8 @@ def pushdown_is_on() -> bool:
 
 
 def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, list[Filter]]:
-    """Return what narrows the reading of `columns`, and those objects of `filters` that Spark must still apply."""
+    """Return the conditions that the source applies while it reads `columns`, and those `filters` that Spark must still
+    apply."""
     names = {column.lower(): column for column in columns}
     pushed = Pushed()
     left: list[Filter] = []

@@ -267,7 +267,7 @@ class FolderCatalog(NoopCatalog):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Write the next version. CommitFailedException if another writer has changed the table."""
+        """Write the next version. Raises CommitFailedException if another writer has changed the table."""
         version = self._version()
         current = self.load_table(table.name())
         for requirement in requirements:

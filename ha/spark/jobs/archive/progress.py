@@ -50,7 +50,8 @@ def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> Arc
 
 
 class LagReports:
-    """Reports the lag during one run."""
+    """Reports, during one run of an archive job, how far the archive is behind the log: in log lines and in
+    `metrics_file`."""
 
     def __init__(self, metrics_file: str | None) -> None:
         self._metrics_file = None if metrics_file is None else Path(metrics_file)

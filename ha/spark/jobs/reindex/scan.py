@@ -66,7 +66,8 @@ class RangeSummary(msgspec.Struct):
 
     number: int
     end: int
-    """Physical offset after the last record, or the range's own end"""
+    """Physical offset at which the records of the range end: before the range's end only if the log ends in this
+    range"""
     end_reason: str
     """Why the bytes there are not a record; empty if only zeros follow, or if the range ends there"""
     record_count: int

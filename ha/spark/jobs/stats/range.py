@@ -33,7 +33,7 @@ HOUR_MS = 3_600_000
 
 
 class StatsTask(msgspec.Struct, frozen=True):
-    """Count messages whose first byte is in [begin, end), stored in [begin_ms, end_ms)."""
+    """Count the messages whose records begin at physical offsets [begin, end) and were stored at [begin_ms, end_ms)."""
 
     path: str
     broker_name: str
