@@ -127,8 +127,8 @@ class Poller:
     def _serve(self) -> None:
         """Runs turns until no socket is ready, or the time slice is over.
 
-        It asks for ready sockets again after each turn, because the answer to what a turn has sent may have arrived
-        during its last callbacks: a slave's report, for example. An iteration of Trio's event loop would delay it.
+        It asks for ready sockets again after each turn: a slave's report, for example, may have arrived while the
+        turn's last callbacks ran, and an iteration of Trio's event loop would delay it.
         """
         ends_at = perf_counter() + self._time_slice_s
         events = self._unserved or self._epoll.poll(0, EVENTS_MAX)
@@ -139,7 +139,7 @@ class Poller:
             events = self._epoll.poll(0, EVENTS_MAX)
 
     def _run_turn(self, events: list[tuple[int, int]], ends_at: float) -> list[tuple[int, int]]:
-        """Serves the sockets of `events`, and ends the turn. Returns the events that time did not suffice for."""
+        """Serves the sockets of `events`, and ends the turn. Returns the events for which no time was left."""
         unserved: list[tuple[int, int]] = []
         self.is_in_turn = True
         try:

@@ -165,27 +165,28 @@ class SocketTransport:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_DEFAULT)
 
     async def receive(self, serve: ServeChunk | None = None) -> bytes:
-        def take() -> bytes | None:
+        def take() -> tuple[int, bytes | None]:
             chunk = self._read()
-            return None if chunk and serve is not None and serve(chunk) else chunk
+            return len(chunk), None if chunk and serve is not None and serve(chunk) else chunk
 
         return await self._receive(take)
 
     async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
-        def take() -> int | None:
+        def take() -> tuple[int, int | None]:
             try:
                 size = read(self._socket.fileno(), buffer)
             except BlockingIOError:
                 raise
             except OSError as error:
                 raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
-            self._count(READ_BYTES_COUNTED_MIN if size is None else size)
-            return size
+            return size or 0, size
 
         return await self._receive(take)
 
-    async def _receive(self, take: Callable[[], _Left | None]) -> _Left:
-        """Calls `take`, which reads and may serve what has arrived, until it leaves something to the caller.
+    async def _receive(self, take: Callable[[], tuple[int, _Left | None]]) -> _Left:
+        """Calls `take`, which reads and may serve what has arrived, until it leaves something to the caller. `take`
+        returns the number of bytes read (0 if unknown), and what it leaves; it raises BlockingIOError if nothing has
+        arrived.
 
         The poller's task calls it, unless the last read left something: then this task does, because the next read is
         expected to leave something, too.
@@ -200,25 +201,30 @@ class SocketTransport:
             if found is not None:
                 return found
 
-    async def _take_when_readable(self, take: Callable[[], _Left | None]) -> _Left | None:
+    async def _take_when_readable(self, take: Callable[[], tuple[int, _Left | None]]) -> _Left | None:
         if self._waits_left or self._slice_bytes >= TIME_SLICE_BYTES:
             await self._wait()
         while True:
+            if not self._slice_bytes:
+                self._slice_began = time.perf_counter()
             try:
-                return take()
+                size, left = take()
             except BlockingIOError:
                 self._slice_bytes = 0
                 self._waits_left = WAIT_FIRST_COUNT
                 await trio.lowlevel.wait_readable(self._socket)
+            else:
+                self._count(size)
+                return left
 
-    async def _receive_in_turns(self, take: Callable[[], _Left | None], poller: Poller) -> _Left:
-        """Calls `take` in the poller's task, until it leaves something."""
+    async def _receive_in_turns(self, take: Callable[[], tuple[int, _Left | None]], poller: Poller) -> _Left:
+        """Calls `take` in the poller's task, until it leaves something. The poller limits the time."""
         left: _Left | None = None
 
         def take_all() -> bool:
             nonlocal left
             with suppress(BlockingIOError):  # a spurious event
-                left = take()
+                _, left = take()
             return left is None
 
         await poller.wait(self._socket.fileno(), take_all)
@@ -235,7 +241,6 @@ class SocketTransport:
             raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
         if len(chunk) == self._read_size:
             self._read_size = self._read_size_max
-        self._count(len(chunk))
         return chunk
 
     async def _wait(self) -> None:
@@ -248,12 +253,9 @@ class SocketTransport:
             await trio.lowlevel.checkpoint()
 
     def _count(self, size: int) -> None:
-        """Counts a read of `size` bytes towards the time slice."""
-        now = time.perf_counter()
-        if not self._slice_bytes:
-            self._slice_began = now
-        # Time spent on the last bytes counts as well: a short request may cost much.
-        is_over = now - self._slice_began >= TIME_SLICE_S
+        """Counts a read of `size` bytes, and the time spent on them, towards the time slice: a short request may cost
+        much."""
+        is_over = time.perf_counter() - self._slice_began >= TIME_SLICE_S
         self._slice_bytes += TIME_SLICE_BYTES if is_over else max(size, READ_BYTES_COUNTED_MIN)
         if size > READ_BYTES_COUNTED_MIN:
             self._waits_left = 0

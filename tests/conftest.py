@@ -90,7 +90,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     folder = tempfile.gettempdir()
     disk = shutil.disk_usage(folder)
     used = disk.used / (disk.used + disk.free)
-    if used > _DISK_USED_MAX and terminalreporter.stats.get("failed"):
+    if used > _DISK_USED_MAX and (terminalreporter.stats.get("failed") or terminalreporter.stats.get("error")):
         terminalreporter.section("disk almost full")
         terminalreporter.line(
             f"The disk of {folder} is {used:.0%} full. Above 90 %, brokers refuse messages, and tests fail. Free some "

@@ -80,8 +80,7 @@ class HAClient:
 
         `member`: the store of `log`, if this node is a member of a failover group; `broker_id` and `run_id` identify
         the member and its process. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers in
-        [0, 1) that shorten the waits between attempts. With a `poller` (ha/poller.py), the work that appended bytes
-        cause, such as dispatch, is done in its turns.
+        [0, 1) that shorten the waits between attempts. `poller`: see `HASession`.
         """
         self._poller = poller
         self._log = log

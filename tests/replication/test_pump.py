@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
+from ha.poller import open_poller
 from ha.protocol.compiled import pure
 from ha.protocol.ha_frame import (
     REPORT_SIZE,
@@ -154,6 +155,8 @@ class FileLog(MemoryLog):
         super().__init__()
         self.file = file
         self.pumped_bytes = 0
+        self.pumped_by: set[str] = set()
+        """Names of the tasks in which the pump ran"""
 
     def tail(self) -> LogTail | None:
         position = self.max_offset.value % SEGMENT_SIZE
@@ -161,6 +164,7 @@ class FileLog(MemoryLog):
 
     def note_appended(self, size: int, began: float) -> None:
         self.pumped_bytes += size
+        self.pumped_by.add(trio.lowlevel.current_task().name.rpartition(".")[2])
         self.put(os.pread(self.file, size, self.max_offset.value % SEGMENT_SIZE))
 
 
@@ -182,7 +186,7 @@ async def follow(log: MemoryLog, pieces: list[bytes]) -> list[int]:
         assert len(raw) % REPORT_SIZE == 0
         reports.extend(int.from_bytes(raw[at : at + REPORT_SIZE], "big") for at in range(0, len(raw), REPORT_SIZE))
 
-    async with following(log, HAOptions(start_from="last")) as (_, master):
+    async with open_poller() as poller, following(log, HAOptions(start_from="last"), poller) as (_, master):
         for piece in pieces:
             for begin in range(0, len(piece), PIECE_SIZE_MAX):  # a socket's buffer is small there
                 master.socket.sendall(piece[begin : begin + PIECE_SIZE_MAX])
@@ -218,8 +222,13 @@ def test_sessions_with_and_without_the_pump_do_the_same(sizes: list[int], cuts: 
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.real_time
-async def test_the_steady_state_is_pumped(monkeypatch: pytest.MonkeyPatch, twin: object) -> None:
+async def test_the_steady_state_is_pumped_without_waking_the_reader(
+    monkeypatch: pytest.MonkeyPatch, twin: object
+) -> None:
     monkeypatch.setattr(ha_session, "pump", twin)
+    frames = [frame(0, b"first"), frame(5, b"second"), frame(11, b"third"), frame(16, b"fourth")]
     with file_log() as log:
-        assert await follow(log, [frame(0, b"first"), frame(5, b"second"), frame(11, b"third")]) == [5, 11, 16]
-        assert (log.pumped_bytes, bytes(log.content)) == (11, b"firstsecondthird")
+        assert await follow(log, frames) == [5, 11, 16, 22]
+        assert (log.pumped_bytes, bytes(log.content)) == (17, b"firstsecondthirdfourth")
+        # The parser takes the first frame. The reader's task receives the second one, and the poller's all later ones.
+        assert log.pumped_by == {"_run_part", "_run"}

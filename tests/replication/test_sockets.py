@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.poller import Poller
 from ha.protocol.ha_frame import TransferBody, TransferHeader, TransferParser, encode_report, encode_transfer_header
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
@@ -77,7 +78,9 @@ async def serving(log: MemoryLog, options: HAOptions | None = None) -> AsyncIter
 
 
 @asynccontextmanager
-async def following(log: MemoryLog, options: HAOptions | None = None) -> AsyncIterator[tuple[HAClient, Peer]]:
+async def following(
+    log: MemoryLog, options: HAOptions | None = None, poller: Poller | None = None
+) -> AsyncIterator[tuple[HAClient, Peer]]:
     """A slave that has reported where it is, and a master controlled by the test."""
     master = Peer()
     streams = [master.stream]
@@ -87,7 +90,7 @@ async def following(log: MemoryLog, options: HAOptions | None = None) -> AsyncIt
             raise OSError("there is one connection only")
         return streams.pop()
 
-    client = HAClient(log, options or HAOptions(overlap_bytes_max=0), connect)
+    client = HAClient(log, options or HAOptions(overlap_bytes_max=0), connect, poller=poller)
     client.set_master("10.0.0.1:10912")
     with master.socket:
         async with trio.open_nursery() as nursery:

@@ -188,7 +188,7 @@ def _check_named(option: str, named: Sequence[str], found: Container[str], known
         if name not in found:
             reason = f"{name!r} has no committed offset: it is misspelt, or nothing was consumed yet"
             some = ", ".join(sorted(known)[:_NAMES_SHOWN_MAX])
-            raise OptionError(option, reason, some + (", …" if len(known) > _NAMES_SHOWN_MAX else "") or "none so far")
+            raise OptionError(option, reason, some + (", …" if len(known) > _NAMES_SHOWN_MAX else "") or "none yet")
 
 
 def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) -> LagResult:
