@@ -34,7 +34,7 @@ LONG_MAX = 2**63 - 1
 RECORD_OVERHEAD_MAX = 34_000
 """Maximum bytes of a record besides its body: fixed fields, topic (255), properties (32767) and the filler record."""
 HA_BUFFER_SIZE = 4 << 20
-"""Size in bytes of a RocketMQ slave's receive buffer, which a whole frame must fit."""
+"""Size in bytes of a RocketMQ slave's receive buffer, into which a whole frame must fit."""
 
 LOOPBACK = "127.0.0.1"
 GRPC_PORT_DEFAULT = 8081
@@ -52,7 +52,7 @@ Long = Annotated[int, Meta(ge=0, le=LONG_MAX)]
 Percent = Annotated[int, Meta(ge=1, le=99)]
 DerivedPort = Annotated[int, Meta(ge=DERIVED, le=65_535)]
 Name = Annotated[str, Meta(max_length=127, pattern=r"^[^\s@#;,]*$")]
-"""Usable in file names, routes and log lines."""
+"""A name that can be used in file names, routes and log lines."""
 Host = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")]
 Addresses = Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]+:\d{1,5}(;[A-Za-z0-9._-]+:\d{1,5})*;?$")]
 Address = Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]+:\d{1,5}$")]
@@ -200,8 +200,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     delete_files_max: PositiveInt = _key("deleteFileBatchMax", 10)
     """maximum number of files deleted in one round"""
     retain_bytes_max: Long = _key("haRetainMaxBytes", 8 << 30)
-    """own; maximum bytes of the log, from an expired file to the end, up to which the file is kept for a slave that
-    still needs it; RocketMQ keeps none"""
+    """own; maximum distance in bytes from an expired file to the end of the log for which the file is kept for a slave
+    that still needs it; RocketMQ does not keep files for slaves"""
 
     # replication
     ha_heartbeat_interval_ms: Milliseconds = _key("haSendHeartbeatInterval", 5_000)
@@ -225,12 +225,14 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     total_replicas: PositiveInt | None = _key("totalReplicas", None)
     """upper bound of inSyncReplicas; no other effect"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
-    """with brokerRole=SYNC_MASTER, like the next two keys: number of nodes, including the master, that must have a
-    message before SEND_OK; if all three are unset, one slave must"""
+    """with brokerRole=SYNC_MASTER: number of nodes, including the master, that must have a message before SEND_OK;
+    unset: in a failover group the whole sync-state set, elsewhere 1, or the master and one slave if minInSyncReplicas
+    and allAckInSyncStateSet are unset, too"""
     min_in_sync_replicas: PositiveInt | None = _key("minInSyncReplicas", None)
-    """number of nodes, including the master, that must be in sync for messages to be accepted"""
+    """with brokerRole=SYNC_MASTER: number of nodes, including the master, that must be in sync for messages to be
+    accepted"""
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)
-    """whether SEND_OK waits for every slave that is in sync"""
+    """with brokerRole=SYNC_MASTER: whether SEND_OK waits for every slave that is in sync"""
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")
     """own; what a slave does if the master has deleted the bytes that it needs next: wait, or move its log aside
     and copy the master's again (resync)"""
@@ -310,7 +312,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """maximum number of messages of one queue that a POP consumer group may have in flight; RocketMQ has this limit
     only if enablePopMessageThreshold is set"""
     pop_in_flight_max: PositiveInt = _key("maxPopInFlight", 1_000_000)
-    """maximum number of messages that all POP consumer groups together may have in flight"""
+    """own; maximum number of messages that all POP consumer groups together may have in flight"""
 
     @property
     def is_slave(self) -> bool:
@@ -505,7 +507,9 @@ def _check_member(config: Config) -> list[ConfigError]:
 
 def _check_ports(config: Config) -> list[ConfigError]:
     errors = []
-    taken: dict[int, str] = {9876: "the embedded name server"} if config.embeds_name_server else {}
+    taken: dict[int, str] = {}
+    if config.embeds_name_server and config.listen_port:  # with listenPort=0, its port is a free one, too
+        taken[9876] = "the embedded name server"
     taken[config.listen_port - 2] = "the fast port, listenPort - 2"
     for key, port in (
         ("listenPort", config.listen_port),

@@ -1,6 +1,6 @@
-"""Series in memory for the dashboard: the lag of consumer groups over an hour, and message rates of topics.
+"""Keeps time series in memory for the dashboard: the lag of consumer groups over an hour, and message rates of topics.
 
-Sampled every SAMPLE_S for as long as the node runs. Limits are in docs/limits.md; what exceeds them has no series.
+Samples are taken every SAMPLE_S seconds. Groups and topics beyond the limits in docs/limits.md have no series.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUEUE_COUNT_MAX = 16_384
 
 
 class _Series:
-    """The newest samples of a number, with their times in ms."""
+    """The newest samples of a number, with their times in ms since the epoch."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -88,9 +88,10 @@ class History:
             if group not in self._lags and len(self._lags) >= GROUP_COUNT_MAX:
                 continue
             topics = topics_of(self._tables.clients.consumer_group(group), committed_topics)
-            queue_count += sum(map(self._progress.readable_queues, topics))
-            if queue_count > QUEUE_COUNT_MAX:
-                break
+            count = sum(map(self._progress.readable_queues, topics))
+            if queue_count + count > QUEUE_COUNT_MAX:
+                continue
+            queue_count += count
             lag = await self._progress.lag(group, topics)
             self._lags.setdefault(group, _Series()).add(self._wall_clock_ms(), lag)
             sampled.append(group)
@@ -103,9 +104,9 @@ class History:
         for topic, config in list(table.items()):
             if topic not in self._counts and len(self._counts) >= TOPIC_COUNT_MAX:
                 continue
+            if queue_count + config.write_queue_nums > QUEUE_COUNT_MAX:
+                continue
             queue_count += config.write_queue_nums
-            if queue_count > QUEUE_COUNT_MAX:
-                break
             end = 0
             for queue_id in range(config.write_queue_nums):
                 await yield_sometimes(queue_id)

@@ -1,5 +1,6 @@
 """`ha cluster`: several groups on this machine, as processes, which end with the process that runs them."""
 
+import fcntl
 import json
 import os
 import random
@@ -324,6 +325,17 @@ def test_nodes_are_added_and_what_is_there_stays(tmp_path: Path) -> None:
     assert add_nodes(tmp_path, None, None, failover=False) == more == read_nodes(tmp_path)
     ports = [node.keys[key] for node in more for key in node.keys if key.endswith("istenPort")]
     assert len(set(ports)) == len(ports) == 1 + 3 * 6
+
+
+def test_two_processes_do_not_add_nodes_at_once(tmp_path: Path) -> None:
+    """They would choose different ports for one node, and one would wait for the ports that the other replaced."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another process does while it writes configurations
+    with pytest.raises(UsageError, match="another ha cluster up adds nodes"):
+        add_nodes(tmp_path, 2, 2, failover=False)
+    assert read_nodes(tmp_path) == []
+    os.close(descriptor)
+    assert len(add_nodes(tmp_path, 2, 2, failover=False)) == 5
 
 
 @contextmanager

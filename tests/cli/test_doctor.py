@@ -119,6 +119,9 @@ def broker(broker_id: int = 0, **changes: Any) -> BrokerFacts:
 
 
 SYNC_MASTER = {"brokerRole": "SYNC_MASTER"}
+ALL_IN_SYNC = {"inSyncReplicas": "1", "allAckInSyncStateSet": "true"}
+CONTROLLER_OFF = {"enableControllerMode": "false"}
+"""RocketMQ 5.x follows allAckInSyncStateSet in controller mode only."""
 
 
 def facts(*brokers: BrokerFacts, **changes: Any) -> Facts:
@@ -173,6 +176,8 @@ def test_a_firewall_is_told_from_a_wrong_port() -> None:
         ([broker(config={"inSyncReplicas": "1", "minInSyncReplicas": "2"}), broker(1)], "ack-order", Weight.ERROR),
         ([broker(config={"brokerRole": "ASYNC_MASTER"}), broker(1)], "async", Weight.NOTE),
         ([broker(config={"brokerRole": "SYNC_MASTER", "inSyncReplicas": "1"}), broker(1)], "async", Weight.NOTE),
+        ([broker(config=SYNC_MASTER | {"minInSyncReplicas": "1"}), broker(1)], "async", Weight.NOTE),
+        ([broker(config=SYNC_MASTER | ALL_IN_SYNC | CONTROLLER_OFF), broker(1)], "async", Weight.NOTE),
         ([broker()], "sync-alone", Weight.ERROR),
         ([broker(), broker(1, clock_ahead_s=600.0)], "clock", Weight.ERROR),
         ([broker(), broker(1, clock_ahead_s=-10.0)], "clock", Weight.WARNING),
@@ -187,6 +192,21 @@ def test_each_has_its_name_and_a_cure(brokers: list[BrokerFacts], check: str, we
     found = examine(facts(*brokers))
     assert checks(found, weight) == {check}
     assert all(finding.cure and finding.where and finding.what for finding in found)
+
+
+@pytest.mark.parametrize(
+    "brokers",
+    [
+        [broker(config=SYNC_MASTER | ALL_IN_SYNC)],  # a master alone answers PUT_OK
+        [broker(config=SYNC_MASTER | ALL_IN_SYNC), broker(1)],  # sends wait for the slave while it is in sync
+        [broker(config=SYNC_MASTER | ALL_IN_SYNC | {"inSyncReplicas": "3"}), broker(1)],
+        [broker(config=SYNC_MASTER | {"minInSyncReplicas": "1"})],
+        [broker(config=SYNC_MASTER | {"etcdEndpoints": "http://10.0.0.9:2379"})],
+    ],
+)
+def test_rules_that_are_met_are_no_findings_about_acknowledgements(brokers: list[BrokerFacts]) -> None:
+    found = examine(facts(*brokers))
+    assert checks(found).isdisjoint({"sync-alone", "async", "ack-count", "ack-minimum", "ack-order"})
 
 
 def test_the_clock_that_is_wrong_is_this_machine_s() -> None:

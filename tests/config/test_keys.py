@@ -167,6 +167,7 @@ def test_the_other_ports_follow_listen_port() -> None:
     assert load("listenPort=0").ha_listen_port == 0
     assert load("listenPort=0").admin_listen_port == 0
     assert load("listenPort=20911", "haListenPort=0").ha_listen_port == 0
+    assert load("listenPort=0", "adminListenPort=9876").admin_listen_port == 9876  # the name server's is free, too
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,8 @@ async def test_series_are_limited(tmp_path: Path) -> None:
         large = msgspec.structs.replace(one, write_queue_nums=QUEUE_COUNT_MAX, read_queue_nums=QUEUE_COUNT_MAX)
         for name in list(node.broker.tables.topics.table):
             node.broker.tables.topics._table[name] = large
+        too_large = msgspec.structs.replace(large, write_queue_nums=QUEUE_COUNT_MAX + 1)
+        node.broker.tables.topics._table[next(iter(node.broker.tables.topics.table))] = too_large  # skipped alone
         for other in (history_of(node), history):  # a series that is no longer sampled ends
             await other.take_sample()
             assert (len(other._lags), len(other._counts)) == (1, 1)

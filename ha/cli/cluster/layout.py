@@ -14,10 +14,12 @@ addresses and settings whenever it runs.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import string
 from collections.abc import Iterator, Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count, islice
 from pathlib import Path
 
@@ -36,7 +38,7 @@ _NEW_FILE = "cluster.new"
 NAME_SERVER = "namesrv"
 ETCD = "etcd"
 _SEGMENT_SIZE = 128 << 20
-"""Size of a commitlog file in bytes. RocketMQ's 1 GiB is allocated at once, by each node."""
+"""Size of a commitlog file in bytes. It is less than RocketMQ's 1 GiB because each node allocates whole files."""
 _HOST = "127.0.0.1"
 
 
@@ -59,14 +61,15 @@ class LocalNode(msgspec.Struct, frozen=True):
 
     @property
     def is_broker(self) -> bool:
-        """Whether it is neither the name server nor etcd."""
+        """Whether the node is a broker: neither the name server nor etcd."""
         return self.name not in (ETCD, NAME_SERVER)
 
     @property
     def stage(self) -> int:
-        """Place in the order of starting, except that slaves and masters start together. Nodes stop in reverse order.
+        """Position in the start order: 0 for etcd, 1 for the name server, 2 for slaves, 3 for masters and members.
 
-        So a master has its slaves until its last send is acknowledged.
+        Slaves and masters start together. Nodes stop in reverse order, so that a master has its slaves until its last
+        send is acknowledged.
         """
         if not self.is_broker:
             return 0 if self.name == ETCD else 1
@@ -103,8 +106,29 @@ def add_nodes(
 
     None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). `failover` has no effect on
     an existing cluster. New nodes get ports from `first_port` on; None: random ones that are free. Nodes are never
-    removed. Raises UsageError for lower numbers, and if the directory has other files; NodeError if a port is in use.
+    removed. Raises UsageError for lower numbers, if the directory has other files, and while another process adds
+    nodes; NodeError if a port is in use.
     """
+    with _adding(directory):
+        return _add_nodes(directory, groups, replicas, failover=failover, first_port=first_port)
+
+
+@contextmanager
+def _adding(directory: Path) -> Iterator[None]:
+    """Excludes other processes that add nodes, as two would choose different ports for one node. Raises UsageError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UsageError(f"another ha cluster up adds nodes to {directory}; try again when it has ended") from None
+    finally:
+        os.close(descriptor)
+
+
+def _add_nodes(
+    directory: Path, groups: int | None, replicas: int | None, *, failover: bool, first_port: int | None
+) -> list[LocalNode]:
     known = read_nodes(directory)
     if known:
         name_server_of(known)
@@ -205,7 +229,7 @@ def _properties(keys: dict[str, str]) -> list[str]:
 
 
 def _write(file: Path, lines: list[str]) -> None:
-    """Writes a file whole or not at all, because the next start would take a part of it for the user's own."""
+    """Writes a file completely or not at all, because the next start uses every existing configuration as it is."""
     new = file.with_name(_NEW_FILE)
     new.write_text("".join(f"{line}\n" for line in lines))
     new.replace(file)

@@ -17,8 +17,8 @@ from ha.client.options import split_address
 CLOCK_WARNING_S = 5.0
 CLOCK_ERROR_S = 60.0
 DISK_WARNING, DISK_ERROR = 0.75, 0.90
-"""RocketMQ's diskMaxUsedSpaceRatio, above which expired files are deleted at any time, and the ratio at which it stops
-storing messages"""
+"""Used shares (0 to 1) of a disk from which on a warning or an error is reported: RocketMQ's diskMaxUsedSpaceRatio,
+above which expired files are deleted at any time, and the ratio at which RocketMQ stops storing messages"""
 UNDISPATCHED_MAX = 64 << 20
 """Maximum number of bytes of the log that may be missing in the consume queues without a warning"""
 FILES_MIN = 16_384
@@ -416,11 +416,17 @@ def _acknowledgement(facts: Facts) -> _Found:
         node_count = len(brokers)
         role = master.setting("brokerRole")
         needed = master.number("inSyncReplicas")
-        # In 5.x inSyncReplicas is 1 by default, so nothing waits. Elsewhere the role alone means one slave.
-        waits = role == "SYNC_MASTER" and needed != 1
         least = master.number("minInSyncReplicas")
+        # RocketMQ 5.x reports inSyncReplicas=1 by default, and sends don't wait; it follows allAckInSyncStateSet in
+        # controller mode only. RocketMQ 4.9 and halog report none of the three keys by default: then a SYNC_MASTER
+        # waits for one slave, and a member of a failover group for all in sync.
+        waits_for_all = (
+            master.setting("allAckInSyncStateSet") == "true" and master.setting("enableControllerMode") != "false"
+        ) or (needed is None and bool(master.setting("etcdEndpoints")))
+        needs_slave = role == "SYNC_MASTER" and not waits_for_all and (needed or (1 if least else 2)) > 1
+        waits = needs_slave or (role == "SYNC_MASTER" and waits_for_all)
         cure = "start more slaves, or lower it"
-        if needed is not None and needed > node_count and waits:
+        if needed is not None and needed > node_count and needs_slave:
             yield _error(
                 "ack-count",
                 master.label,
@@ -441,7 +447,7 @@ def _acknowledgement(facts: Facts) -> _Found:
                 f"minInSyncReplicas {least} is more than inSyncReplicas {needed}",
                 "set inSyncReplicas to at least minInSyncReplicas",
             )
-        if waits and node_count == 1 and master.status is None:  # `_pages` reports what the node itself says
+        if needs_slave and node_count == 1 and master.status is None:  # `_pages` reports what the node itself says
             yield _error(
                 "sync-alone",
                 master.label,
