@@ -16,8 +16,8 @@ class Cause(Enum):
     SLAVES_BEHIND = "slaves_behind"
     """A slave is haMaxGapNotInSync bytes or more behind."""
     CATCHING_UP = "catching_up"
-    """A slave has just started to copy from the master's last file; it does not count while puts from before that
-    wait."""
+    """A new slave has just begun to copy from the master's last file. It does not count until the puts that were
+    waiting when it connected are answered."""
     SLAVE_WAITS_FOR_REPAIR = "slave_waits_for_repair"
     """The data that a slave needs next is damaged on this node."""
     OUT_OF_RANGE = "out_of_range"
@@ -35,11 +35,11 @@ class Cause(Enum):
     TOO_FEW_SLAVES = "too_few_slaves"
     """The connected slaves are in sync, but inSyncReplicas or minInSyncReplicas requires more."""
     TOO_MANY_WAIT = "too_many_wait"
-    """The limit of puts that wait for slaves is reached."""
+    """The maximum number of puts that wait for slaves is reached."""
 
     # the disk: FLUSH_DISK_TIMEOUT
     DISK_SLOW = "disk_slow"
-    """Not flushed within syncFlushTimeout."""
+    """The message was not flushed within syncFlushTimeout."""
     DISK_FAILED = "disk_failed"
     """A write or sync of the disk failed."""
 

@@ -17,9 +17,9 @@
     ├── CertificateUnusable    a file with a certificate, key or CAs can't be used
     ├── OffsetGone             the requested physical offset is not, or no longer, in the log
     ├── RecordsGone            records of a planned read were deleted, or the log was replaced
-    ├── OptionError            invalid option of the data source or of a job
+    ├── OptionError            invalid option of the Spark data source or of a job
     ├── ArchiveError           problem with an archive
-    │   ├── ArchiveConflict    another archiver is active or was first; nothing was changed
+    │   ├── ArchiveConflict    another archiver is active or has changed the archive; nothing was changed
     │   └── ArchiveDamaged     files and manifest don't match, or it is of another log (exit 65)
     ├── SinkFailed             Spark's sink could not store or commit a batch; a retry skips the stored rows
     ├── RestoreFailed          a message could not be restored; a retry continues from there
@@ -159,7 +159,8 @@ class ArchiveError(HalogError):
 
 
 class ArchiveConflict(ArchiveError):
-    """Another archiver or erasure is active on the same part of an archive, or was first. Nothing was changed."""
+    """Another archiver or erasure is active on the same part of an archive, or has changed that part in the meantime.
+    Nothing was changed."""
 
 
 class ArchiveDamaged(ArchiveError):
@@ -167,7 +168,7 @@ class ArchiveDamaged(ArchiveError):
 
 
 class AddressInUse(HalogError):
-    """`host:port`, configured by `key`, can't be listened on."""
+    """halog can't listen on `host:port`, which the configuration key `key` sets."""
 
     def __init__(self, key: str, host: str, port: int, reason: str) -> None:
         super().__init__(f"{key}: can't listen on {host}:{port}: {reason}")
@@ -198,8 +199,8 @@ class HandshakeFailed(ProtocolError):
 
 
 class CertificateUnusable(HalogError):
-    """The PEM file at `path` can't be used ("": a required one is not configured). A reload keeps the previous
-    files."""
+    """The PEM file at `path` can't be used ("": a required file is not configured). After a failed reload, the previous
+    files stay in use."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
@@ -235,7 +236,7 @@ class RecordsGone(HalogError):
 
 
 class OptionError(HalogError):
-    """Option `option` of the data source, its sink or a job is invalid; `accepted` says what is accepted."""
+    """Option `option` of the Spark data source, its sink or a job is invalid; `accepted` says what is accepted."""
 
     def __init__(self, option: str, reason: str, accepted: str) -> None:
         super().__init__(f"{option}: {reason}; accepted: {accepted}")
@@ -286,7 +287,8 @@ class RouteNotFound(BrokerError):
 
 
 class ReceiptExpired(ClientError):
-    """A SimpleConsumer no longer holds message `message_id`: its invisible time is over, or it was settled."""
+    """A SimpleConsumer no longer holds message `message_id`: its invisible time is over, or it was acknowledged or
+    given back."""
 
     def __init__(self, message_id: str, reason: str) -> None:
         super().__init__(f"message {message_id} can no longer be acknowledged or changed: {reason}")
@@ -326,8 +328,8 @@ class NameServersUnreachable(ConnectionFailed):
 
 
 class NoMaster(ConnectionFailed):
-    """No master with writable queues of `topic` is registered. `is_temporary`: one of its broker sets lacks its
-    master."""
+    """No master with writable queues of `topic` is registered. `is_temporary`: a broker set of the topic currently has
+    no master, so one may be elected soon."""
 
     def __init__(self, topic: str, *, is_temporary: bool) -> None:
         super().__init__(topic, "no master that may be written to is registered for this topic")
@@ -352,9 +354,9 @@ class BodyUnreadable(HalogError):
 
 
 class RetryLater(HalogError):
-    """Raise this in a consumer's handler to redeliver the message after `delay_level` (RocketMQ's levels).
+    """Raise this in a consumer's handler to redeliver the message after the delay of `delay_level` (RocketMQ's levels).
 
-    0: the broker chooses by the number of deliveries; -1: no redelivery, the message becomes a dead letter.
+    0: the broker chooses the delay by the number of deliveries; -1: no redelivery, the message becomes a dead letter.
     """
 
     def __init__(self, delay_level: int = 0) -> None:

@@ -9,15 +9,15 @@ BOUNDS_S = (
     *(0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of all buckets but the last: from the append of one message, some tens of microseconds, to the longest
-timeouts of a put."""
+"""Upper bounds in seconds of all buckets but the last: from the append of one message, which takes some tens of
+microseconds, to the longest timeouts of a put."""
 
 
 class Histogram:
-    """Durations in seconds of any one clock, and their sum.
+    """Counts durations by length, and adds them up. They are in seconds.
 
-    `counts[n]` counts those above `BOUNDS_S[n - 1]` and up to `BOUNDS_S[n]` (not cumulative), the last one those above
-    all bounds.
+    `counts[n]` is the number of durations above `BOUNDS_S[n - 1]` and up to `BOUNDS_S[n]` (not cumulative); the last
+    item is the number of those above all bounds.
     """
 
     __slots__ = ("counts", "sum_s")
@@ -27,6 +27,6 @@ class Histogram:
         self.sum_s = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Adds a duration, `count` times."""
+        """Adds a duration of `seconds`, `count` times."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += count
         self.sum_s += seconds * count

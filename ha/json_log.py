@@ -22,14 +22,15 @@ _NAME = re.compile(r"[a-z][\w.]*")
 _KEYS = frozenset({"time", "level", "logger", "event", "message", "exception"})
 
 Place = tuple[str, int, int]
-"""A part of a format string, the index of its first argument, and the number of its arguments."""
+"""A part of a format string, the index of the first logging argument that it formats, and the number of arguments that
+it formats."""
 
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object in ASCII, without a line break."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a record."""
+        """Returns `record` as one line of JSON."""
         message = record.getMessage()
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, object] = {

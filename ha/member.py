@@ -10,7 +10,8 @@ from ha.process import TO_TRY, Entry
 
 
 def open_service(config: Config) -> AbstractAsyncContextManager[str]:
-    """Imports and opens the node."""
+    """Imports the node's modules, and returns a context manager that runs a member of a failover group and yields its
+    READY line."""
     from ha.node import open_member_node, serve
 
     return serve(open_member_node(config))

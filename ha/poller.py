@@ -1,15 +1,15 @@
 """Serves many sockets from one task, which waits for one epoll descriptor.
 
-A wait for one socket in Trio takes some twenty microseconds of Python: a registration, a task made runnable, its step.
-With one request in flight on each of many connections that is a third of what a request costs. Here a waiting task
-gives the poller a function that serves its socket without waiting. The poller calls it when the socket is readable, and
-wakes the task only if the function returns False. The task still owns its connection: when it is cancelled, the poller
-forgets the function.
+Waiting for one socket in Trio takes about 20 µs of Python code: to register the wait, to make the task runnable, and to
+run it. With one request in flight on each of many connections, that is a third of the cost of a request. Here a waiting
+task gives the poller a function that serves its socket without waiting. The poller calls it when the socket is
+readable, and wakes the task only if the function returns False. The task still owns its connection: when it is
+cancelled, the poller forgets the function.
 
     turn         serves the sockets that are ready; turns follow one another for at most TIME_SLICE_S, then the other
                  tasks run
     end of turn  calls the callbacks of `at_turn_end`, which write and send the output of the whole turn at once, and
-                 then those of `after_turn`, for work that no answer waits for
+                 then those of `after_turn`, for work that no response depends on
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from time import perf_counter
 import trio
 
 TIME_SLICE_S = 0.002
-"""Longest time, in s, that sockets are served, that one connection reads or sends, or that its requests are handled,
-before other tasks run. Bounded in time, not only in bytes: while a virtual machine's host provides new pages, a system
+"""Maximum time in seconds for which sockets are served, one connection reads or sends, or its requests are handled,
+before other tasks run. Limited in time, not only in bytes: while a virtual machine's host provides new pages, a system
 call that moves many of them takes ten times as long."""
 
 EVENTS_MAX = 256
@@ -127,7 +127,7 @@ class Poller:
     def _serve(self) -> None:
         """Runs turns until no socket is ready, or the time slice is over.
 
-        It asks for ready sockets again after each turn: a slave's report, for example, may have arrived while the
+        Polls for ready sockets again after each turn: a slave's report, for example, may have arrived while the
         turn's last callbacks ran, and an iteration of Trio's event loop would delay it.
         """
         ends_at = perf_counter() + self._time_slice_s

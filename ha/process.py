@@ -43,7 +43,7 @@ from ha.log_lines import LogLines
 from ha.text_log import TextFormatter, escape, indented
 
 GROUP_DEPTH_MAX = 50
-"""Maximum depth of nested exception groups in the traceback of a bug"""
+"""Maximum depth of nested exception groups in the traceback of a bug."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ EXIT_AT_ONCE = 130
 
 _DRAIN_TIMEOUT_S = 5.0
 TO_TRY = {"preallocateCommitLog": "false"}
-"""Defaults of a broker node without any configuration, which is probably being tried out: it should take little disk
-space"""
+"""Defaults of a broker node without any configuration: it is probably only being tried out, and should take little disk
+space."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
@@ -95,7 +95,8 @@ class Entry(Generic[C]):
         self.later = later
 
     def main(self, arguments: list[str] | None = None) -> int:
-        """Runs the service and returns the exit code. SystemExit (0, 2) for --help and an invalid command line."""
+        """Runs the service and returns the exit code. Raises SystemExit for --help (code 0) and for an invalid command
+        line (code 2)."""
         stop = _StopSignals()
         options = self._parser().parse_args(arguments)
         settings: list[str] = list(options.set)
@@ -311,7 +312,8 @@ class _AcceptErrorFilter(logging.Filter):
 
 
 def raise_file_limit() -> None:
-    """Raises the limit of open files to the hard limit: segments, queues and connections use one each."""
+    """Raises the process's limit of open files to the hard limit: each segment, queue and connection uses one file
+    descriptor. Does nothing if the system refuses."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -319,6 +321,6 @@ def raise_file_limit() -> None:
 
 
 def _print_bugs(bugs: BaseExceptionGroup[BaseException]) -> None:
-    """Prints a whole traceback, because nurseries nest deeper than the default shows."""
+    """Prints the whole traceback: nurseries nest exception groups more deeply than Python prints by default."""
     whole = "".join(traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format())
     print(indented(whole), file=sys.stderr)

@@ -30,7 +30,7 @@ def halog_settings() -> Mapping[str, str]:
 def halog(halog_settings: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
     """A running master (`ha.testing.Master`) with a name server, on free ports, shared by all tests of the session.
 
-    Use `halog_name` for topics and groups, so that tests don't get messages of each other."""
+    Use `halog_name` for topics and groups, so that tests don't receive each other's messages."""
     from ha.testing import running_master
 
     directory = tmp_path_factory.mktemp("halog")

@@ -10,7 +10,7 @@ from ha.process import TO_TRY, Entry
 
 
 def open_service(config: Config) -> AbstractAsyncContextManager[str]:
-    """Imports and opens the node."""
+    """Imports the node's modules, and returns a context manager that runs a slave and yields its READY line."""
     from ha.node import open_slave, serve
 
     return serve(open_slave(config))

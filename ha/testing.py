@@ -3,9 +3,10 @@
     with ha.testing.running_master(Path("test-master")) as master:
         …  # connect to master.name_server_address
 
-ha/pytest_plugin.py makes a fixture of it. The master's process ends with the block, and also when the process that
-started it ends or is killed: it stops when its standard input is closed. A separate process is not affected by what a
-test patches, such as the clock, and leaves the test's event loop alone. Only this module runs `python -m ha.testing`.
+ha/pytest_plugin.py has a fixture that uses it. The master's process ends with the block, and also when the process that
+started it ends or is killed: it stops when its standard input is closed. A separate process is not affected by patches
+of a test, for example of the clock, and does not use the test's event loop. Only this module runs
+`python -m ha.testing`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-"""Time limit for a clean stop, after which the process is killed."""
+"""Time limit for a clean stop, in seconds, after which the process is killed."""
 
 _LOG_SHOWN_BYTES = 4000
 _SETTINGS = {

@@ -24,10 +24,10 @@ def indented(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, followed by the indented lines of its traceback, if it has one."""
+    """Formats a record as one line, followed by the indented lines of its traceback, if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a record."""
+        """Returns `record` as text, without a line break at the end."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         head = f"{moment}.{int(record.msecs):03}Z {record.levelname} {record.name}"
         lines = [escape(f"{head} {record.getMessage()}")]

@@ -46,7 +46,7 @@ that beyond the peer's window: sending 1 MiB would take a pass of the event loop
 KB."""
 
 ServeChunk = Callable[[bytes], bool]
-"""Serves a chunk if that needs no wait; returns whether it did."""
+"""Processes a received chunk, if that is possible without waiting; returns whether it was processed."""
 
 
 ReadInto = Callable[[int, memoryview], int | None]
@@ -54,7 +54,7 @@ ReadInto = Callable[[int, memoryview], int | None]
 processed all of them."""
 
 _Left = TypeVar("_Left", bytes, int)
-"""What a read leaves to the caller: a chunk, or the number of bytes in the buffer."""
+"""Data that a read leaves to the caller: a chunk, or the number of bytes in the buffer."""
 
 
 def read_into(descriptor: int, buffer: memoryview) -> int:
@@ -63,28 +63,29 @@ def read_into(descriptor: int, buffer: memoryview) -> int:
 
 
 class Transport(Protocol):
-    """What a connection needs of its stream. Errors of the peer or the network raise only trio.BrokenResourceError."""
+    """Reads and writes the stream of a connection. Errors of the peer or the network raise only
+    trio.BrokenResourceError."""
 
     async def receive(self, serve: ServeChunk | None = None) -> bytes:
         """Returns the next bytes, b"" at the end of the stream. A checkpoint at least once per time slice.
 
         With `serve`, each chunk is first passed to it, possibly in another task; returns the first chunk that it does
-        not serve. What it raises is raised here.
+        not process. An exception that it raises is raised here.
         """
         ...
 
     async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
         """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream.
 
-        `read` is called if the bytes come from a socket unchanged, possibly in another task, and may also process them:
-        this waits for more bytes while it returns None. It raises OSError as readv(2) does, BlockingIOError if nothing
+        With plain TCP, `read` is called to read the bytes, possibly in another task. It may also process them: as long
+        as it returns None, this waits for more bytes. It raises OSError as readv(2) does, BlockingIOError if nothing
         has arrived.
         """
         ...
 
     @property
     def can_send_nowait(self) -> bool:
-        """Whether `send_nowait` may ever send anything."""
+        """Whether `send_nowait` is supported; if not, it always returns 0."""
         ...
 
     def send_nowait(self, data: bytes | memoryview) -> int:
@@ -95,7 +96,7 @@ class Transport(Protocol):
         ...
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """Sends everything. Not always a checkpoint. If cancelled, an unknown part was sent: close the stream."""
+        """Sends all of `data`. Not always a checkpoint. If cancelled, an unknown part was sent: close the stream."""
         ...
 
 
@@ -155,7 +156,7 @@ class SocketTransport:
         self._socket = stream.socket
         self._poller = poller
         self._was_served = True
-        """Whether the last read left nothing to the reader's task"""
+        """Whether the data of the last read was processed at once, so that the reader's task had nothing to do."""
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_SIZE_FIRST, chunk_size_max)
         self._slice_bytes = 0
@@ -184,12 +185,12 @@ class SocketTransport:
         return await self._receive(take)
 
     async def _receive(self, take: Callable[[], tuple[int, _Left | None]]) -> _Left:
-        """Calls `take`, which reads and may serve what has arrived, until it leaves something to the caller. `take`
-        returns the number of bytes read (0 if unknown), and what it leaves; it raises BlockingIOError if nothing has
-        arrived.
+        """Calls `take`, which reads data and may process it, until it leaves data to the caller. `take` returns the
+        number of bytes read (0 if unknown), and the data that it leaves, or None; it raises BlockingIOError if nothing
+        has arrived.
 
-        The poller's task calls it, unless the last read left something: then this task does, because the next read is
-        expected to leave something, too.
+        The poller's task calls it, unless the last read left data: then this task does, because the next read is
+        expected to leave data, too.
         """
         while True:
             if self._poller is not None and self._was_served:
@@ -218,7 +219,8 @@ class SocketTransport:
                 return left
 
     async def _receive_in_turns(self, take: Callable[[], tuple[int, _Left | None]], poller: Poller) -> _Left:
-        """Calls `take` in the poller's task, until it leaves something. The poller limits the time."""
+        """Calls `take` in the poller's task, until it leaves data to the caller. The poller limits the time that it
+        takes."""
         left: _Left | None = None
 
         def take_all() -> bool:
@@ -232,7 +234,8 @@ class SocketTransport:
         return left
 
     def _read(self) -> bytes:
-        """Reads what has arrived. Raises BlockingIOError if nothing has."""
+        """Returns the bytes that have arrived, up to `_read_size`; b"" at the end of the stream. Raises BlockingIOError
+        if none have arrived."""
         try:
             chunk = os.read(self._socket.fileno(), self._read_size)
         except BlockingIOError:
@@ -253,8 +256,8 @@ class SocketTransport:
             await trio.lowlevel.checkpoint()
 
     def _count(self, size: int) -> None:
-        """Counts a read of `size` bytes, and the time spent on them, towards the time slice: a short request may cost
-        much."""
+        """Counts a read of `size` bytes towards the time slice, and ends the slice after TIME_SLICE_S: a request of few
+        bytes may take long."""
         is_over = time.perf_counter() - self._slice_began >= TIME_SLICE_S
         self._slice_bytes += TIME_SLICE_BYTES if is_over else max(size, READ_BYTES_COUNTED_MIN)
         if size > READ_BYTES_COUNTED_MIN:
@@ -292,10 +295,10 @@ class SocketTransport:
 
 
 class EagerWriter:
-    """Sends without a task switch what the kernel accepts at once, and leaves the rest to the task that writes.
+    """Sends the bytes that the kernel accepts at once without a task switch, and leaves the rest to the writing task.
 
-    The writing task calls `wait_for_work` whenever it has nothing to send, and sends what that returns before anything
-    else. Meanwhile it is idle, and any other task may `try_send` in its place, or `wake` it.
+    The writing task calls `wait_for_work` whenever it has nothing to send, and sends the bytes that it returns before
+    any others. While it waits it is idle, and any other task may call `try_send` in its place, or `wake` it.
     """
 
     __slots__ = ("_rest", "_task", "is_idle", "transport")
@@ -308,14 +311,14 @@ class EagerWriter:
         self._rest = memoryview(b"")
 
     def try_send(self, data: bytes) -> int:
-        """Sends what the kernel accepts without waiting, and leaves the rest of `data` to the writing task. Returns how
-        many bytes were sent. Only while `is_idle`."""
+        """Sends the bytes that the kernel accepts without waiting, and leaves the rest of `data` to the writing task.
+        Returns how many bytes were sent. Call it only while `is_idle`."""
         size = self.transport.send_nowait(data)
         self.leave_rest(data, size)
         return size
 
     def leave_rest(self, data: bytes, sent: int) -> None:
-        """Leaves to the writing task what follows the first `sent` bytes of `data`. Only while `is_idle`."""
+        """Leaves `data` without its first `sent` bytes to the writing task. Call it only while `is_idle`."""
         if sent < len(data):
             self._rest = memoryview(data)[sent:]
             self.wake()
@@ -342,7 +345,7 @@ class EagerWriter:
 
 @runtime_checkable
 class NowaitStream(Protocol):
-    """A stream of another kind than TCP that can send without waiting."""
+    """A stream other than TCP that can send without waiting, such as a simulated socket in tests."""
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         """As `Transport.send_nowait`."""
@@ -390,7 +393,7 @@ class EncryptedTransport:
 
 
 class StreamTransport:
-    """Any other stream, through its own methods."""
+    """A stream that is neither TCP nor TLS over TCP, such as a memory stream; calls the stream's own methods."""
 
     __slots__ = ("_chunk_size_max", "_nowait_stream", "_stream")
 

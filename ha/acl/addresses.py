@@ -22,7 +22,7 @@ _ANY = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 
 
 class AddressPattern:
-    """One pattern, parsed."""
+    """A parsed address pattern."""
 
     __slots__ = ("_alternatives", "is_any", "text")
 

@@ -1,10 +1,10 @@
 """Turns plain_acl.yml into users of ACL 2.0. No I/O.
 
-SUB includes Get, as requests about a topic or group are allowed with it (requirements.py); RocketMQ's migration leaves
-Get out. PUB does not, although the file allows such requests with it too: with Get, messages can be read. DENY becomes
-an entry that denies All, a default an entry of the type Default, and an admin a super user, unless rights are listed
-for it: then a normal user with only these and All on the cluster. Rules without an equivalent are reported
-(`Conversion.losses`). Source: AuthMigrator.
+SUB becomes Sub and Get, because the file allows a subscriber to ask about its topics and groups (requirements.py);
+RocketMQ's migration leaves Get out. PUB becomes Pub only, although the file allows a publisher to ask about its topics
+too: Get also permits reading messages. DENY becomes an entry that denies All, and a default right an entry of the type
+Default. An admin becomes a super user; an admin with listed rights becomes a normal user with these rights and with All
+on the cluster. Rules without an equivalent are reported (`Conversion.losses`). Source: AuthMigrator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS = (("Pub", Right.PUB), ("Sub", Right.SUB))
 
 
 class Conversion(NamedTuple):
-    """The users, and a line for each thing that they can't express."""
+    """The users, and a line of text for each rule of the file that has no equivalent in their policies."""
 
     users: list[UserConfig]
     losses: list[str]
@@ -92,7 +92,7 @@ def _losses(account: PlainAccount) -> Iterator[str]:
 
 
 def _words_of(right: int) -> str:
-    """The names of the bits of `right`."""
+    """Returns the names of the rights in `right`, joined by "and"."""
     return " and ".join(word for word, bit in _WORDS if right & bit)
 
 

@@ -35,7 +35,7 @@ ANY, CLUSTER, TOPIC, GROUP = "Any", "Cluster", "Topic", "Group"
 RESOURCE_TYPES = (ANY, CLUSTER, "Namespace", TOPIC, GROUP)
 
 LITERAL, PREFIXED, EVERY = range(3)
-"""Patterns, the most specific first."""
+"""Kinds of resource patterns, the most specific first."""
 
 _BITS = {
     "Pub": Right.PUB,
@@ -53,7 +53,7 @@ _Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class PolicyError(Exception):
-    """An entry is invalid. The text is RocketMQ's where it has one."""
+    """A policy entry is invalid. The text is that of RocketMQ's error, if RocketMQ refuses the entry as well."""
 
 
 class Resource(NamedTuple):
@@ -75,14 +75,14 @@ class Resource(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The resource as it is written."""
+        """The resource as policies write it, such as `Topic:orders*`."""
         if self.kind == ANY:
             return "*"
         return f"{self.kind}:{self.name}" + ("" if self.pattern == LITERAL else "*")
 
 
 class Entry(NamedTuple):
-    """One entry, parsed. `networks`: None for all addresses."""
+    """A parsed policy entry. `networks`: the client addresses to which it applies; None for all."""
 
     resource: Resource
     actions: int

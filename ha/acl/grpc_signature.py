@@ -22,12 +22,13 @@ from ha.protocol.acl import SigningKey
 AUTHORIZATION = "authorization"
 DATE_TIME = "x-mq-date-time"
 HEADER_SIZE_MAX = 4096
-"""Maximum characters of the value of each of these two headers."""
+"""Maximum characters of the value of each of the headers `authorization` and `x-mq-date-time`."""
 _HEX = re.compile(r"([0-9A-Fa-f]{40})?")
 
 
 class GrpcSignature(NamedTuple):
-    """The access key that a call claims, and its signature. All fields are empty without the authorization header."""
+    """The access key that a call claims, the signed content, and the signature (`digest`). All fields are empty without
+    the authorization header."""
 
     access_key: str = ""
     content: bytes = b""

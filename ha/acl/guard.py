@@ -5,7 +5,8 @@ order is RocketMQ's (PlainPermissionManager.validate). Addresses in globalWhiteR
 may do anything, and requests in the whitelists need no checks (`_is_exempt`). Otherwise, if TLS is required, the
 connection must be encrypted; the access key must be known; from its whiteRemoteAddress it may do anything; the account
 must be usable, and the signature valid; the account needs the permission of the request; and the changes of an admin
-must come from aclAdminFrom. Refusals are answered as by RocketMQ, of the version to which the source belongs.
+must come from aclAdminFrom. A refusal has the response code and text of RocketMQ 4.9 for accounts of the file, and of
+RocketMQ 5 for users of ACL 2.0.
 
 A connection is closed after repeated authentication failures. Denied permissions do not count, as the client has proved
 who it is.
@@ -111,7 +112,8 @@ class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AclRefusal(Exception):  # noqa: N818
-    """Why a request is refused: what to answer, and whether authentication failed."""
+    """A request is refused. `code` and `remark` are those of the response; `is_authentication`: whether authentication
+    failed, and not a permission is missing."""
 
     def __init__(self, dialect: Dialect, text: str, *, is_authentication: bool) -> None:
         super().__init__(text)
@@ -175,7 +177,7 @@ class AclGuard:
 
     def _check(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         rule, host = RULES.get(command.code), connection.peer[0]
-        access_key = command.ext_fields.get(ACCESS_KEY, "")  # the C++ client sends an empty one for none
+        access_key = command.ext_fields.get(ACCESS_KEY, "")  # without credentials, the C++ client sends it empty
         if self._is_exempt(rule, str(command.code)):
             named = self.account(access_key)
             if named is None or named.fault or not named.key.has_signed(command):
@@ -195,8 +197,8 @@ class AclGuard:
             raise AclRefusal(account.dialect, NOT_FROM_HERE.format(command.code), is_authentication=False)
 
     def _is_exempt(self, rule: Rule | None, code: str) -> bool:
-        """Whether a request needs neither a signature nor a permission. Rights belong to a user who has signed, so a
-        request that needs some must be in both lists."""
+        """Whether a request needs neither a signature nor a permission. Rights can be checked only for an account that
+        has signed, so a request that needs rights is exempt only if it is in both whitelists."""
         if not self._needs_no_signature(code):
             return False
         return code in self._options.unauthorized_codes or rule is None or rule.kind is Needs.SIGNATURE
@@ -264,7 +266,7 @@ class AclGuard:
         account = self.account(access_key)
         if self._needs_no_right(account, str(command.code)):
             return
-        if account is None:  # deleted since the request was admitted, or it needed none
+        if account is None:  # deleted since the request was admitted, or the request was exempt
             refusal = AclRefusal(ACL2, ACL2.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=False)
         else:
             text = account.fault or account.denial_of(resource, right, host)

@@ -53,7 +53,7 @@ class HostFilter:
 
 
 class Account:
-    """One access key. Its secret key can only be used to check signatures."""
+    """An account of plain_acl.yml: an access key with its rights. The text of the secret key is not kept."""
 
     __slots__ = ("_default_group", "_default_topic", "_rights", "access_key", "is_admin", "key", "white_hosts")
 
@@ -109,11 +109,11 @@ class Account:
         return not owned & _DENY and owned & needed != 0
 
     def trusts(self, host: str) -> bool:
-        """Whether the access key suffices from `host`."""
+        """Whether requests from `host` with this access key need no signature and no rights."""
         return bool(self.white_hosts) and self.white_hosts.matches(host)
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
-        """See `source.Account`."""
+        """Returns why `command` is denied; "" if it is allowed. Raises RemoteProtocolError if it is malformed."""
         if rule.kind is Needs.RIGHTS:
             for resource, right in rule.needs(command):
                 denial = self.denial_of(resource, right, host)
@@ -124,7 +124,7 @@ class Account:
         return ""
 
     def denial_of(self, resource: str | None, actions: int, host: str) -> str:
-        """See `source.Account`."""
+        """Returns why `actions`, any of which suffices, on `resource` are denied; "" if they are allowed."""
         if resource is None:
             return "" if self.is_admin else f"Need admin permission, but accessKey={self.access_key} is not"
         if self.may(resource, actions):

@@ -3,7 +3,8 @@
 As in RocketMQ, the directory's files are read first, conf/plain_acl.yml last; for an access key in several files, the
 first one counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService, 5 s), as a
 time stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read, or
-one is empty that was not, this is logged once and the policy stays in force, so that a half-written file has no effect.
+a file that had accounts or addresses has none now, this is logged once and the former policy stays in force, so that a
+half-written file has no effect.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class AclPolicyFiles:
 
 
 def system_policy_files(file: str, directory: str) -> AclPolicyFiles:
-    """Returns the files on this machine, read in threads."""
+    """Returns the policy files at these paths of the machine's file system, read in worker threads."""
     return AclPolicyFiles(
         Path(file),
         Path(directory),

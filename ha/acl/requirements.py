@@ -15,7 +15,7 @@ narrower:
   every producer whose client id is known. 4.9.7 requires no right.
 - A request that names a message by its offset needs the right on the topic of the record at that offset, whatever topic
   the request names: request 37 needs PUB on the topic of the half message, requests 36 and 33 need SUB. 4.9.7 requires
-  nothing for 37 and 33, and copies any message for 36.
+  no right for requests 37 and 33, and copies any message for request 36.
 - A request about a topic needs PUB or SUB on it, one about a group SUB on the group. 4.9.7 requires no right. Queue
   entries (request 321) tell where messages are, so they need SUB.
 - plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and check requests (request
@@ -26,12 +26,13 @@ narrower:
   five codes.
 
 For users of ACL 2.0 the same rules name the actions, as 5.5.0 does (the annotations RocketMQAction of its headers, and
-DefaultAuthorizationContextBuilder), with these departures. Narrower: the above about sends, replies and requests that
-name a message; codes for which 5.5.0 checks only the signature need Get or Update on the cluster (requests 25, 26, 43,
-45, 306, 316, 329), or Create on the group (requests 200, 225); directly consuming a message (request 309), which reads
-any, needs Update on the cluster instead of Sub on the group; reading system topics needs a super user. Wider: Sub is
-also enough for requests 33 and 321, which need Get in 5.5.0; statistics (request 315) need Get on what they are about
-instead of the cluster; traces need nothing.
+DefaultAuthorizationContextBuilder), with these departures. Narrower: sends, replies and requests that name a message
+are checked as described above; codes for which 5.5.0 checks only the signature need Get or Update on the cluster
+(requests 25, 26, 43, 45, 306, 316, 329), or Create on the group (requests 200, 225); directly consuming a message
+(request 309), which can read any message, needs Update on the cluster instead of Sub on the group; reading system
+topics needs a super user. Wider: Sub is also enough for requests 33 and 321, which need Get in 5.5.0; statistics
+(request 315) need Get on the topic and group that they are about, instead of Get on the cluster; sending traces needs
+no permission.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import INTERNAL_TOPICS, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
 Needed = Iterator[tuple[str | None, int]]
-"""Resources, and the rights of which one is needed. A group is named by its retry topic (%RETRY%group), because reading
-that topic needs exactly the right on the group."""
+"""Yields resources, each with a set of rights of which the account needs at least one. A group is named by its retry
+topic (%RETRY%group), because reading that topic needs exactly the right on the group."""
 
 NO_TOPIC = ""
 """The empty name, on which only admins have rights."""
 CLUSTER = None
-"""The resource of settings and of whole tables."""
+"""Stands for the cluster, the resource of requests about settings and whole tables."""
 
 
 class Right:
@@ -123,9 +124,9 @@ class Rule(NamedTuple):
     rights: str = ""
     """The required rights as the documentation shows them; used only if `kind` is RIGHTS"""
     needed: Callable[[RemotingCommand], Needed] | None = None
-    """Yields each resource and the rights of which one is needed. Raises RemoteProtocolError for a malformed request.
-    With ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights instead of being an
-    admin"""
+    """Yields each resource with a set of rights, at least one of which is needed. Raises RemoteProtocolError for a
+    malformed request. With ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights
+    instead of being an admin"""
 
     @property
     def text(self) -> str:
@@ -133,8 +134,9 @@ class Rule(NamedTuple):
         return self.rights or self.kind.value
 
     def needs(self, command: RemotingCommand) -> Iterable[tuple[str | None, int]]:
-        """Returns the resources of a request, and for each the rights of which ACL 2.0 requires one (plain_acl.yml too,
-        if `kind` is RIGHTS). Raises RemoteProtocolError, now or while iterating, for a malformed request."""
+        """Returns the resources of a request, each with a set of rights, at least one of which ACL 2.0 requires
+        (plain_acl.yml too, if `kind` is RIGHTS). Raises RemoteProtocolError, now or while iterating, for a malformed
+        request."""
         return _OF_CLUSTER[self.kind] if self.needed is None else self.needed(command)
 
 
@@ -146,7 +148,7 @@ _OF_CLUSTER: Mapping[Needs, tuple[tuple[str | None, int], ...]] = {
 }
 
 GET = Right.GET
-"""Asking about a topic or group; in plain_acl.yml, included in PUB or SUB on the topic, or SUB on the group."""
+"""The right to ask about a topic or group. In plain_acl.yml, PUB or SUB on a topic includes it, and SUB on a group."""
 SUB_OR_GET = Right.SUB | Right.GET
 
 
@@ -209,18 +211,18 @@ def _read(command: RemotingCommand) -> Needed:
 def _send_back(command: RemotingCommand) -> Needed:
     yield _group_of(command.ext_fields.get("group", ""))
     topic = command.ext_fields.get("originTopic")
-    if topic:  # the C++ client names none; send_back.py then checks the topic of the message
+    if topic:  # the C++ client names no topic; send_back.py then checks the topic of the message
         yield topic, Right.SUB
 
 
 def _end(command: RemotingCommand) -> Needed:
     topic = command.ext_fields.get("topic")
-    if topic:  # 4.9 names none; transaction_ends.py checks the half message itself
+    if topic:  # clients of 4.9 name no topic; transaction_ends.py checks the half message itself
         yield topic, Right.PUB
 
 
 def _heartbeat(command: RemotingCommand) -> Needed:
-    # Decoded once more by its handler: one in 30 s for each client.
+    # The handler decodes the body again, which is cheap enough: each client sends one heartbeat every 30 s.
     check_size(command.body, HEARTBEAT_SIZE_MAX)
     for consumer in decode_heartbeat(command.body).consumer_data_set:
         yield _group_of(consumer.group_name)
@@ -230,7 +232,7 @@ def _heartbeat(command: RemotingCommand) -> Needed:
 
 def _unregister(command: RemotingCommand) -> Needed:
     group = command.ext_fields.get("consumerGroup")
-    if group:  # the C++ client sends an empty one for none
+    if group:  # the C++ client sends an empty group if it has none
         yield _group_of(group)
 
 
@@ -470,7 +472,7 @@ BROKER_RULES: Mapping[int, Rule] = {
         _ADMIN,
     ),
 }
-"""The permissions at a broker, by request code."""
+"""The rule for each request code that a broker answers."""
 
 NAME_SERVER_RULES: Mapping[int, Rule] = {
     RequestCode.PUT_KV_CONFIG: _CHANGE,
@@ -489,12 +491,12 @@ NAME_SERVER_RULES: Mapping[int, Rule] = {
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _SIGNATURE,
     RequestCode.UPDATE_NAMESRV_CONFIG: _CHANGE,
     RequestCode.GET_NAMESRV_CONFIG: _ADMIN,
-    RequestCode.QUERY_DATA_VERSION: _CHANGE,  # also a sign of life
+    RequestCode.QUERY_DATA_VERSION: _CHANGE,  # also counts as a heartbeat
     RequestCode.ADD_WRITE_PERM_OF_BROKER: _CHANGE,
     RequestCode.GET_BROKER_MEMBER_GROUP: _SIGNATURE,
     RequestCode.BROKER_HEARTBEAT: _CHANGE,
 }
-"""The permissions at a name server, by request code."""
+"""The rule for each request code that a name server answers."""
 
 RULES: Mapping[int, Rule] = {**BROKER_RULES, **NAME_SERVER_RULES}
 """All rules: no code is answered by both brokers and name servers."""

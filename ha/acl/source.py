@@ -17,7 +17,7 @@ from .requirements import Rule
 
 
 class Dialect(NamedTuple):
-    """How requests are refused. `{}` in a text is the access key."""
+    """Response code and texts of refusals: `prefix` precedes each text; `{}` in a text is the access key."""
 
     code: int
     prefix: str
@@ -74,7 +74,7 @@ class Account(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """How the account's requests are refused."""
+        """Response code and texts with which the account's requests are refused."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class Account(Protocol):
 
 
 class PolicySource(Protocol):
-    """Accounts by access key."""
+    """A source of accounts, found by their access keys."""
 
     def __len__(self) -> int: ...
 

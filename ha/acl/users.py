@@ -21,7 +21,7 @@ _READS = Right.SUB | Right.GET
 
 
 class UserAccount:
-    """A user with its policies."""
+    """The account of a user of ACL 2.0, with its parsed policies."""
 
     __slots__ = ("_authorizes", "_cluster", "_policies", "access_key", "fault", "is_admin", "key", "user")
 
@@ -40,16 +40,16 @@ class UserAccount:
         self._authorizes = authorizes
         try:
             self._policies = Policies(user.policies)
-        except PolicyError as error:  # only of a copy from another broker; here 3006 refuses it
+        except PolicyError as error:  # only in another broker's copy; here request 3006 refuses it
             self.fault = f"User:{user.username} has an invalid policy: {error}"
             self._policies = Policies(())
 
     def trusts(self, host: str) -> bool:
-        """No user is trusted without a signature."""
+        """Returns False: no user is trusted without a signature."""
         return False
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
-        """See `source.Account`."""
+        """Returns why `command` is denied; "" if it is allowed. Raises RemoteProtocolError if it is malformed."""
         if self.is_admin or not self._authorizes:
             return ""
         for resource, actions in rule.needs(command):
@@ -59,7 +59,7 @@ class UserAccount:
         return ""
 
     def denial_of(self, resource: str | None, actions: int, host: str) -> str:
-        """See `source.Account`."""
+        """Returns why `actions`, any of which suffices, on `resource` are denied; "" if they are allowed."""
         if self.is_admin or not self._authorizes:
             return ""
         if resource is None:
@@ -69,7 +69,7 @@ class UserAccount:
         else:
             kind, name = TOPIC, resource
         if not name or (actions & _READS and kind == TOPIC and is_internal(name)):
-            reason = NO_MATCH  # only super users: no topic is named, or it holds messages of all topics
+            reason = NO_MATCH  # only for super users: no topic is named, or a system topic
         else:
             reason = self._policies.denial(kind, name, actions, host)
         if not reason:
@@ -101,10 +101,10 @@ class UserAccounts:
         account = self._accounts.get(access_key)
         if account is None or account.user is not user:
             if len(self._accounts) > self._count():
-                self._accounts.clear()  # of deleted users
+                self._accounts.clear()  # drops those of deleted users
             account = self._accounts[access_key] = UserAccount(user, self._cluster, authorizes=self._authorizes)
         return account
 
     def admits(self, host: str) -> bool:
-        """No host is admitted without an account."""
+        """Returns False: no host is admitted without an account."""
         return False

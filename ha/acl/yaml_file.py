@@ -33,7 +33,7 @@ _STRING = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
 _MERGE = "tag:yaml.org,2002:merge"
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
-"""Text for PyYAML, a number for SnakeYAML."""
+"""Words that are text for PyYAML but numbers for SnakeYAML, which RocketMQ uses."""
 _SAME_EVERYWHERE = re.compile(r"0|[1-9][0-9]{0,17}|true|false")
 _TOP_KEYS = frozenset({"globalWhiteRemoteAddresses", "accounts", "dataVersion", "date"})
 _ACCOUNT_KEYS = frozenset(
@@ -103,7 +103,7 @@ def parse_acl_file(content: bytes) -> AclFile:
     try:
         root = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        # Its own text quotes the lines around the place, secrets included.
+        # The text of `error` is not used: it quotes the lines around the place, which may contain secrets.
         mark = error.problem_mark
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise AclFileError(f"it is not valid YAML{where}") from None
@@ -196,7 +196,7 @@ class _Reader:
         is_text = node.tag == _STRING and (node.style is not None or not _EXPONENT.fullmatch(text))
         if not is_text and not _SAME_EVERYWHERE.fullmatch(text):
             raise AclFileError(f"{where}: YAML takes this for something other than text; put it in quotes")
-        if any(0xD800 <= ord(character) < 0xE000 for character in text):  # from an escape; it can't be encoded
+        if any(0xD800 <= ord(character) < 0xE000 for character in text):  # a surrogate can't be encoded
             raise AclFileError(f"{where} is not valid text")
         return text
 

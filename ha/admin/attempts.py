@@ -24,14 +24,14 @@ class Attempts:
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, host: str) -> float:
-        """Returns the time until the next attempt of `host` is admitted; 0: now."""
+        """Returns the seconds until the next attempt of `host` is admitted; 0 if it is admitted now."""
         failures = self._failures.get(_network(host))
         if failures is None or len(failures) < FAILURE_COUNT_MAX:
             return 0.0
         return max(0.0, failures[0] + WINDOW_S - self._clock())
 
     def note_failure(self, host: str) -> None:
-        """Counts a wrong token."""
+        """Counts a wrong token from `host`."""
         key = _network(host)
         failures = self._failures.setdefault(key, deque(maxlen=FAILURE_COUNT_MAX))
         failures.append(self._clock())

@@ -73,7 +73,7 @@ class AdminGuard:
         return self._attempts.wait_s(_host(scope))
 
     def accepts(self, scope: Any, token: bytes) -> bool:
-        """Whether `token` is the configured one. Counts wrong ones; ask `wait_s` before."""
+        """Whether `token` is the configured one. Counts wrong tokens; call `wait_s` first."""
         if self._key.matches(token):
             return True
         self._attempts.note_failure(_host(scope))

@@ -34,7 +34,7 @@ class RecentEvents(logging.Handler):
         """Number of records by level, without DEBUG"""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging."""
+        """Keeps and counts a record; called by logging."""
         try:
             text = escape(record.getMessage())
         except (TypeError, ValueError):

@@ -153,7 +153,7 @@ class LoopWatch(trio.abc.Instrument):
     def _record_delay(
         self, seconds: float, cpu_s: float, queued_before: float | None, queued_now: float | None
     ) -> None:
-        # These cover the whole beat, up to BEAT_S of it before the task was due.
+        # The measured times cover the whole beat, including up to BEAT_S before the task was due.
         cpu_s, queued_s = min(cpu_s, seconds), None
         if queued_before is not None and queued_now is not None:
             queued_s = min(queued_now - queued_before, seconds - cpu_s)
@@ -177,14 +177,14 @@ class LoopWatch(trio.abc.Instrument):
                 self._ended = self._clock()
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio."""
+        """Starts the measurement of a step; called by Trio."""
         self._step_began = self._clock()
         self._step_cpu = time.thread_time()
         self._step_collection_s = self._collection_s
         self._in_step = True
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio."""
+        """Ends the measurement of a step; called by Trio."""
         if not self._in_step:  # the watch began in this step
             return
         self._in_step = False

@@ -20,7 +20,7 @@ Where = Literal["every", "master", "slave", "member", "tls", "acl", "process"]
 
 
 Sample = tuple[str, tuple[str, ...], float | Histogram]
-"""Name, label values, value."""
+"""A measured value: name of the metric, values of its labels in the order of `Metric.labels`, value."""
 
 Samples = Callable[[], Iterable[Sample]]
 
@@ -76,7 +76,7 @@ LABELS = {
 _ONE = "Exactly one series is 1."
 
 METRICS: tuple[Metric, ...] = (
-    # who it is
+    # identity and health of the node
     Metric("halog_build_info", "Always 1; the labels have the versions.", labels=("version", "python")),
     Metric("halog_node_info", "Always 1; the labels identify the node.", labels=("cluster", "broker", "broker_id")),
     Metric("halog_role", f"Whether the node has this role. {_ONE}", labels=("role",)),

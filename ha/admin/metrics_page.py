@@ -35,7 +35,7 @@ class MetricsPage:
         """Returns the page and its content type, in the format that the header `accept` requests."""
         try:
             encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # it has a version that is no number
+        except (TypeError, ValueError):  # the header has a version that is not a number
             encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
@@ -47,7 +47,7 @@ class SampleCollector(Collector):
         self._samples = tuple(samples)
 
     def collect(self) -> Iterator[_Family]:
-        """Called at each scrape."""
+        """Yields the metrics with their current samples; called at each scrape."""
         families: dict[str, _Family] = {}
         for source in self._samples:
             for name, labels, value in source():

@@ -49,7 +49,7 @@ async def open_admin(
             if server is None:
                 try:
                     module = await run_blocking(import_module, SERVER_MODULE)
-                except (ImportError, OSError) as error:  # too many files are open: the next connection imports it
+                except (ImportError, OSError) as error:  # such as too many open files: the next one retries
                     if times := log_limiter.admit("import", trio.current_time()):
                         logger.error("admin.import_failed reason=%r times=%d", str(error), times)
                     await trio.aclose_forcefully(stream)

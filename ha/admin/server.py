@@ -60,7 +60,7 @@ CONNECTIONS_PER_HOST_MAX = 48
 HEADER_S_MAX = 5.0
 """Maximum time from the accept to the end of the first request's header, including the TLS handshake."""
 SILENT_S_MIN = 1.0
-"""Time without a request after which a connection can be closed for another."""
+"""Age from which a connection without a request can be closed to make room for another one."""
 RESERVED_COUNT = 8
 RESERVED_S_MAX = 2.0
 PROBES = frozenset({"/live", "/ready"})
@@ -285,7 +285,7 @@ class AdminServer:
             await self._serve(secured, peer, connection)
 
     async def _serve(self, stream: trio.abc.Stream, peer: str, connection: _Connection) -> None:
-        request_count = active_count = 0  # HTTP/2 has several at once
+        request_count = active_count = 0  # an HTTP/2 connection has several requests at once
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             nonlocal request_count, active_count
@@ -322,7 +322,7 @@ def _peer(stream: trio.SocketStream) -> str:
 
 
 _BUSY = _guarded(PlainTextResponse("all connections are in use\n", 503, headers={"Connection": "close"}))
-"""Response to other requests on a reserved connection."""
+"""Response to requests on a reserved connection whose path is not in PROBES."""
 
 
 async def _close_at_deadline(stream: trio.SocketStream, connection: _Connection) -> None:

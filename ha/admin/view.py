@@ -1,4 +1,7 @@
-"""What the admin port shows, and how it secures its streams. Imported with the node, unlike the server (port.py)."""
+"""The data sources of the admin port, and the type of the function that encrypts its streams.
+
+Imported with the node, unlike the server (port.py).
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
     status: Callable[[], Mapping[str, object]]
     not_ready: Callable[[], str]
     metrics: Samples = tuple
-    """Read at each scrape."""
+    """Returns the current samples; called at each scrape."""
     switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
     """Makes another member of a failover group (None: any) the master, given a reason and a timeout in seconds. The
     outcome has `is_done`. None for nodes outside a group."""
     dashboard: DashboardSource | None = None
-    """None disables the dashboard."""
+    """Data source of the dashboard; None disables the dashboard."""
     actions: DashboardActions | None = None
-    """Changes that the dashboard offers if a token is set; None offers none."""
+    """Actions that the dashboard offers if a token is set; None: it offers no actions."""

@@ -1,4 +1,4 @@
-"""Reads a store directory, without its broker. Uses NumPy; no Spark, no Trio.
+"""Reads a store directory without its broker. Uses NumPy, but neither Spark nor Trio.
 
 `LogReader` finds the records; they become Arrow record batches (ha/arrow/batches.py), which needs pyarrow, or rows of
 Python objects (ha/arrow/rows.py). The names below are imported on first use, so that programs that use only rows need

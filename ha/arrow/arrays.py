@@ -31,7 +31,7 @@ def from_numpy(
 
 
 def from_texts(texts: Sequence[str]) -> pa.Array:
-    """Return a few texts as an array."""
+    """Return a short list of texts as an Arrow string array."""
     raw = [text.encode() for text in texts]
     offsets = np.zeros(len(raw) + 1, np.int32)
     np.cumsum([len(text) for text in raw], out=offsets[1:])
@@ -39,7 +39,7 @@ def from_texts(texts: Sequence[str]) -> pa.Array:
 
 
 def to_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return an array of truth values as NumPy's; null is false."""
+    """Return an Arrow array of booleans as a NumPy array; null becomes false."""
     validity, content = array.buffers()
     mask = _unpacked(content, array)
     return mask if validity is None else mask & _unpacked(validity, array)

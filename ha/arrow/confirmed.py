@@ -47,7 +47,7 @@ class Confirmed:
         return self.known_end_offset
 
     def queue_end(self, key: QueueId) -> int:
-        """Return a queue's end. Raises KeyError if there is no such queue."""
+        """Return the position after a queue's last confirmed entry. Raises KeyError if there is no such queue."""
         if key not in self._ends and (self._examines_all or self._examine(key) is not None):
             self._examine_all()
         return self._ends[key]
@@ -104,11 +104,12 @@ class Confirmed:
             return True
         size, physical = int(entries["size"][-1]), int(entries["physical_offset"][-1])
         if size == BLANK_SIZE:
-            return physical == 0  # only such entries precede it: the queue began here, or its topic was deleted
+            return physical == 0  # all entries are blank: the queue began here, or its topic was deleted
         return physical + size <= self.known_end_offset
 
     def _agreeing_end(self, key: QueueId, end: int) -> int:
-        """Return the end without the last entries that neither lie before the confirmed end nor agree with a record."""
+        """Return the queue's end without the last entries that neither lie before the log's confirmed end nor agree
+        with a record."""
         queue = self._queues[key]
         if not len(self._segments):
             return queue.first  # a resync has just set the log aside, so no entry has a record

@@ -95,7 +95,7 @@ class _BatchTooLargeError(Exception):
 
 
 class _Decoder:
-    """Decodes one batch."""
+    """Decodes records of one buffer into one record batch."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _Decoder:
     def _with_damaged_rows(
         self, columns: dict[str, pa.Array], heads: Heads, places: Places | None
     ) -> dict[str, pa.Array]:
-        """Insert the rows that are not records: with the fields that the queue entry has, and null elsewhere."""
+        """Insert a row for each damaged record, with the fields that its queue entry has, and null elsewhere."""
         sound = heads.sound
         index = from_numpy(np.cumsum(sound, dtype=np.int64) - 1, nulls=~sound)
         wide = {name: column.take(index) for name, column in columns.items()}
@@ -450,7 +450,7 @@ def _topic_array(places: Places) -> pa.Array:
 
 
 def _timestamps(ms: Int64s) -> pa.Array:
-    """Convert times in ms to timestamps; null where µs overflow, as no CRC covers a record's head."""
+    """Convert times in ms to timestamps; null if µs overflow, as they may in a damaged head, which no CRC covers."""
     beyond = (ms > MILLISECONDS_MAX) | (ms < -MILLISECONDS_MAX)
     return from_numpy(ms * 1000, TIMESTAMP, nulls=beyond if bool(beyond.any()) else None)
 

@@ -52,7 +52,7 @@ def created_at(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
 
 def _first_message(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
     queue, end = queues[key], confirmed.queue_end(key)
-    at, count = queue.first, 1  # nearly always it is the first one; blank ones may be many
+    at, count = queue.first, 1  # nearly always the first entry is a message; otherwise many may be blank
     while at < end:
         start, entries = queue.read(at, min(end, at + count))
         messages = np.flatnonzero(entries["size"] != BLANK_SIZE)

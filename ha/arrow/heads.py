@@ -1,8 +1,8 @@
 """Reads the fixed fields of many records as columns, and determines whether each record is sound.
 
-The reference is the parser of `ha.protocol.record`; a test compares the two. The fields are NumPy types over the same
-offsets, gathered at the records' positions. Records with IPv6 hosts have wider types and are folded into the same
-columns.
+The reference is the parser of `ha.protocol.record`; a test compares the two. A NumPy type describes the fixed fields of
+a record, and is read at the positions of all records at once. Records with IPv6 hosts have longer types; their fields
+are copied into the same columns.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ def gather(raw: Bytes, positions: Int64s, kind: np.dtype[np.void]) -> npt.NDArra
 
 
 class Heads:
-    """Records at `positions` (bytes from the start of `raw`). `sound` says for which of them there is a valid record.
+    """Fixed fields of the records at `positions` (bytes from the start of `raw`), one row for each position. `sound`
+    masks the rows with a valid record.
 
-    In rows that are not sound, only `total_size` and `physical_offset` have a meaning: they are as found.
+    In other rows only `total_size` and `physical_offset` have a meaning: the values found there, unchecked.
     """
 
     def __init__(self, raw: Bytes, positions: Int64s, base_offset: int | None, *, check_parts: bool = True) -> None:
@@ -148,7 +149,7 @@ class Heads:
         return self._fields[name]
 
     def keep(self, chosen: npt.NDArray[np.bool_] | Int64s) -> Heads:
-        """Return the chosen rows only."""
+        """Return a copy with only the chosen rows: those of a mask, or of row numbers."""
         kept = object.__new__(Heads)
         kept.raw = self.raw
         for name, value in vars(self).items():

@@ -2,8 +2,8 @@
 
 Queues and log are read up to their confirmed ends (ha/arrow/confirmed.py).
 
-The reader chooses runs of records; `ha.arrow.batches` decodes them into record batches. Only that needs pyarrow, and
-imports it when it is used.
+The reader chooses runs of records; `ha.arrow.batches` decodes them into record batches. Only decoding needs pyarrow,
+which is imported on first use.
 
 A node that starts after a crash removes entries that a power failure may have torn, and writes them again. A read that
 was planned before, such as a Spark task, waits for them.
@@ -43,7 +43,7 @@ _RANGE_BYTES = 64 << 20
 _TAG_CODE_MIN = -(1 << 31)
 """Lowest tags code that is a hash; lower ones are addresses in a consume-queue extension file."""
 _REWRITE_TIMEOUT_S = 60.0
-"""Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
+"""Maximum time to wait for entries that a recovering node writes again, in seconds. The files are polled for them."""
 _POLL_INTERVAL_S = 0.05
 _DELETED_MS = -1 << 63
 """Stands for the store time of a record that retention deleted; lower than any other"""
@@ -52,8 +52,8 @@ _QUEUES_SHARE = 4
 """If more than _QUEUES_CHEAP queues, and at least 1/_QUEUES_SHARE of all queues, were examined since a refresh, the
 next refresh examines all queues. It then knows the log's end, by which it recognizes an unchanged log."""
 _UNCHANGED_MAX_S = 15.0
-"""Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
-node writes again after a crash, show only in the queues."""
+"""Maximum time in seconds for which queues are not read again while the log has no new record. A deleted topic, and
+entries that a node writes again after a crash, show only in the queues."""
 
 
 class QueueRange(NamedTuple):
@@ -194,7 +194,7 @@ class LogReader:
     def _first_message(self, queue: QueueFiles, end: int) -> int:
         """Return the position of the first entry of a message still in the log; `end` if there is none. An unwritten
         entry counts as one, because a recovering node writes the last entries again."""
-        begin, count = queue.first, 1  # nearly always it is the first one; blank ones may be many
+        begin, count = queue.first, 1  # nearly always the first entry is a message; otherwise many may be blank
         while begin < end:
             start, entries = queue.read(begin, min(end, begin + count))
             if not len(entries) and queue.lacks_end(begin):
@@ -379,7 +379,7 @@ class LogReader:
             if (where.queue_ids is None or key.queue_id in where.queue_ids) and self._queues[key].dtype is ENTRY_DTYPE
         ]
         ends = {key: self._confirm().queue_end(key) for key in chosen}
-        # A record in an ordinary and a light queue counts as the ordinary one's.
+        # A record in an ordinary and a light queue is read through the ordinary one (`merged_places`).
         chosen.sort(key=lambda key: (key.topic.startswith(LIGHT_QUEUE_PREFIX), key))
         hits = self._hits({key.topic for key in chosen}, options)
         if begin < self.min_offset < end or (end <= self.min_offset and begin < end):
@@ -449,7 +449,7 @@ class LogReader:
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Like `read_range`, but steps from record to record by their sizes. So it also yields records that are in no
-        consume queue: those that commit or roll back a transaction."""
+        consume queue: those that commit or roll back a transaction. Ends where a segment is missing."""
         return self._batches(self.walk_runs(begin, end, options), options)
 
     def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:

@@ -61,7 +61,8 @@ class Places:
         return np.array([topic in wanted for topic in self.topics], bool)[self.topic_numbers]
 
     def may_be_of_topics(self, wanted: Container[str]) -> Mask:
-        """Return a mask of the rows whose topic may be in `wanted`: in a light queue it is that of the record."""
+        """Return a mask of the rows whose topic may be in `wanted`: every row of a light queue, whose records may have
+        any topic, and the rows of queues of these topics."""
         found = [topic in wanted or topic.startswith(LIGHT_QUEUE_PREFIX) for topic in self.topics]
         return np.array(found, bool)[self.topic_numbers]
 
@@ -76,7 +77,7 @@ class Places:
         """Return a mask of the rows whose record has the topic of the queue."""
         topics = [bytes([len(topic)]) + topic for topic in map(os.fsencode, self.topics)]
         sizes = np.array([len(topic) for topic in topics])[self.topic_numbers]
-        at = heads.body_at + heads.body_size + heads.is_v2  # of the last byte of the topic's size
+        at = heads.body_at + heads.body_size + heads.is_v2  # the last byte of the topic's size
         same: Mask = heads.sound & (at + sizes <= heads.record_end)
         for size in {len(topic) for topic in topics}:
             rows = np.flatnonzero(same & (sizes == size))
@@ -85,7 +86,7 @@ class Places:
         return same
 
     def keep(self, chosen: Mask | Int64s) -> Places:
-        """Return the chosen rows only."""
+        """Return a copy with only the chosen rows: those of a mask, or of row numbers."""
         return Places(
             self.topics[0] if self.is_one_queue else self.topics,
             self.topic_numbers[chosen],
@@ -118,7 +119,7 @@ class RecordRun(NamedTuple):
 def queue_mask(where: RowFilter, places: Places, *, has_batches: bool = False) -> Mask | None:
     """Return a mask of the rows that pass the conditions of `where` on queue and offsets; None if it has none.
 
-    `has_batches`: a row may be several messages, whose own queue offsets are compared later.
+    `has_batches`: a row may hold several messages, whose own queue offsets are compared after decoding.
     """
     masks: list[Mask] = []
     if where.queue_offset_begin is not None and not has_batches:

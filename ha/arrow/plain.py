@@ -18,8 +18,8 @@ MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
-    """Return the body before compression. Raises RemoteProtocolError if it is damaged or longer than `size_max` bytes;
-    OptionError if a required package is not installed."""
+    """Decompress a body. Raises RemoteProtocolError if it is damaged or longer than `size_max` bytes; OptionError if a
+    required package is not installed."""
     kind = kind_of(sys_flag)
     plain = inflated(body, kind, size_max)
     if plain is None:
@@ -32,7 +32,7 @@ def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
 
 
 def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None:
-    """Return a body before compression, if it is compressed. None if it is damaged or longer than `size_max` bytes.
+    """Return a body, decompressed if it is compressed; None if it is damaged or longer than `size_max` bytes.
     Raises OptionError as in `inflate`."""
     if body is None or not sys_flag & SysFlag.COMPRESSED:
         return body
@@ -108,7 +108,7 @@ def _inner_base(record: MessageRecord) -> int:
 
 
 def _micros(ms: int) -> int | None:
-    """Convert a time to µs; None if that overflows int64, as no CRC covers a record's head."""
+    """Convert a time to µs; None if the result overflows int64, as it may in a damaged head, which no CRC covers."""
     return ms * 1000 if -MILLISECONDS_MAX <= ms <= MILLISECONDS_MAX else None
 
 

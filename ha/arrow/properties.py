@@ -103,7 +103,7 @@ class PropertyTable:
         found = self.find(b"KEYS")
         single = found.drop_null()
         raw, bounds = values_of(single)
-        if not (raw == _SPACE).any() and not (bounds[1:] == bounds[:-1]).any():  # as usual, a word a row
+        if not (raw == _SPACE).any() and not (bounds[1:] == bounds[:-1]).any():  # usual: one word per row
             is_valid = to_mask(found.is_valid())
             offsets = np.zeros(self.count + 1, np.int32)
             np.cumsum(is_valid, out=offsets[1:])
@@ -147,7 +147,7 @@ class PropertyTable:
         return np.unique(self._rows[first[times > 1]])
 
     def _last_pieces(self, name: bytes) -> Int64s:
-        """Return the last piece of each row with this name; -1 where there is none."""
+        """Return for each row the index of its last piece with this name; -1 if it has none."""
         if self._has_maps and self._shared_names:
             each = len(self._shared_names)
             if name not in self._shared_names:

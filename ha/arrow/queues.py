@@ -1,9 +1,9 @@
 """Reads consume queues as arrays of entries.
 
-Files are zero-padded to their full size, so the queue ends at the first entry of size 0. RocketMQ does not clear what
-it truncates after a crash: entries after the end may be stale, which only the commitlog shows (see `Confirmed`).
+Files are zero-padded to their full size, so the queue ends at the first entry of size 0. RocketMQ does not clear the
+entries that it truncates after a crash: the last ones may be stale, which only the commitlog shows (see `Confirmed`).
 
-Ordinary queues have entries of 20 bytes, one a message. Batch queues have entries of 46 bytes, one a batch:
+Ordinary queues have an entry of 20 bytes for each message. Batch queues have an entry of 46 bytes for each batch:
 int64 physical offset, int32 size, int64 tags code, int64 store time, int64 base offset, int16 batch size, 8 reserved.
 """
 
@@ -46,7 +46,7 @@ than all others"""
 
 
 class QueueId(NamedTuple):
-    """A queue of this store."""
+    """Topic and queue id, which identify a queue within one store."""
 
     topic: str
     queue_id: int
@@ -95,7 +95,7 @@ class QueueFiles:
 
     @property
     def first(self) -> int:
-        """Position of the oldest file's first entry."""
+        """Position of the oldest file's first entry; 0 if there is no file."""
         return self._files[0].start if self._files else 0
 
     def find_end(self) -> int:
@@ -132,7 +132,7 @@ class QueueFiles:
         return self.first
 
     def _last_written(self, descriptor: int, room: int) -> int | None:
-        """Return the number of a written entry of a file, at most _PROBE_ENTRIES before the last written one; None if
+        """Return the index in its file of a written entry, at most _PROBE_ENTRIES before the last written one; None if
         the first entry is not written.
         """
 
@@ -196,7 +196,7 @@ class QueueFiles:
         """
         low, high = self.first, end
         if low < high and self.physical_offset(low) >= physical_offset:
-            return low  # the usual case of planning: retention has not reached this queue
+            return low  # the usual case: retention has not reached this queue
         while high - low > _PROBE_ENTRIES:
             middle = (low + high) // 2
             if self.physical_offset(middle) < physical_offset:

@@ -33,7 +33,7 @@ INFLATED_FACTOR_MAX = 4
 
 
 def _combined(choose: Callable[[T, T], T], one: T | None, other: T | None) -> T | None:
-    """Combine two conditions, each of which may be none."""
+    """Combine two conditions; None is no condition."""
     if one is None or other is None:
         return other if one is None else one
     return choose(one, other)
@@ -42,7 +42,8 @@ def _combined(choose: Callable[[T, T], T], one: T | None, other: T | None) -> T 
 class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Selects the rows that pass all conditions; None is no condition. Ranges are [begin, end).
 
-    Exact: tags are compared as text after their hash, keys (a word of KEYS, or UNIQ_KEY) after the index.
+    The result is exact: queue entries and the index only preselect rows by the hashes of tags and keys. The tags, and
+    the keys (a word of KEYS, or UNIQ_KEY), are then compared as text.
     """
 
     topics: frozenset[str] | None = None
@@ -89,7 +90,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     message_size_max: int = BODY_SIZE_MAX
     """Maximum size in bytes of a decompressed body (the brokers' maxMessageSize); a longer one is damaged"""
     on_damage: Literal["report", "skip", "fail"] = "report"
-    """report: a row with the known fields, crcOk=false and null elsewhere; skip: count it; fail: CorruptLog"""
+    """What to do with a damaged record. "report": return a row with the known fields, crcOk=false and null elsewhere;
+    "skip": only count it; "fail": raise CorruptLog"""
     verify_crc: bool = False
     """Check each body's CRC; requesting the column crcOk does so as well"""
     fail_on_data_loss: bool = True

@@ -24,10 +24,10 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """Return the current messages of a store directory as a stream of record batches.
 
-    With `topic` (one or several), the queues one after the other, otherwise the whole log in physical order, and then
-    the batch queues. `where` filters the rows; `columns` and `where` replace those in `options`. Raises StoreUnreadable
-    if `path` is not a store, OptionError for an unknown column; the stream raises the errors of `LogReader.read_queue`,
-    and StoreUnreadable if the log has records but no queues.
+    With `topic` (one or several), reads the queues of these topics one after the other; otherwise the whole log in
+    physical order, then the batch queues. `where` filters the rows; `columns` and `where` replace those in `options`.
+    Raises StoreUnreadable if `path` is not a store, OptionError for an unknown column; the stream raises the errors of
+    `LogReader.read_queue`, and StoreUnreadable if the log has records but no queues.
 
         ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
     """

@@ -36,4 +36,4 @@ def is_same_log(one: Path, other: Path) -> bool | None:
         begin = max(first.min_offset, second.min_offset)
         read = [(segments.read(begin, _COMPARED_BYTES) or b"").rstrip(b"\0") for segments in (first, second)]
     shorter, longer = sorted(read, key=len)
-    return longer.startswith(shorter) if shorter else None  # one of them ends before, maybe within the record
+    return longer.startswith(shorter) if shorter else None  # a log may end within the compared bytes

@@ -15,7 +15,8 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.record import decode_record
 
 Row = dict[str, object]
-"""Column -> value, as in `ha.arrow.schema`, with timestamps in µs. The row of a damaged record has what is known."""
+"""Column -> value, as in `ha.arrow.schema`, with timestamps in µs. The row of a damaged record has only the columns
+that are known without the record."""
 
 
 def run_rows(run: RecordRun, broker_name: str) -> Iterator[Row]:
@@ -62,7 +63,7 @@ def rows_at(
     record = decode_record(buffer, int(heads.positions[row]), verify_crc=False)
     is_batch = bool(record.sys_flag & SysFlag.INNER_BATCH)
     found = plain_rows(record, broker_name, options.message_size_max, decompress=decompress)
-    if places is not None and not is_batch:  # a light queue's entry is not what the record says
+    if places is not None and not is_batch:  # a light queue's id and offset are only in its entry
         found[0] |= {name: value for name, value in _entry(places, row).items() if name != "topic"}
     return found
 

@@ -1,4 +1,4 @@
-"""The columns of the log as a table: names, Arrow types, and what must be read for them.
+"""The columns of the log as a table: their names and Arrow types, and the parts of a record that they require.
 
 Types are those of PySpark's own schema in UTC, so that batches pass into Spark unchanged. Names follow RocketMQ's
 MessageExt. Every column may be null, as few fields of a damaged record are known.
@@ -50,7 +50,7 @@ PROPERTY_COLUMNS = frozenset({"tags", "keys", "properties", "propertiesString", 
 
 
 def check_columns(columns: Iterable[str], known: Iterable[str] = COLUMNS) -> tuple[str, ...]:
-    """Return `columns` as a tuple. Raises OptionError for one that is not `known` or repeated, or an empty list."""
+    """Return `columns` as a tuple. Raises OptionError for an unknown or repeated column, or an empty list."""
     names = tuple(columns)
     for name in names:
         if name not in known:

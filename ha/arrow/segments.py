@@ -35,7 +35,7 @@ def is_set_aside(directory: Path) -> bool:
 
 
 class Segment(NamedTuple):
-    """One commitlog file: `start` is the physical offset of its first byte, `size` its bytes."""
+    """One commitlog file: `start` is the physical offset of its first byte, `size` its length in bytes."""
 
     start: int
     size: int
@@ -168,7 +168,7 @@ class Segments:
         return bytes(buffer[at : at + size])
 
     def close(self) -> None:
-        """Unmap the files; batches that still use one keep it."""
+        """Unmap the files; a file that batches still use stays mapped until they are released."""
         self._mapped.clear()
 
 

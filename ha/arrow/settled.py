@@ -1,8 +1,8 @@
 """Finds how far a log that is being written can be read by physical ranges without missing a record.
 
-A node writes the entries of a chunk of the log queue by queue (halog: of a MiB; RocketMQ: record by record), and a
-reader reads the queues one after the other as well. So shortly before the last queued record there may be records
-whose entries are not written yet, which a read of that range would miss.
+A node writes the queue entries of one chunk of the log after the other, and those of a chunk queue by queue (halog's
+chunks are 1 MiB, RocketMQ's a single record). A reader reads the queues one after the other as well. So shortly before
+the last queued record there may be records whose entries are not written yet, which a read of that range would miss.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Conf
     """Return the physical offset before which every visible record is in its queue.
 
     That is the offset of the first visible record with a usable topic and queue id that is not queued, although its
-    topic was not deleted; it is at most 1 MiB before the last queued one. Only needed for a node that did not stop
-    cleanly: a clean stop queues all records.
+    topic was not deleted; it is at most 1 MiB before the last queued record. Only needed for a node that runs or did
+    not stop cleanly: a clean stop queues all records.
     """
     created: dict[QueueId, int] = {}
     deleted: dict[str, bool] = {}

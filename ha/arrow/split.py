@@ -1,4 +1,4 @@
-"""Finds the properties in the strings of many records, if all strings have the usual form."""
+"""Splits the property strings of many records into pieces `name 0x01 value`, if all strings have this form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Int64s = npt.NDArray[np.int64]
 
 class Pieces(NamedTuple):
     """Positions of the begin, separator and end of each piece `name 0x01 value`. `row_bounds`: for each row, the number
-    of pieces in the rows before it; at its end, the number of all pieces.
+    of pieces in the rows before it, followed by the number of all pieces.
     """
 
     starts: Int64s
@@ -27,8 +27,8 @@ class Pieces(NamedTuple):
 def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
     """Split the strings `raw[offsets[i] : offsets[i + 1]]`, which lie end to end from 0 on, at 0x02.
 
-    None unless all bytes are ASCII and each piece has one 0x01, with at least one byte before and after it. A string
-    may be empty, and may end with 0x02 or not.
+    Return None unless all bytes are ASCII and each piece has one 0x01, with at least one byte before and after it. A
+    string may be empty, and may end with 0x02 or not.
     """
     if len(raw) and raw.max() >= 0x80:
         return None

@@ -18,7 +18,7 @@ _WALK_BYTES = 16 << 20
 
 
 class Damage(NamedTuple):
-    """Bytes of the log that are not records, and where the walk resumed."""
+    """Bytes of the log that are not records: those from `physical_offset` to `resumed_at`, where the walk resumed."""
 
     physical_offset: int
     resumed_at: int
@@ -36,8 +36,9 @@ class Walker:
     def walk(self, begin: int, end: int, *, damages: list[Damage] | None = None) -> Iterator[Int64s]:
         """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
 
-        The walk ends at a torn tail after the confirmed end. Damage before the confirmed end raises CorruptLog, or is
-        added to `damages`, and the walk continues at the next queued record.
+        The walk ends where a segment is missing, and at a torn tail after the confirmed end. Damage before the
+        confirmed end raises CorruptLog; if `damages` is given, it is added to that list instead, and the walk continues
+        at the next queued record.
         """
         at = self._anchor(begin)
         confirmed = self._confirmed.end_offset

@@ -64,7 +64,7 @@ class Findings(msgspec.Struct):
     examples: dict[tuple[str, str], list[Finding]] = msgspec.field(default_factory=dict)
 
     def add(self, finding: Finding, count: int = 1) -> None:
-        """Count `finding` `count` times, and keep it unless `examples_max` of its kind and copy are kept."""
+        """Count `finding` `count` times, and keep it unless `examples_max` of its kind and copy are kept already."""
         key = (finding.kind, finding.copy)
         self.counts[key] = self.counts.get(key, 0) + count
         self._add_cell((finding.topic, finding.hour, finding.kind), count)

@@ -103,7 +103,7 @@ def _longest_rising(values: list[int]) -> list[int]:
         if length == len(tails):
             tails.append(value)
             tail_positions.append(position)
-        elif value < tails[length]:  # of equal ones the first stays
+        elif value < tails[length]:  # of equal values, the first is kept
             tails[length] = value
             tail_positions[length] = position
     found = []
@@ -122,7 +122,7 @@ class QueueFold:
         self.repeated: list[Span] = []
         """Spans of the last `add` with a queue offset that an earlier record has."""
         self.displaced: list[Span] = []
-        """Spans that the last `add` found to be out of order; one may be of an earlier `add`."""
+        """Spans that the last `add` found to be out of order. One of them may have been added by an earlier `add`."""
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._places: list[int] = []

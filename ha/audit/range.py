@@ -47,10 +47,10 @@ class CopyPlace(msgspec.Struct, frozen=True):
 
 
 class RangeTask(msgspec.Struct, frozen=True):
-    """Physical offsets [begin, end), which all of `copies` hold.
+    """An order to examine the physical offsets [begin, end), which all of `copies` hold.
 
-    `starts`: for each copy, the physical offset of the first record that begins there (at or after `end` if a record
-    covers the range), or None to search for it.
+    `starts`: for each copy, the physical offset of the first record that begins in the range (at or after `end` if one
+    record covers the whole range), or None to search for it.
     """
 
     begin: int
@@ -98,8 +98,8 @@ class RangeFacts(msgspec.Struct):
 def examine_range(task: RangeTask) -> RangeFacts:
     """Run all checks of one range and return the facts. Raises StoreUnreadable if a copy can't be read at all.
 
-    If retention deletes first bytes of the range in a copy meanwhile, its facts are marked `is_gone`, and the other
-    copies are examined again without it.
+    If retention deletes the first bytes of the range in one copy meanwhile, the facts of that copy are marked
+    `is_gone`, and the other copies are examined again without it.
     """
     facts = _examine(task)
     # Checked afterwards: a file that still exists existed while it was read.
@@ -223,9 +223,9 @@ _READERS_MAX = 8
 
 
 def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
-    """Return a reader of this copy, at most _READERS_MAX of which stay open.
+    """Return a reader of a copy. At most _READERS_MAX readers stay open; the one opened first is closed first.
 
-    It is opened after the audit determined the end of the copy, so it has all queue entries up to that end.
+    A reader is opened after the audit determined the end of the copy, so it has all queue entries up to that end.
     """
     key = (audit_id, place.path, place.broker_name)
     reader = _readers.get(key)
@@ -242,7 +242,7 @@ def has_plain_entries(reader: LogReader, topic: str, queue_id: int) -> bool:
 
 
 def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
-    """Return which records are of a topic that was deleted, and maybe created again: they are in no queue.
+    """Return a mask of the records whose topic was deleted, and maybe created again. Such records are in no queue.
 
     A topic without any queue counts as deleted, as RocketMQ deletes the directories of its queues.
     """

@@ -145,7 +145,8 @@ def damage_at(damaged: Sequence[Damaged], physical_offsets: Int64s) -> Int64s:
 
 
 class Walked(msgspec.Struct):
-    """The records of a range, all by physical offset: `positions` ascend, and `data` begins at `begin`."""
+    """The records of a range. `positions` are their physical offsets, ascending; `data` holds the log's bytes from the
+    physical offset `begin` on."""
 
     begin: int
     data: bytes
@@ -178,7 +179,7 @@ def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None 
 class _Walk:
     def __init__(self, log: RawLog, begin: int, end: int, limit: int) -> None:
         self.log, self.begin, self.end, self.limit = log, begin, end, limit
-        # Includes the end of most last records: extending `data` later would copy all of it.
+        # Reads beyond `end` to include the rest of most records that cross it: extending `data` later copies all of it.
         self.data = log.read(begin, min(end + _OVERHANG_BYTES, max(end, limit)))
         self.positions: list[Int64s] = []
         self.misplaced: list[Int64s] = []
@@ -258,7 +259,8 @@ class _Walk:
             self.data += self.log.read(self.begin + have, self.begin + size)
 
     def _count_sound(self, found: Int64s) -> tuple[int, str]:
-        """Return how many of the records at `found` precede the first invalid one, and what is wrong with it."""
+        """Return how many of the records at `found` precede the first invalid one, and why that one is invalid ("" if
+        all are valid)."""
         if not len(found):
             return 0, ""
         heads = Heads(np.frombuffer(self.data, np.uint8), found - self.begin, None)

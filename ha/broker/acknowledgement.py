@@ -39,7 +39,8 @@ STEPPED_DOWN = "stored here, but this broker is no longer the master of that ter
 
 
 class SyncStateRule(Protocol):
-    """The sync-state set in one term of a master: the part of `SyncStateSet` (replication/sync_state.py) for puts."""
+    """The rule by which a master's sync-state set acknowledges puts in one term: the part of `SyncStateSet`
+    (replication/sync_state.py) that puts use."""
 
     confirm_offset: int
     """Physical offset up to which the next master is known to have the log."""
@@ -87,15 +88,15 @@ class Acknowledgements:
         self._ack_count = self._make_ack_count()
         self._needs_replicas = options.role is BrokerRole.SYNC_MASTER and self._ack_count != NO_REPLICAS
         self.are_needed = options.flush_sync or self._needs_replicas
-        """Whether any put has to wait"""
+        """Whether puts wait for a flush or for replicas, except those with WAIT=false"""
         policy = options.replica_policy if options.role is BrokerRole.SYNC_MASTER else None
         self.min_in_sync = 1 if policy is None else policy.min_in_sync_replicas
-        """Members, including this broker, that must be in sync before a put that waits is stored"""
+        """Minimum number of members in sync, including this broker, with which a put that waits is stored"""
         self._waits: dict[_Wait, None] = {}
-        """Waits in the order in which they began, in which `give_up` answers them"""
+        """Waits that have not ended, oldest first: `give_up` answers them in this order"""
         self._finished = trio.lowlevel.ParkingLot()
         self.explained = Explained()
-        """Puts that were not answered PUT_OK"""
+        """Counts the puts that are not answered PUT_OK, by status and cause"""
 
     @property
     def replicated_offset(self) -> int:
@@ -111,7 +112,7 @@ class Acknowledgements:
         return min(flushed, acknowledged[-1]) if acknowledged else flushed
 
     async def wait_all_answered(self) -> None:
-        """Waits until no put waits for a flush or a slave. Each has its own deadline."""
+        """Waits until no put waits for a flush or a slave. This ends, as every such put has a deadline."""
         while self._waits:
             await self._finished.park()
 
@@ -123,7 +124,8 @@ class Acknowledgements:
     def admit(self, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
         """Returns the requests that may be stored: all, if at least `min_in_sync` members are in sync.
 
-        Otherwise those with `waits` are answered IN_SYNC_REPLICAS_NOT_ENOUGH and left out. Needs a `ha_service`.
+        Otherwise those with `waits` are answered IN_SYNC_REPLICAS_NOT_ENOUGH and left out. Must not be called without
+        an `ha_service`.
         """
         ha, least = self._ha, self.min_in_sync
         assert ha is not None
@@ -156,7 +158,8 @@ class Acknowledgements:
             self._answer(requests)
 
     def mark_unconfirmed(self, requests: Sequence[PutRequest]) -> None:
-        """Sets FLUSH_SLAVE_TIMEOUT for puts that are stored, as this broker is no longer the master. Answers none."""
+        """Sets the status of the stored ones of `requests` to FLUSH_SLAVE_TIMEOUT, as this broker is no longer the
+        master, and counts them in `explained`. Does not answer them."""
         stored = [request for request in requests if request.status.is_stored]
         for request in stored:
             request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -165,9 +168,11 @@ class Acknowledgements:
             self.explained.note(PutStatus.FLUSH_SLAVE_TIMEOUT, Cause.STEPPED_DOWN, STEPPED_DOWN, len(stored))
 
     def begin(self, requests: list[PutRequest]) -> None:
-        """Starts the wait of stored requests, at least one, in the order of the log; they are answered when it ends.
+        """Starts the wait of `requests`, and answers them when it ends. They must be stored, in the order of the log,
+        and at least one.
 
-        By the rule of 4.9, requests for which no slave is in sync don't wait for one: SLAVE_NOT_AVAILABLE.
+        With the replica rule of RocketMQ 4.9, a request for which no slave is in sync waits for no slave: its status is
+        SLAVE_NOT_AVAILABLE.
         """
         if not self._needs_replicas:
             self._request_flush(_Wait(self, requests, part_count=1))
@@ -340,7 +345,7 @@ class _Wait:
         elif end > self.acknowledged_to or end > self.flushed_to:
             self._judge_each()
         elif owner._options.flush_sync:
-            # Never acknowledge a message that a power loss could still take.
+            # Never acknowledge a message that a power loss could still remove.
             assert end <= owner._log.flushed_offset.value, (end, owner._log.flushed_offset.value)
         owner._end(self)
 

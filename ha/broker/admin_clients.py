@@ -102,10 +102,10 @@ class AdminClients:
         self._send.send_nowait((connection, command, relay))
         return None
 
-    # ---- answered here
+    # ---- requests answered from the registry
 
     async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 203: a consumer group's members and subscriptions."""
+        """Request 203: a consumer group's members and subscriptions; CONSUMER_NOT_ONLINE if it has no members."""
         name = parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
@@ -120,7 +120,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 204: a producer group's members."""
+        """Request 204: a producer group's members; SYSTEM_ERROR if it has none."""
         name = parse_header(ProducerGroupRequest, command.ext_fields).producer_group
         members = self._clients.producer_group(name)
         if not members:
@@ -147,7 +147,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"data": data}))
 
     async def subscription(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 345: the subscription of an online group to a topic."""
+        """Request 345: a consumer group's subscription to a topic; null if it has none or no members."""
         request = parse_header(SubscriptionRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         found = group.subscriptions.get(request.topic) if group is not None else None
@@ -158,7 +158,7 @@ class AdminClients:
         }
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
-    # ---- asked
+    # ---- requests relayed to clients
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """Request 223: asks each member of a group, or one of them, for its progress (request 221); omits those that
@@ -202,8 +202,8 @@ class AdminClients:
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """Request 307: asks a consumer for its running information.
 
-        RocketMQ also relays the body, which tools leave empty and no client reads. It could fill a whole frame, so
-        halog does not relay it.
+        RocketMQ also relays the request's body, which tools leave empty and no client reads. halog does not, as a body
+        could fill a whole frame.
         """
         request = parse_header(RunningInfoRequest, command.ext_fields)
         return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), b"")
@@ -264,7 +264,10 @@ class AdminClients:
 
 
 async def _ask(client: RemotingConnection, question: RemotingCommand, timeout_s: float) -> RemotingCommand:
-    """Calls `client.invoke`, with its errors, but keeps the connection open if the client does not answer in time."""
+    """Sends `question` to a client and returns its answer.
+
+    Raises TooSlowError after `timeout_s`, without closing the connection, and the other errors of `client.invoke`.
+    """
     with trio.fail_after(timeout_s):
         return await client.invoke(question, 2 * timeout_s)
 

@@ -1,4 +1,4 @@
-"""Requests that create, change, delete and show consumer groups: 200, 225, 207, 352; 314 copies offsets.
+"""Requests that create, change, delete and show consumer groups: 200, 225, 207, 352; request 314 copies offsets.
 
 Source: AdminBrokerProcessor, SubscriptionGroupManager.
 """
@@ -77,8 +77,10 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 352: one group's configuration. RocketMQ creates the group if allowed; here a query changes
-        nothing."""
+        """Request 352: one group's configuration; SUBSCRIPTION_GROUP_NOT_EXIST if there is no such group.
+
+        RocketMQ creates the group if allowed; here a query changes nothing.
+        """
         config = self._groups.get(parse_header(GroupRequest, command.ext_fields).group)
         if config is None:
             return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
@@ -105,7 +107,7 @@ class AdminGroups:
 
 
 def group_fault(group: GroupConfig) -> str:
-    """Why a configuration is invalid, or ""."""
+    """Returns why a group's name or configuration is invalid; "" if both are valid."""
     name = group.group_name
     fault = topic_fault(name).replace("topic", "group")
     if fault:

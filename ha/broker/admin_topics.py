@@ -96,10 +96,9 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 215: deletes a topic and the topics of its POP retries. The answer is the same if it does not
-        exist."""
+        """Request 215: deletes a topic and the topics of its POP retries. Also succeeds if the topic does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
-        is_known = self._topics.get(topic) is not None  # then its name may exceed the limit for new topics
+        is_known = self._topics.get(topic) is not None  # a known name may exceed the limit for new topics
         fault = self._system_fault(topic) if is_known else self._fault(topic)
         refuse_if(fault, ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
@@ -107,7 +106,7 @@ class AdminTopics:
         topics = [topic, *self._retry_topics(topic)]
         for each in topics:
             refuse_if(await self._topics.delete(each))
-        end = log.max_offset.value  # messages from here on are those of a topic that was created again
+        end = log.max_offset.value  # later messages belong to a topic that was created again
         for each in topics:
             self._offsets.remove(topic=each)
             self._reads.forget(topic=each)
@@ -136,7 +135,7 @@ class AdminTopics:
         return found
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 351: one topic's configuration."""
+        """Request 351: one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:

@@ -3,7 +3,7 @@
 Refused unless authenticationEnabled=true. As in RocketMQ, only super users create, change and delete super users. Any
 requester that `AclGuard.is_admin` accepts, for example one at a trusted address, counts as a super user. Stricter than
 RocketMQ: only super users see passwords (in RocketMQ, the permission Get on the cluster is enough to read those of
-super users), and 3008 with a resource that can't be parsed is refused (RocketMQ deletes all policies).
+super users), and request 3008 with a resource that can't be parsed is refused (RocketMQ deletes all policies).
 
 Sources: AdminBrokerProcessor, AuthenticationMetadataManagerImpl, AuthorizationMetadataManagerImpl; tests/fixtures/acl2
 has a real broker's answers.
@@ -69,7 +69,7 @@ class AdminUsers:
         self._standing = core.standing
         self._is_enabled = core.options.authentication_enabled
         self._changing = trio.Lock()
-        """Held from reading a user to writing it"""
+        """Lock that a request holds while it reads a user and writes it back, so that no change is lost"""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -184,8 +184,8 @@ class AdminUsers:
         return _done(command)
 
     async def delete_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3008: deletes a user's policies or, given a resource, its entry in the policy of a type (default
-        Custom)."""
+        """Request 3008: deletes all policies of a user or, if the request names a resource, only the entry for it in
+        the policy of the requested type (by default Custom)."""
         self._check_change()
         request = parse_header(DeleteAclRequest, command.ext_fields)
         async with self._changing:
@@ -278,7 +278,7 @@ def _check_size(command: RemotingCommand) -> None:
 
 
 def _fault(user: UserConfig) -> str:
-    """Why a user is not accepted (a limit, or a control character in its name), or ""."""
+    """Returns why a user is refused: it exceeds a limit, or its name has control characters; "" if it is accepted."""
     for what, text in (("username", user.username), ("password", user.password)):
         if len(text) > NAME_LENGTH_MAX:
             return f"the {what} has {len(text)} characters; at most {NAME_LENGTH_MAX} are accepted"
@@ -303,7 +303,8 @@ def _shown(user: UserConfig, *, shows_password: bool) -> UserInfo:
 
 
 def _merged(policies: list[PolicyInfo], changes: list[PolicyInfo]) -> list[PolicyInfo]:
-    """`policies` with the entries of `changes`: each replaces the one of its type and resource, or is appended."""
+    """Returns `policies` with the entries of `changes`, each of which replaces the entry of the same policy type and
+    resource, or is appended."""
     by_type: dict[str, dict[str | None, PolicyEntryInfo]] = {}
     for policy in (*policies, *changes):
         entries = by_type.setdefault(policy_type(policy), {})
@@ -321,7 +322,7 @@ def _without(policies: list[PolicyInfo], kind: str, resource: str) -> list[Polic
 
 
 def _about(policies: list[PolicyInfo], part: str) -> list[PolicyInfo]:
-    """The entries of `policies` whose resource contains `part`."""
+    """Returns `policies` with only the entries whose resource contains `part`; omits policies without such entries."""
     found = [
         PolicyInfo(
             policy_type=policy.policy_type,

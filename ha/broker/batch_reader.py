@@ -17,8 +17,8 @@ BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
 """Maximum messages, and bytes, of a batch that is read or put; a single message may be larger."""
 UNREADABLE_S_MAX = 60.0
-"""Time for which reads of a record must fail before it is skipped. The time does not count while damage of the log may
-still be repaired, or while too many files are open."""
+"""Time in seconds for which reads of a record must fail before the record is skipped. It does not count while damage of
+the log may still be repaired, or while too many files are open."""
 
 
 class BatchReader:
@@ -43,10 +43,11 @@ class BatchReader:
         )
 
     def lost_since(self, failed_since: float) -> float:
-        """Returns since when (trio time) a record may be lost whose reads have failed since `failed_since`.
+        """Returns the time (trio clock) from which failed reads of a record count towards UNREADABLE_S_MAX.
 
-        That is now while the log has damage that may still be repaired, and not before the last read of any record that
-        failed because too many files were open.
+        `failed_since`: time of the first failed read. The result is the current time while the log has damage that may
+        still be repaired; otherwise `failed_since`, or the last time at which any read failed because too many files
+        were open, if that is later.
         """
         if not all(damage.is_hopeless for damage in self._damage.open):
             return trio.current_time()
@@ -64,7 +65,7 @@ class LossDetector:
     def is_lost(self, place: Hashable) -> bool:
         """Records a failed read at `place`; returns whether reads there have failed for UNREADABLE_S_MAX.
 
-        The time restarts when reads fail at another place; see also `BatchReader.lost_since`.
+        The time restarts when a read fails at another place, and as `BatchReader.lost_since` describes.
         """
         now = trio.current_time()
         if place != self._place:

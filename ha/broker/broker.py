@@ -51,7 +51,7 @@ from ha.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_S = 5.0
-"""Maximum time for writing the tables at shutdown."""
+"""Maximum time for writing the tables at shutdown, in seconds."""
 
 
 class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,16 +64,18 @@ class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replication(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker's part in replication: a master's slaves, or a slave's link to its master."""
+    """The replication objects that a broker uses: a master's HA service, or a slave's clients of its master."""
 
     ha_service: HAService | None = None
     ha_client: HAClient | None = None
     """The client of a slave; used only for statistics"""
     client: RemotingClient | None = None
-    """Used to copy the master's tables from `master_address`, which returns None while the address is unknown"""
+    """Client with which a slave copies its master's tables from `master_address`, which returns None while the address
+    is unknown"""
     master_address: Callable[[], str | None] | None = None
     sync_state: Callable[[], SyncStateRule | None] | None = None
-    """In a failover group, returns the rule for acknowledging puts of the current term; None if this is no master"""
+    """In a failover group, returns the rule for acknowledging puts in the current term, or None while this broker is
+    not the master; itself None without failover"""
 
 
 class Broker:
@@ -211,9 +213,9 @@ class Broker:
     async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:
         """Becomes the master of a term; returns False if the role was changed again meanwhile.
 
-        The store must have become a master's (`MessageStore.become_master`), so that nothing else appends to the log.
-        Connections stay open. `acknowledges_until`: see `Standing`. If cancelled, the role is undefined, and the broker
-        has to stop.
+        `MessageStore.become_master` must have been called before, so that nothing else appends to the log. Connections
+        stay open. `acknowledges_until`: end of the lease (trio clock), as in `Standing`. If this is cancelled, the role
+        is undefined, and the broker has to stop.
         """
         self._change_count += 1
         change = self._change_count
@@ -235,7 +237,9 @@ class Broker:
         return change == self._change_count
 
     async def become_slave(self, epoch: int, reason: str = "") -> None:
-        """Becomes a slave. `reason`: why this broker stores nothing, for remarks; "": because it is a slave.
+        """Becomes a slave.
+
+        `reason`: text for the remarks of refused puts; if empty, they say that this broker is a slave.
 
         Before its first checkpoint, this stops admitting and acknowledging puts, and answers those that wait. On return
         no put is queued, so that the log may be truncated. Cancellation does not interrupt it. Connections stay open.
@@ -265,7 +269,7 @@ class Broker:
     async def _release(self, end: int) -> bool:
         """Returns whether retention may delete the log before physical offset `end` (bytes).
 
-        A master first stores again what timers and POP still need of that part.
+        A master first stores again the messages and records before `end` that timers and POP still need.
         """
         return await self.timers.release(end) and await self.pop.release(end)
 

@@ -1,6 +1,6 @@
 """Chooses the messages of a pull's answer from queue entries, and checks that the records read are the chosen ones.
 
-Knows queue entries (`ha.protocol.store_files.ENTRY`) and the start of records; does no I/O.
+Knows the formats of queue entries (`ha.protocol.store_files.ENTRY`) and of a record's first fields; does no I/O.
 
 Source: DefaultMessageStore.getMessage.
 """
@@ -27,8 +27,11 @@ class WrongEntryError(Exception):
 
 
 class Limits(NamedTuple):
-    """Limits of an answer: messages and bytes, though a single message may have more bytes; and the range of the log,
-    [`log_start`, `log_end`), in physical offsets.
+    """Limits of one answer, and the range of the log from which messages can be chosen.
+
+    count_max: maximum number of messages.
+    bytes_max: maximum size of all messages together; the first message may be larger.
+    log_start, log_end: physical offsets of the start and the end of the log.
     """
 
     count_max: int
@@ -55,7 +58,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     def check(self, body: bytes, queue_id: int) -> None:
         """Checks that `body` is the concatenation of the chosen records.
 
-        Raises WrongEntryError for the first one that does not state the size, queue id and offsets of its entry.
+        Raises WrongEntryError for the first record whose size, queue id or offsets differ from those of its entry.
         """
         at = 0
         place_of = RECORD_PLACE.unpack_from
@@ -66,7 +69,8 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
     @staticmethod
     def joined(messages: Sequence[Wanted]) -> Wanted | None:
-        """The reverse of `split`; None for no messages."""
+        """Returns one `Wanted` for all of `messages`, each of which has one message, as from `split`; None if there are
+        none."""
         if not messages:
             return None
         rows = [(each.queue_offsets[0], each.physical_offsets[0], each.sizes[0]) for each in messages]
@@ -81,8 +85,9 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 class Choice(NamedTuple):
     """The result of `choose`.
 
-    scanned_count: entries, from the first, that were chosen or passed over; the next read starts after them.
-    has_removed: retention deleted the message of one of them.
+    scanned_count: number of entries, from the first one on, that were chosen or skipped; the next read starts after
+    them.
+    has_removed: whether retention has deleted the message of one of these entries.
     """
 
     wanted: Wanted
@@ -95,7 +100,7 @@ def choose(entries: bytes, queue_offset: int, limits: Limits, tags_codes: frozen
     """Chooses messages from `entries`, which start at `queue_offset`, up to the limits: those with a tag hash in
     `tags_codes`, or all if it is None.
 
-    Stops before an invalid entry: one without a size, that overlaps the message before it, or that points beyond the
+    Stops before an invalid entry: its size is not positive, it overlaps the message before it, or it points beyond the
     log. Raises WrongEntryError for it if no message before it was chosen.
     """
     count_max, bytes_max, log_start, log_end = limits

@@ -33,7 +33,7 @@ class Member(msgspec.Struct):
     """One client of a group, on one connection.
 
     seen_at: time of its last heartbeat, by trio's clock.
-    fingerprint: that of its last heartbeat; 0 if it sends none.
+    fingerprint: fingerprint of its last heartbeat; 0 if the heartbeat had none.
     """
 
     client_id: str
@@ -54,7 +54,8 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class ConsumerGroup(msgspec.Struct):
-    """A consumer group with members, in order of arrival. Other fields are from the last heartbeat of any member."""
+    """A consumer group that has members, which are in order of arrival. The other fields are from the last heartbeat of
+    any member."""
 
     members: dict[RemotingConnection, Member] = {}
     subscriptions: dict[str, Subscription] = {}
@@ -97,7 +98,8 @@ class ClientRegistry:
         return self._producers.get(group, {})
 
     def find_producer(self, client_id: str) -> RemotingConnection | None:
-        """The connection of a producer of any group, the latest if there are several; or None.
+        """The connection of the producer with this client id, in any group; of several, the one with the latest
+        heartbeat. None if there is none.
 
         Also None while connections of several accounts claim the client id, as at most one of them is that client.
         """
@@ -132,13 +134,13 @@ class ClientRegistry:
 
         consumers: the consumer groups in the heartbeat that exist here, each with a flag whether to notify its members
         of a change.
-        access_key: the account that signed the heartbeat, if access control is on.
+        access_key: access key of the account that signed the heartbeat; "" without access control.
 
         Returns IS_SUB_CHANGE, by which a client that sends fingerprints decides to send its full subscriptions: True if
-        the heartbeat has no fingerprint, or a consumer group of it was not registered with the same one.
+        the heartbeat has no fingerprint, or one of its consumer groups was not registered with the same fingerprint.
         """
         if connection.is_closed:
-            return False  # it left while its groups were being created; nothing would remove it
+            return False  # closed while its groups were being created: nothing would remove its members
         now = trio.current_time()
         fingerprint = heartbeat.heartbeat_fingerprint or 0
         is_known = fingerprint != 0
@@ -265,7 +267,7 @@ class ClientRegistry:
 
 
 def subscription_body(topic: str, subscription: Subscription) -> SubscriptionData:
-    """A subscription in the form that tools receive."""
+    """Returns a subscription as `SubscriptionData`, the form in which answers contain it."""
     tags: list[str] = []
     if is_tag_type(subscription.expression_type) and subscription.expression.strip() != SUB_ALL:
         tags = [tag for part in subscription.expression.split("||") if (tag := part.strip())]

@@ -3,8 +3,8 @@
 A table may have many thousands of entries, so the event loop only copies it, and a worker encodes the copy.
 
 A crash at any point leaves either the file or the `.bak` intact: new content is written and synced under a third name
-first, and a damaged file never becomes the `.bak`. If the disk is full, the old version stays, and `catch_up` writes
-what `save_when_possible` could not.
+first, and a damaged file never becomes the `.bak`. If the disk is full, the old version stays, and `catch_up` later
+repeats a `save_when_possible` that failed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ConfigFile:
         """Whether only the `.bak` is intact"""
 
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
-        """Returns the decoded file, or else its `.bak`; None if each of them is missing or empty.
+        """Returns the decoded file, or else its `.bak`; None if both are missing or empty.
 
         `decode` raises RemoteProtocolError for damaged content. Raises CorruptLog if only damaged content is found:
         starting with an empty table would overwrite what an operator can still repair.
@@ -108,7 +108,7 @@ class ConfigFile:
             self._pending = copy
 
     async def catch_up(self) -> None:
-        """Writes what `save_when_possible` could not, if there is room by now. Raises DiskFailed."""
+        """Repeats the last `save_when_possible` if it could not write the file. Raises DiskFailed."""
         if self._pending is not None:
             await self.save_when_possible(self._pending)
 

@@ -44,7 +44,7 @@ class ConfigTable(ABC, Generic[Config]):
     """Configurations by name. Each subclass has a `load`, to be called before use."""
 
     kind: str
-    """What is configured, as log events name it"""
+    """Kind of configuration, as log events and remarks name it: topic, group or user"""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ConfigTable(ABC, Generic[Config]):
         self.journal: Journal | None = None
         """Collects changes for the log of a failover group; None outside a group"""
         self._unlogged: dict[str, int] = {}
-        """Name -> number of records with it that are being written"""
+        """Name -> number of its changes that are being written to the group's log"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
 
@@ -134,15 +134,18 @@ class ConfigTable(ABC, Generic[Config]):
                 self._saved_number = number
 
     async def wait_written(self, *names: str) -> None:
-        """Waits until no change of `names` is being written. A request that then reads and changes them without a
-        checkpoint in between overwrites no change that it has not seen."""
+        """Waits until no change of `names` is being written.
+
+        If a request then reads and changes them without a checkpoint in between, it can't overwrite another request's
+        change that it has not seen.
+        """
         while self.journal is not None and not self._unlogged.keys().isdisjoint(names):
             await self.journal.logged()
 
     async def _unchanged(self) -> str:
         """Waits until all earlier changes are acknowledged by the group; returns why they may be lost, or "".
 
-        For a request to change a configuration to what it already is. Returns "" at once outside a failover group.
+        For requests whose configuration is the same as the present one. Returns "" at once outside a failover group.
         """
         return "" if self.journal is None else (await self.journal.logged()).fault
 

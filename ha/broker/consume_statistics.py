@@ -79,8 +79,8 @@ class ConsumeStatistics:
     # ---- topics
 
     async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 202: the bounds of each queue, the store time of its last message, and the put rate of the last
-        minute."""
+        """Request 202: the bounds of each queue, the store time of its last message, and the topic's put rate in the
+        last minute (messages per second); TOPIC_NOT_EXIST if there is no such topic."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -262,11 +262,11 @@ class ConsumeStatistics:
         return _body(command, {"consumeTimeSpanSet": spans})
 
     async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 308: the lowest committed offset of any group in each queue; MAX_VALUE if `compareGroup` has a lower
-        one.
+        """Request 308: for each queue, the lowest committed offset of any group; Long.MAX_VALUE if the offset of
+        `compareGroup` is lower.
 
         Ignores the groups in `filterGroups`, and offsets before the start of the queue. RocketMQ also deletes the
-        offsets of these groups; here a query changes nothing.
+        offsets of the groups in `filterGroups`; here a query changes nothing.
         """
         request = parse_header(CorrectionRequest, command.ext_fields)
         topic, left_out = request.topic, set(request.filter_groups.split(","))
@@ -326,7 +326,7 @@ class ConsumeStatistics:
         return queue_key(topic, self._options.broker_name, queue_id)
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
-        """False only for a group that is online and not subscribed to the topic."""
+        """Returns False only for an online group that has subscriptions, but none to the topic."""
         members = self._clients.consumer_group(group)
         return members is None or not members.subscriptions or topic in members.subscriptions
 

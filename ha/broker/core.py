@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BrokerCore(msgspec.Struct, frozen=True, kw_only=True):
-    """Passed to each family of requests (`processor.Family`) and each background service of one broker."""
+    """The shared parts of one broker, passed to each family of requests (`processor.Family`) and background service."""
 
     options: BrokerOptions
     store: MessageStore
@@ -27,7 +27,7 @@ class BrokerCore(msgspec.Struct, frozen=True, kw_only=True):
     puts: PutService
     world: World
     guard: AclGuard | None = None
-    """Set if access control is on"""
+    """Checks the rights of requests; None if access control is off"""
 
     def own_message(self, topic: str, body: bytes, properties: bytes = b"") -> Message:
         """Returns a message for queue 0 of a system topic, with this broker as its born host and the current time as

@@ -45,9 +45,10 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
-"""Minimum and maximum back-off between attempts to read or put a message."""
+"""Minimum and maximum back-off between attempts to read or put a message, in seconds."""
 CLOCK_STEP_S_MIN = 0.05
-"""Initial resolution of a `StoreClock`: smaller changes of the difference between the clocks are not recorded."""
+"""Initial resolution of a `StoreClock` in seconds: smaller changes of the difference between the clocks are not
+recorded."""
 CLOCK_STEP_COUNT_MAX = 4096
 """Maximum number of differences that a `StoreClock` keeps."""
 
@@ -61,7 +62,7 @@ class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Delivery(PutRequest, kw_only=True, gc=False):
-    """The put of one delayed message. `queue_offset`: that of the delayed message in its level's queue."""
+    """The put of one delayed message. `queue_offset`: the message's position in the queue of its level."""
 
     queue_offset: int
 
@@ -79,7 +80,8 @@ class StoreClock:
         self._step_s = CLOCK_STEP_S_MIN
 
     def note(self, first_offset: int, ahead_s: float) -> None:
-        """Records the difference for messages from queue offset `first_offset` on, if it changed by the resolution.
+        """Records the difference for messages from queue offset `first_offset` on, unless it changed by less than the
+        resolution.
 
         To keep at most CLOCK_STEP_COUNT_MAX differences, drops every other one and doubles the resolution.
         """
@@ -105,7 +107,12 @@ class StoreClock:
 
 
 class _Level:
-    """One level while `serve` runs. `known_from`: queue offset of the first message that arrived since it started."""
+    """State of one delay level while `serve` runs.
+
+    delay_ms: the level's delay; None if messageDelayLevel no longer has the level.
+    known_from: queue offset of the first message that arrives after the start of `serve`.
+    ahead_s: seconds by which store times were ahead of trio's clock at the start of `serve`.
+    """
 
     def __init__(self, level: int, delay_ms: int | None, known_from: int, ahead_s: float) -> None:
         self.level = level
@@ -201,7 +208,7 @@ class DelayService:
             try:
                 await self._store.flusher.flush()
             except DiskFailed:
-                return  # the store ends the process for it
+                return  # the store ends the process because of this error
         await self._offsets.save(log.flushed_offset.value)
 
     def _mark(self) -> bool:

@@ -1,10 +1,10 @@
 """Delivery progress of delay levels and timer messages: config/delayOffset.json, which slaves copy (request 45).
 
-The file, and what slaves are sent, must not run ahead of the delivered copies: if the offset survived a power loss or
-the loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the
-end of the log at that time, and the newest state whose mark is flushed (or replicated) is written (or sent). RocketMQ
-sends the newest state. In a failover group the table is in the log itself (journal.py), where its records follow the
-copies that they count. Source: ScheduleMessageService (encode, decode, persist).
+The file and the answers to slaves must not be ahead of the delivered copies: if an offset survived a power loss or the
+loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the end of
+the log at that time. The file gets the newest state whose mark is flushed, slaves get the newest one whose mark is also
+replicated; RocketMQ sends the newest state. In a failover group the table is in the log itself (journal.py), where its
+records follow the copies that they count. Source: ScheduleMessageService (encode, decode, persist).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class DelayOffsetTable:
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
         self.rocketmq_timers: tuple[int, int] | None = None
-        """Timer progress of the RocketMQ master that this slave copies: messages of the timer topic before a queue
-        offset that are due by a time (ms) were delivered. Used only by retention; a slave that becomes master delivers
-        all of them again"""
+        """Timer progress of the RocketMQ master that this slave copies, as (queue offset, time in ms): the master has
+        delivered the messages of the timer topic before this offset that are due by this time. None if unknown. Used
+        only by retention; a slave that becomes master delivers these messages again"""
 
     async def load(self, log_end: int) -> None:
         """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged.
@@ -81,7 +81,7 @@ class DelayOffsetTable:
 
     @property
     def table(self) -> Mapping[int, int]:
-        """All levels that ever delivered a message; read-only."""
+        """Level -> queue offset of the next message, for levels that ever delivered one; read-only."""
         return self._table
 
     def adopt(self, table: Mapping[int, int], log_end: int) -> None:

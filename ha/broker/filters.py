@@ -1,9 +1,9 @@
 """Message filters of consumers: tags, or an SQL92 condition on properties; and request 46 CHECK_CLIENT_CONFIG.
 
-The FILTER_COUNT_MAX most recently used conditions are kept compiled, and so are the errors of invalid ones. A condition
+The FILTER_COUNT_MAX most recently used conditions are cached in compiled form, an invalid one as its error. A condition
 is compiled when a pull first needs it, not at the heartbeat; clients ask in advance (request 46) whether the broker
-accepts theirs. A pull with an invalid condition is refused. RocketMQ delivers every message instead if the pull itself
-contains the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
+accepts their condition. A pull with an invalid condition is refused. RocketMQ delivers every message instead if the
+pull itself contains the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ha.store.consume_queue import ConsumeQueue
 
 SQL92 = "SQL92"
 FILTER_COUNT_MAX = 256
-"""Maximum number of conditions that are kept, for all brokers of the process."""
+"""Maximum number of cached conditions, for all brokers of the process together."""
 
 _UNLIMITED = 1 << 62
 """Passed as the limits of a read that scans messages: the consumer's limits are for the messages that it selects."""
 
 
 class Selection(msgspec.Struct, frozen=True, gc=False):
-    """Which messages a consumer wants: those whose properties `is_wanted` selects or, if it is None, those with a tag
-    hash in `tags_codes` (None: all).
+    """Selects the messages that a consumer gets: those whose properties satisfy `is_wanted` or, if it is None, those
+    with a tag hash in `tags_codes`. Selects all messages if both are None.
     """
 
     tags_codes: frozenset[int] | None = None
@@ -55,8 +55,9 @@ class Filters:
     def select(self, expression: str | None, expression_type: str | None, *, is_registered: bool) -> Selection:
         """Returns the selection of an expression.
 
-        `is_registered`: the expression is from a heartbeat, not from the pull itself; an error then has another code.
-        Raises RefusedError for an invalid expression, or a type that this broker does not support.
+        `is_registered`: whether the expression is from a heartbeat, not from the pull itself; an invalid condition is
+        then refused with FILTER_DATA_NOT_EXIST instead of SUBSCRIPTION_PARSE_FAILED. Raises RefusedError for an invalid
+        expression, or a type that this broker does not support.
         """
         try:
             if is_tag_type(expression_type):
@@ -103,7 +104,7 @@ class Filters:
 def _compiled(expression: str) -> Predicate:
     """Returns the predicate of an SQL92 expression. Raises FilterSyntaxError."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
-        return compile_filter(expression)  # refuses it; not kept, as it may take 256 KiB
+        return compile_filter(expression)  # raises; not cached, as it may take 256 KiB
     found = _compiled_or_fault(expression)
     if isinstance(found, str):
         raise FilterSyntaxError(found)

@@ -49,13 +49,15 @@ from ha.store.dispatch import Arrival
 logger = logging.getLogger(__name__)
 
 LINGER_S = 0.1
-"""Maximum time from the first change to its record, while no request waits for it."""
+"""Maximum time in seconds that the first change waits for further ones before it is written, unless a request waits for
+its outcome."""
 GAP_S = 0.005
-"""Pause after each write."""
+"""Pause after each write, in seconds; changes made meanwhile share the next record."""
 PAUSE_S = 0.5
-"""Time before the next attempt after a record could not be stored."""
+"""Time in seconds before the next attempt after a record could not be stored."""
 UNREADABLE_S = 1.0
-"""Time before the next attempt to read a record that can't be read, unless the damage of the log changes earlier."""
+"""Time in seconds before the next attempt to read a record that can't be read, unless the damage of the log changes
+earlier."""
 RECORD_BYTES_MAX = 128 * 1024
 """Maximum bytes of a record's body, unless a single entry is larger. Lower if maxMessageSize or segments are small."""
 SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
@@ -70,7 +72,11 @@ them waits for it
 
 
 class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of the records that this broker wrote since its start, and the position of the replica."""
+    """Counters of the records that this broker wrote since its start, and the state of its replica.
+
+    position: position of the last record of the log that the replica contains.
+    is_whole: whether the tables come from the log alone.
+    """
 
     record_count: int
     snapshot_count: int
@@ -103,7 +109,8 @@ class GroupLog:
         self._reader = BatchReader(store)
         self._replica = Replica(TablesState())
         self._promised = LogPosition()
-        """The last record that the tables had while this broker was master, and that is or may be acknowledged"""
+        """Position of the last record that the tables contained while this broker was master, and that is or may be
+        acknowledged"""
         self.is_copy = False
         """Whether the tables were copied from a master since the start"""
         self._reading = trio.Lock()
@@ -127,7 +134,7 @@ class GroupLog:
         core.standing.subscribe(self._on_standing)
 
     def statistics(self) -> GroupLogStatistics:
-        """A snapshot of the counters."""
+        """Returns the current counters and the state of the replica."""
         return GroupLogStatistics(
             record_count=self._record_count,
             snapshot_count=self._snapshot_count,
@@ -138,7 +145,7 @@ class GroupLog:
 
     @property
     def position(self) -> LogPosition:
-        """The last record of the log that the replica contains."""
+        """Position of the last record of the log that the replica contains."""
         return self._replica.reported_position
 
     @property
@@ -171,7 +178,7 @@ class GroupLog:
         self._replica = await read_back(self._store, loaded)
         await self._read_on()
         for section in loaded.foreign:
-            # The store was used outside its group after the log's records: that state counts until the next snapshot.
+            # The store was used outside its group after these records: the file's state applies until a snapshot.
             for field in SECTION_FIELDS[section]:
                 setattr(self._replica.state, field, getattr(loaded.state, field))
             self._replica.mark_incomplete()
@@ -400,7 +407,7 @@ class GroupLog:
         self._snapshot_count += 1
         self._snapshot_bytes, self._bytes_since = self._part_bytes, 0
         last = self._log.segments[-1]
-        # A snapshot that crosses the end of a segment is repeated, unless half a segment is too small for it.
+        # A snapshot that crosses the end of a segment is repeated, unless it takes half a segment or more.
         is_small = self._snapshot_bytes < self._log.segment_size // 2
         self._snapshot_segment = self._snapshot_began if is_small else last.start
         if self._snapshot_segment >= last.start:

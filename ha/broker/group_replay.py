@@ -1,4 +1,4 @@
-"""Finds where to start reading the tables after a start, or after the log was truncated: at the files, or a snapshot.
+"""Finds the state from which the tables are rebuilt at a start or after a truncation of the log: files, or a snapshot.
 
 A file states the last record that it contains. The file is valid if the log has this record, with the same epoch and
 physical offset: then everything before it is the same, too. If the log ends before that record, or continued
@@ -35,9 +35,10 @@ ENTRY_COUNT = 4096
 
 
 class LoadedTables(msgspec.Struct, kw_only=True):
-    """The content of the files.
+    """The tables as loaded from their files.
 
-    positions: the last record that each table contains; without tables whose file is missing or states none.
+    positions: position of the last record that each table contains; tables whose file is missing or states no position
+    are left out.
     foreign: tables whose files were written outside the group: they state no position, and are not a `.bak`.
     """
 
@@ -47,11 +48,11 @@ class LoadedTables(msgspec.Struct, kw_only=True):
 
 
 async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
-    """Returns the tables to which the log's records after their position have to be applied.
+    """Returns the tables with the position after which the log's records have to be applied to them.
 
-    That is the content of the files if all of them are valid and not older than the newest complete snapshot, otherwise
-    empty tables before this snapshot. Without a snapshot it is the content of the files, in which offsets beyond the
-    ends of queues are lowered if a file is ahead of the log. Raises OSError.
+    If all files are valid and not older than the newest complete snapshot, the tables are those of the files; otherwise
+    they are empty, and the position is before this snapshot. If the log has no snapshot, they are those of the files,
+    in which offsets beyond the ends of queues are lowered if a file is ahead of the log. Raises OSError.
     """
     queue = store.queues.get(TABLES_TOPIC, 0)
     positions = list(loaded.positions.values())
@@ -81,7 +82,8 @@ async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
 
 
 async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
-    """Whether the log contains the record at `position`; True for one before the first record. Raises OSError."""
+    """Whether the log contains the record at `position`. Also True if `position` is before the first record. Raises
+    OSError."""
     if position.queue_offset < 0:
         return True
     queue = store.queues.get(TABLES_TOPIC, 0)
@@ -95,7 +97,8 @@ async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
 
 
 def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
-    """Whether the queue still has the record at `position`. True if retention deleted it, or its place is not known."""
+    """Whether the queue still has the record at `position`. Also True if retention has deleted the record, or
+    `position` states no physical offset."""
     if position.queue_offset < queue.min_offset or position.physical_offset < 0:
         return True
     entries = queue.read(position.queue_offset, 1)

@@ -1,7 +1,7 @@
-"""Applies and makes the records of a failover group's log: topics, groups, offsets, progress of delay levels, users.
+"""Creates and applies the records of a failover group's tables: topics, groups, offsets, delay level progress, users.
 
 No I/O. `TablesState` is the result of all records up to one of them; `Replica` follows the log and switches to a
-complete snapshot; `pack` makes records of bounded size. The format: ha/protocol/group_records.py.
+complete snapshot; `pack` creates records of bounded size. The format: ha/protocol/group_records.py.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def changed_sections(record: TablesRecord) -> Iterator[str]:
 class Replica:
     """The tables according to the log, updated record by record.
 
-    `is_whole`: they come from the log alone. Before the first complete snapshot they are the state passed to
+    `is_whole`: whether they come from the log alone. Before the first complete snapshot they are the state passed to
     `__init__` plus the records since.
     """
 
@@ -136,7 +136,7 @@ class Replica:
     def take(self, record: TablesRecord, position: LogPosition) -> bool:
         """Applies the next record of the log, at `position`.
 
-        Returns True if it completes a snapshot that differs from the state, which the snapshot replaces.
+        Returns True if the record completes a snapshot that differs from the state; the snapshot then replaces it.
         """
         self.position = position
         self.state.apply(record)

@@ -33,7 +33,7 @@ def _read_table(content: bytes) -> GroupTable:
 
 
 class SubscriptionGroups(ConfigTable[GroupConfig]):
-    """The group table. `load` before use."""
+    """The table of consumer groups. Call `load` before use."""
 
     kind = "group"
 
@@ -130,7 +130,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
 
 
 def _with_modes(group: GroupConfig, before: GroupConfig | None) -> GroupConfig:
-    """`group` with the request modes that it had before, unless it states them."""
+    """Returns `group` with the request modes of `before` added, except those that `group` states itself."""
     attributes = {} if before is None else before.attributes
     modes = {key: value for key, value in attributes.items() if key.startswith(REQUEST_MODE_PREFIX)}
     return msgspec.structs.replace(group, attributes={**modes, **group.attributes}) if modes else group

@@ -36,7 +36,7 @@ from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC
 
 
 class Verdict(Enum):
-    """What to do with an open half message."""
+    """Action for an open half message."""
 
     WAIT = "nothing: it is too young, and so are all later ones"
     KEEP = "store it again, as its immunity has not ended"
@@ -47,10 +47,11 @@ class Verdict(Enum):
 def judge(
     properties: dict[str, str], age_ms: int, *, timeout_ms: float, check_times_max: int, reserved_ms: float
 ) -> Verdict:
-    """Returns what to do with an open half message that was born `age_ms` ago, by its producer's clock.
+    """Returns the action for an open half message that was born `age_ms` ago, by its producer's clock.
 
     Gives up a message after `check_times_max` checks, or if it is older than `reserved_ms`, as retention may delete it.
-    `timeout_ms`: minimum age for a check. A negative age, of a producer whose clock is ahead, is enough for a check.
+    `timeout_ms`: minimum age for a check. A message with a negative age, as the producer's clock is ahead, is checked
+    at once, unless it has CHECK_IMMUNITY_TIME_IN_SECONDS.
     """
     if _number(properties, TRANSACTION_CHECK_TIMES) >= check_times_max or age_ms > reserved_ms:
         return Verdict.GIVE_UP
@@ -102,7 +103,7 @@ def _moved(record: MessageRecord, topic: str, properties: bytes) -> Message:
 def question(
     record: MessageRecord, copy: Message, *, queue_offset: int, physical_offset: int, broker_name: str, host: bytes
 ) -> RemotingCommand:
-    """Returns request 39, which checks half message `record`, whose `copy` is stored at the given offsets.
+    """Returns request 39, with which a producer checks half message `record`, stored again as `copy` at these offsets.
 
     `host`: this broker's address, as `encode_host` returns it. Raises ValueError as `real_message` does.
     """

@@ -1,9 +1,9 @@
-"""State of the half messages in RMQ_SYS_TRANS_HALF_TOPIC: which are ended, and before which queue offset all are.
+"""State of half messages in RMQ_SYS_TRANS_HALF_TOPIC: which are ended, and the queue offset before which all are ended.
 
-An op message in RMQ_SYS_TRANS_OP_HALF_TOPIC, tag d, lists ended half messages by queue offset: 5.x writes several, each
-followed by a comma, 4.9 a single bare one. A half message that stays open after a check is stored again at the end of
-its queue; ending it by an earlier offset ends its latest copy. Source: TransactionalMessageServiceImpl,
-TransactionalMessageUtil.
+An op message in RMQ_SYS_TRANS_OP_HALF_TOPIC, tag d, lists ended half messages by queue offset: RocketMQ 5.x writes
+several offsets, each followed by a comma; 4.9 writes a single one without a comma. A half message that stays open after
+a check is stored again at the end of its queue; ending it by an earlier offset ends its latest copy. Source:
+TransactionalMessageServiceImpl, TransactionalMessageUtil.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class HalfWindow:
     def move(self, offset: int, to: int) -> list[int]:
         """Records that the half message at `offset` was stored again at `to`; returns [].
 
-        If it was ended meanwhile, ends the copy and returns what `end` returns. Beyond MOVED_COUNT_MAX, forgets the
-        oldest copy: ending its original no longer ends it.
+        If it was ended meanwhile, ends the copy and returns what `end` returns. With more than MOVED_COUNT_MAX copies,
+        forgets the oldest one: ending its original then no longer ends this copy.
         """
         was_ended = self.is_ended(offset)
         self._mark(offset)
@@ -119,7 +119,7 @@ class HalfWindow:
 
 
 class OpReads:
-    """Progress in the op queue, and where this broker, or the next master, starts reading it again."""
+    """Progress in the op queue, and the queue offset from which this broker, or the next master, reads it again."""
 
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset
@@ -128,7 +128,7 @@ class OpReads:
         the range ends)"""
 
     def note(self, next_offset: int, last_half: int) -> None:
-        """Records that the ops before `next_offset` were read.
+        """Records that the op messages before `next_offset` were read.
 
         `last_half`: highest queue offset of the half messages that they end, or -1 if they end none.
         """
@@ -143,8 +143,8 @@ class OpReads:
             )
 
     def needed_from(self, half_start: int) -> int:
-        """Queue offset of the first op message that may end half messages from `half_start` on. Forgets the ops
-        before."""
+        """Queue offset of the first op message that may end half messages from `half_start` on. Forgets the op messages
+        before it."""
         reads = self._reads
         while reads and reads[0][1] < half_start:
             reads.popleft()

@@ -28,8 +28,8 @@ from ha.remoting import RemotingConnection
 from ha.store.dispatch import Arrival
 
 STALE_COUNT_MIN = 64
-"""Ended holds stay in the heap of deadlines. It is rebuilt without them when it has more entries than twice the number
-of holds plus STALE_COUNT_MIN."""
+"""Minimum number of ended holds in the heap of deadlines before it is rebuilt without them. It is rebuilt when it has
+more entries than twice the number of current holds plus STALE_COUNT_MIN."""
 
 
 class Hold(msgspec.Struct, eq=False, kw_only=True):

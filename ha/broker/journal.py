@@ -93,14 +93,14 @@ class Journal:
             waiter(NO_MASTER)
 
     def topic(self, name: str, config: TopicConfig | None, version: DataVersion) -> None:
-        """Adds a new or changed topic; None: a deleted one."""
+        """Adds a new, changed or deleted (None) topic."""
         if self.is_open:
             self._topics[name] = config
             self._versions[0] = version
             self.some.set()
 
     def deleted_topics(self, before: Mapping[str, int], version: DataVersion) -> None:
-        """Adds topics whose messages before a physical offset are deleted."""
+        """Adds deletions of messages. `before`: topic -> physical offset before which its messages are deleted."""
         if self.is_open:
             self._deleted_topics.update(before)
             self._versions[0] = version
@@ -130,7 +130,7 @@ class Journal:
             self.some.set()
 
     def offsets_removed(self, key: str) -> None:
-        """Adds the removal of all offsets of `key`."""
+        """Adds the removal of all offsets of `key`: "topic@group"."""
         if self.is_open:
             self._offsets.pop(key, None)
             self._removed[key] = None
@@ -192,7 +192,7 @@ class Journal:
     def take(self, size_max: int) -> list[TablesRecord]:
         """Removes all changes and returns them as records of about `size_max` bytes. Call `settle` with their outcome.
 
-        Without changes, there is one record if a request waits for the acknowledgement of earlier ones.
+        Without changes, returns one empty record if a request waits for the acknowledgement of earlier changes.
         """
         configs = self._topics, self._deleted_topics, self._groups
         view = TablesView(*configs, self._offsets, self._delays, self._users, *self._versions)
@@ -211,7 +211,7 @@ class Journal:
         newer changes replaced them meanwhile. Topics, groups and users are not, as their requests fail.
         """
         if not self.is_open or epoch != self.epoch:
-            return  # the waiters have been called
+            return  # `close` has called the waiters
         self._is_settled = logged.status is PutStatus.PUT_OK
         removed_since = self._removed
         self._removed = dict(removed_since)

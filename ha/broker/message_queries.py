@@ -1,8 +1,9 @@
 """Requests for single messages: 12 QUERY_MESSAGE by key or unique key, 33 VIEW_MESSAGE_BY_ID by physical offset.
 
 The key index contains hashes only, so each record that it names is checked. An answer is one frame: if not all messages
-fit, it has the newest (RocketMQ sends a frame that no client can read). 33 with a topic only returns messages of that
-topic, which access control relies on; RocketMQ does not compare. Source: QueryMessageProcessor.
+fit, it contains the newest ones (RocketMQ sends a frame that no client can read). Request 33 with a topic returns a
+message only if it is of that topic, which access control relies on; RocketMQ does not compare the topics. Source:
+QueryMessageProcessor.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ UNIQUE_KEY_COUNT_MAX = 32
 ANSWER_SIZE_MAX = 15 * 1024 * 1024
 """Maximum bytes of records in one answer, unless a single record is larger; a frame has at most 16 MiB."""
 DISPATCH_WAIT_S = 2.0
-"""Maximum time that `is_in_queue` waits for the dispatch of a record; clients wait 3 s or longer for an answer."""
+"""Maximum time in seconds that `is_in_queue` waits for the dispatch of a record; clients wait at least 3 s for an
+answer."""
 
 
 class MessageQueries:
@@ -117,11 +119,12 @@ async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[
 
 
 async def is_in_queue(store: MessageStore, record: MessageRecord) -> bool:
-    """Whether the queue that a record names has it, once it is dispatched. Raises RefusedError if too many files are
-    open.
+    """Returns whether the queue that a record names has an entry for it. Waits at most DISPATCH_WAIT_S until the record
+    is dispatched. Raises RefusedError if too many files are open.
 
-    Checked before access to a record depends on its topic, if a client chose its offset: a message body may contain
-    what looks like the start of a record of any topic, whose rest is the records that follow in the log.
+    Call this before granting access to a record because of its topic, if a client chose the physical offset. Otherwise
+    a client could read other topics: a message body can contain a forged start of a record of any topic, whose size
+    covers the records that follow in the log.
     """
     log = store.log
     with trio.move_on_after(DISPATCH_WAIT_S):
@@ -134,8 +137,8 @@ async def is_in_queue(store: MessageStore, record: MessageRecord) -> bool:
 
 
 RECORD_SIZE_MAX = FRAME_SIZE_MAX
-"""Maximum bytes of a record that is read by its offset. Clients choose the offset, and a message body may contain what
-looks like the head of a record of any size."""
+"""Maximum bytes of a record that is read by its offset. Clients choose the offset, and a message body can contain a
+forged head of a record of any size."""
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:

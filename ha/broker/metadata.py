@@ -1,4 +1,4 @@
-"""Requests of slaves and tools for whole tables: 21, 43, 201, and 907 GET_BROKER_HA_STATUS."""
+"""Requests of slaves and tools for whole tables (21, 43, 201), and for the replication state (907)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MetadataProcessor:
         }
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 21: every topic."""
+        """Request 21: every topic's configuration."""
         return await self._copy(command, self._topics.snapshot())
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -59,12 +59,12 @@ class MetadataProcessor:
     async def _copy(
         self, command: RemotingCommand, table: TopicConfigTable | ConsumerOffsets | GroupTable
     ) -> RemotingCommand:
-        """Answers with a table, which a worker encodes; in a failover group it states its position in the log."""
+        """Answers with a table, which a worker encodes; in a failover group it contains the table's log position."""
         table.log_position = self._tables.log_position
         return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 907: the replication state: a master's slaves, or a slave's link."""
+        """Request 907: the replication state: a master's slaves, or a slave's connection to its master."""
         ha = None if self._standing.is_slave else self._ha
         info = HARuntimeInfo(master=ha is not None)
         if ha is not None:

@@ -1,6 +1,7 @@
-"""Requests about consumer offsets and the bounds of queues: 14, 15, 29, 30, 31, 32. Offsets are queue offsets.
+"""Requests about consumer offsets and the bounds of queues: 14 QUERY_CONSUMER_OFFSET, 15 UPDATE_CONSUMER_OFFSET, 29
+SEARCH_OFFSET_BY_TIMESTAMP, 30 GET_MAX_OFFSET, 31 GET_MIN_OFFSET, 32 GET_EARLIEST_MSG_STORETIME.
 
-Sources: ConsumerManageProcessor, AdminBrokerProcessor.
+All offsets are queue offsets (entries). Sources: ConsumerManageProcessor, AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -49,17 +50,19 @@ class OffsetProcessor:
         }
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 14: the committed offset.
+        """Request 14: returns the offset that a group has committed in a queue.
 
-        Without one, the answer is 0 if the queue never had a message, or if its first message has offset 0 and is at
-        most `access_in_memory_bytes_max` before the log's end. Otherwise, and always with setZeroIfNotFound=false, it
-        is QUERY_NOT_FOUND (22). For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for
-        the queue's end; the group misses a message that arrives in between.
+        Without a committed offset, the answer is 0 if the queue exists and never had a message, or if its first message
+        has offset 0 and lies at most `access_in_memory_bytes_max` before the end of the log. Otherwise, and always with
+        setZeroIfNotFound=false, the answer is QUERY_NOT_FOUND (code 22). For an empty queue, RocketMQ 4.9 answers 0,
+        too. 5.x answers QUERY_NOT_FOUND, after which a client asks for the queue's end and misses a message that
+        arrives in between.
 
-        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses 29 and 30, and 14 if
-        it has no offset: after the answer QUERY_NOT_FOUND a consumer would start at the end. A 4.9 client treats the
-        refusal like QUERY_NOT_FOUND, and then sends 29 or 30. A former master also refuses 14 for offsets that it has,
-        while they may be older than those that it answered as master (`Tables.are_behind`).
+        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses requests 29 and 30,
+        and also request 14 if it has no offset: after QUERY_NOT_FOUND a consumer would start at the queue's end. A 4.9
+        client treats the refusal like QUERY_NOT_FOUND, and then sends request 29 or 30. A former master also refuses
+        request 14 for offsets that it has, while they may be older than those that it answered as master
+        (`Tables.are_behind`).
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -98,7 +101,7 @@ class OffsetProcessor:
         journal = self._offsets.journal
         is_answered = journal is not None and not command.flag & FLAG_ONEWAY
         if journal is not None and is_answered:
-            # A slave also accepts a oneway commit, and sends it to its master. Losing one only repeats messages.
+            # A slave also accepts a oneway commit, and sends it to its master. If it is lost, messages are repeated.
             if not journal.is_open:
                 return command.reply(ResponseCode.SYSTEM_BUSY, "only the master of this group takes commits")
             if journal.is_crowded:
@@ -132,7 +135,8 @@ class OffsetProcessor:
         return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
 
     async def earliest_store_time(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 32: store time of the queue's first message in ms; -1 if it has none."""
+        """Request 32: store time of the queue's first message, in ms since the epoch; -1 if the queue is empty or does
+        not exist, or if the message is damaged."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         timestamp_ms = -1

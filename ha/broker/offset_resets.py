@@ -1,7 +1,8 @@
-"""Request 222 INVOKE_BROKER_TO_RESET_OFFSET: moves a consumer group to a time, or to an offset of one queue.
+"""Request 222 INVOKE_BROKER_TO_RESET_OFFSET: resets a consumer group's offsets in a topic to a point in time, or its
+offset in one queue to a given value.
 
-The broker moves the group itself, as in RocketMQ 5: it commits the offset, ignores commits of members until they notice
-the reset, and answers the next pull of each queue PULL_OFFSET_MOVED with the new offset. With
+The broker resets the offsets itself, as in RocketMQ 5: it commits the new offset of each queue, ignores commits of
+members until the group's next pull of the queue, and answers that pull with PULL_OFFSET_MOVED and the new offset. With
 useServerSideResetOffset=false it asks the members to reset (request 220), as in 4.9; without members, the request
 fails. Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
 """
@@ -44,8 +45,8 @@ class OffsetResets:
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 222: answers with the group's new offset in each queue that is reset. Raises RefusedError on a
-        slave."""
+        """Request 222: answers with the group's new offset in each queue that is reset. Raises RefusedError on a slave
+        and, in a failover group, if the new offsets may be lost."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
         refuse_on_slave(self._standing, "Can not reset offset in slave broker")
         topic = self._topics.get(request.topic)

@@ -1,13 +1,14 @@
 """Committed offsets of consumer groups, kept in config/consumerOffset.json. Offsets are queue offsets, in entries.
 
 Offsets committed to a slave are marked: they take precedence over lower offsets of the master, which gets them with the
-slave's next sync (`SlaveSync`). RocketMQ's slave always copies its master's offsets, and groups receive messages
-again: apache/rocketmq#1094. The marks are kept in takenOffsets.json, so that a slave can restart while its master is
-down. A slave that reaches its master at its start drops them, since a group may have been reset in between.
+slave's next sync (`SlaveSync`). RocketMQ's slave always copies its master's offsets, and groups receive messages again:
+apache/rocketmq#1094. The marks are kept in takenOffsets.json, so that a slave can restart while its master is down. A
+slave that reaches its master at its start drops them, since a group may have been reset in between.
 
-The file is written every `flush_consumer_offset_interval_s` if something changed, and at shutdown. A crash loses later
-commits, and consumers read those messages again. In a failover group commits are records of the group's log
-(journal.py), and answered by the master once the record is acknowledged. Source: ConsumerOffsetManager.
+A changed table is written to consumerOffset.json every `flush_consumer_offset_interval_s`, and at shutdown. A crash
+loses the commits since the last write, and consumers read their messages again. In a failover group commits are records
+of the group's log (journal.py), and the master answers a commit once its record is acknowledged. Source:
+ConsumerOffsetManager.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerOffsetTable:
-    """The offset table. `load` before use, `save` periodically and at shutdown."""
+    """The committed offsets by group, topic and queue. Call `load` before use, `save` periodically and at shutdown."""
 
     def __init__(
         self,
@@ -62,9 +63,10 @@ class ConsumerOffsetTable:
         self.on_removed: Callable[[str | None, str | None], None] = lambda topic, group: None
         """Called with (topic, None) or (None, group) when the offsets of a topic or of a group were deleted"""
         self.on_reset: Callable[[str, str, int, int], None] = lambda group, topic, queue_id, offset: None
-        """Called after a reset"""
+        """Called after a reset with the group, topic, queue id and new queue offset"""
         self.file_position: LogPosition | None = None
-        """Position of the loaded file in the group's log, if the file states it"""
+        """Position in the group's log up to which the loaded file has the changes, as the file states; None if it
+        states none"""
 
     async def load(self) -> None:
         """Reads the files. Raises CorruptLog if both a file and its `.bak` are damaged."""
@@ -83,7 +85,7 @@ class ConsumerOffsetTable:
             self._are_local_commits_dirty = bool(marks)  # a master's own table is authoritative
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The committed offset, or None."""
+        """The group's committed queue offset in a queue; None if there is none."""
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
@@ -101,8 +103,9 @@ class ConsumerOffsetTable:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Commits an offset. Lower offsets are accepted too: a consumer may go back.
 
-        Returns False for a new group and topic beyond `offset_key_count_max`. Between a `reset` and its `take_reset`,
-        commits are ignored and True is returned, as in 5.x: the consumer has not noticed the reset yet.
+        Returns False if the group has no offsets in the topic yet and the table is full (`offset_key_count_max` pairs
+        of group and topic). Between a `reset` and its `take_reset`, commits are ignored and True is returned, as in
+        5.x: the consumer has not noticed the reset yet.
         """
         key = f"{topic}@{group}"
         if self._resets and self._pending_reset(key, queue_id) is not None:
@@ -127,9 +130,9 @@ class ConsumerOffsetTable:
         return True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Moves a group to `offset` in one queue. The group's next pull gets the offset (`take_reset`).
+        """Sets a group's offset in one queue to `offset`. The group's next pull gets the offset (`take_reset`).
 
-        Returns False for a new group and topic beyond `offset_key_count_max`.
+        Returns False if the offset can't be stored, as `commit`.
         """
         key = f"{topic}@{group}", queue_id
         self._resets.pop(key, None)
@@ -175,14 +178,12 @@ class ConsumerOffsetTable:
         self.on_removed(topic, group)
 
     def clone(self, source: str, target: str, topic: str) -> bool:
-        """Copies the offsets of group `source` in a topic to group `target`.
-
-        Returns False for a new group and topic beyond `offset_key_count_max`.
-        """
+        """Copies the offsets of group `source` in a topic to group `target`. Returns False if one can't be stored, as
+        `commit`."""
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
-        """Merges a master's offsets into the table. Kept are offsets that only this broker has, and those committed to
+        """Merges a master's offsets into the table. Keeps offsets that only this broker has, and offsets committed to
         this slave that are higher than the master's."""
         self._merge(offsets.offset_table)
 
@@ -202,13 +203,13 @@ class ConsumerOffsetTable:
 
     @property
     def table(self) -> Mapping[str, dict[int, int]]:
-        """All offsets by topic@group; read-only."""
+        """All committed offsets: topic@group -> queue id -> queue offset; read-only."""
         return self._table
 
     async def logged(self) -> str:
         """Waits until all earlier commits are acknowledged; returns why they may be lost, or "".
 
-        Returns "" without a failover group, where the next `save` writes them.
+        Outside a failover group, returns "" at once: the next `save` writes the commits.
         """
         return "" if self.journal is None else (await self.journal.logged()).fault
 
@@ -221,7 +222,8 @@ class ConsumerOffsetTable:
         self._merge(table)
 
     def follow(self, removed: Iterable[str], changes: Mapping[str, Mapping[int, int]]) -> None:
-        """Applies the next record of the group's log."""
+        """Applies the next record of the group's log: removes the offsets with the keys `removed` (topic@group), then
+        merges `changes` (topic@group -> queue id -> queue offset)."""
         for key in removed:
             self._table.pop(key, None)
             for mark in [mark for mark in self._local_commits if mark[0] == key]:
@@ -231,8 +233,11 @@ class ConsumerOffsetTable:
 
     def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
         """Called when this broker becomes master: logs offsets committed to it as a slave, and lowers offsets beyond
-        the end of their queue. `beyond` yields the queues of a topic that end before the committed offset, and their
-        ends."""
+        the end of their queue.
+
+        `beyond` is called with a topic and a group's offsets by queue id; it yields the id and the end of each queue
+        that ends before the group's offset.
+        """
         for key, queue_id in self._local_commits:
             offset = self._table.get(key, {}).get(queue_id)
             if offset is not None and self.journal is not None:
@@ -262,14 +267,15 @@ class ConsumerOffsetTable:
         return found
 
     def drop_local_commit(self, commit: UpdateConsumerOffsetRequest) -> None:
-        """Removes the mark of `commit`, which the master has; a newer commit of the same queue stays marked."""
+        """Removes the mark of `commit`, which the master has accepted or refused; a newer commit of the same queue
+        stays marked."""
         key = f"{commit.topic}@{commit.consumer_group}", commit.queue_id
         if self._local_commits.get(key) == commit.commit_offset:
             del self._local_commits[key]
             self._are_local_commits_dirty = True
 
     def on_master_contact(self, *, is_reachable: bool) -> None:
-        """Called with whether the master is reachable.
+        """Called after each attempt to reach the master, with the result.
 
         The first call decides about marks loaded from the file: they are dropped if the master is reachable, and kept
         otherwise.
@@ -280,14 +286,15 @@ class ConsumerOffsetTable:
         self._restored = set()
 
     def snapshot(self) -> ConsumerOffsets:
-        """A copy of the table: the body of the answer to request 43, and the content of the file."""
+        """A copy of the table: the body of the answer to request 43, and the content of consumerOffset.json."""
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
-        """Writes the files that changed, later if the disk is full. In a failover group `GroupLog` writes the table.
+        """Writes the files that changed; if the disk is full, once there is room. In a failover group `GroupLog` writes
+        the table.
 
-        The log is flushed first: offsets of POP follow its records, and must not be ahead of them after a power loss.
-        Raises DiskFailed.
+        Flushes the log first: offsets that POP commits depend on records in the log (pop_log.py), and must not be ahead
+        of them after a power loss. Raises DiskFailed.
         """
         if self._change_count > self._saved_count and self.journal is None:
             offsets, count = self.snapshot(), self._change_count

@@ -1,5 +1,5 @@
-"""Writes op messages, which record which half messages are ended; half messages that end at about the same time share
-one.
+"""Writes op messages, which record which half messages are ended. Half messages that end at about the same time share
+one op message.
 
 A rollback that has to be answered is written at once, and answered when its op message is in the log. Other ends are
 written LINGER_S after the first of them (RocketMQ 5.x: at most 3 s), or as soon as OFFSET_COUNT_MAX are pending. Half
@@ -39,8 +39,8 @@ _PROPERTIES = encode_properties({WAIT: "true", TAGS: OP_TAG})
 
 
 class OpWriter:
-    """Writes what is passed to `add`, in order. Run `serve` while the broker is a master, `write_all` at
-    shutdown."""
+    """Writes op messages for the half messages passed to `add`, in their order. Run `serve` while the broker is a
+    master, and call `write_all` at shutdown."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
@@ -51,7 +51,8 @@ class OpWriter:
         self._log = LimitedLog(logger)
 
     def add(self, offsets: Sequence[int], waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
-        """Queues ended half messages (queue offsets) for an op message; `waiting` is answered once that is written."""
+        """Queues ended half messages (queue offsets) for an op message. `waiting`: a connection and its request, which
+        is answered once the op message is written."""
         self._pending.update(dict.fromkeys(offsets))
         while len(self._pending) > PENDING_COUNT_MAX:
             del self._pending[next(iter(self._pending))]
@@ -72,7 +73,7 @@ class OpWriter:
             connection.reply(command, command.reply(code, remark))
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Writes until cancelled."""
+        """Writes queued op messages until cancelled."""
         task_status.started()
         while True:
             await self._some.wait()

@@ -29,10 +29,11 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """RocketMQ 5.x's inSyncReplicas keys. Without them (None in BrokerOptions), a SYNC_MASTER waits for any one slave,
     as in 4.9.
 
-    in_sync_replicas: nodes, this one included, that must have a message before it is answered PUT_OK (inSyncReplicas).
-    min_in_sync_replicas: nodes, this one included, that must be in sync before anything is appended
+    in_sync_replicas: number of nodes, this one included, that must have a message before it is answered PUT_OK
+    (inSyncReplicas).
+    min_in_sync_replicas: number of nodes, this one included, that must be in sync before anything is appended
     (minInSyncReplicas).
-    all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
+    all_in_sync: whether to wait for every slave in sync instead of a number (allAckInSyncStateSet).
     """
 
     in_sync_replicas: int = 1
@@ -133,6 +134,6 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     authentication_enabled: bool = False
     authorization_enabled: bool = False
     initial_users: tuple[UserConfig, ...] = ()
-    """Created by a master if they don't exist; their representation shows no password"""
+    """Users that a master creates at its start if they don't exist; their representation hides the password"""
     keeps_tables_in_log: bool = False
     """Whether topics, groups, offsets and users are records of the log, as in a failover group (group_log.py)"""

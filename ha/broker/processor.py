@@ -1,8 +1,8 @@
 """Routes requests to their handlers by request code.
 
-Of the requests of a chunk, the sends are handled first and together, then acknowledgements of popped messages, then
-pops, and then all other requests one at a time, in their order. RocketMQ has a thread pool per kind of request and
-guarantees no order between them either.
+Of the requests that a connection delivers at once (a chunk), the sends are handled first and together, then
+acknowledgements of popped messages, then pops, and then all other requests one at a time, in their order. RocketMQ has
+a thread pool per kind of request and guarantees no order between them either.
 """
 
 from __future__ import annotations
@@ -171,5 +171,5 @@ def _serve(
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """RocketMQ's answer to an unknown code, including the leading blank."""
+    """Returns RocketMQ's answer to an unknown request code; its remark begins with a blank, as in RocketMQ."""
     return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

@@ -186,7 +186,7 @@ class PullProcessor:
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
         code = read.status.response_code(asked_offset)
         if code is ResponseCode.PULL_OFFSET_MOVED and self._keeps_offsets:
-            return ResponseCode.PULL_RETRY_IMMEDIATELY  # what this broker serves may lag behind
+            return ResponseCode.PULL_RETRY_IMMEDIATELY  # consumers may have read later offsets at another broker
         return code
 
     def _answer(
@@ -241,7 +241,8 @@ class PullProcessor:
         return self.holds.add(hold)
 
     def _hold_again(self, hold: PullHold, next_offset: int) -> bool:
-        """Holds a pull again whose condition on properties selected no message; False if it must be answered."""
+        """Holds a pull again if it has a condition on properties, which selected no message; returns False if the pull
+        must be answered."""
         if hold.selection.is_wanted is None or trio.current_time() >= hold.deadline:
             return False
         queue = self._store.queues.get(hold.topic, hold.queue_id)
@@ -252,7 +253,7 @@ class PullProcessor:
         return self.holds.add(again)
 
     async def _resume(self, hold: PullHold) -> None:
-        """Reads again for a hold that was woken or reached its deadline, and answers it."""
+        """Reads again for a hold that was woken or reached its deadline; answers it, or holds it again."""
         request = hold.request
         group = self._groups.get(request.consumer_group)
         if group is None:

@@ -66,8 +66,8 @@ class PutService:
         standing: Standing | None = None,
         sync_state: Callable[[], SyncStateRule | None] | None = None,
     ) -> None:
-        """`sync_state`: returns the rule of a failover group's current term, or None if there is none at present;
-        itself None without failover."""
+        """`sync_state` returns the rule of a failover group's current term, or None while there is none. Pass None
+        without failover."""
         self._standing = fixed_standing(options) if standing is None else standing
         self._store = store
         self._log = store.log
@@ -84,10 +84,10 @@ class PutService:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
-        """Runs the task that drains a blocked queue until the block ends. The task is shielded from cancellation, so
-        that puts in the block's cleanup are served, too.
+        """Runs the task that drains a blocked queue, for the duration of the `async with` block. The task is shielded
+        from cancellation, so that puts during the cleanup of the block's body are served, too.
 
-        Puts still queued when the block ends are answered SERVICE_NOT_AVAILABLE. Raises DiskFailed.
+        Puts still queued at the end of the block are answered SERVICE_NOT_AVAILABLE. Raises DiskFailed.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run)
@@ -181,7 +181,7 @@ class PutService:
             await self._drained.park()
 
     def drain_soon(self) -> None:
-        """Wakes the task of `serve`, which drains the queue in its next step, with what is queued until then."""
+        """Wakes the task of `serve`, which drains the queue in its next step, including puts queued until then."""
         self._wanted.unpark_all()
 
     def drain(self) -> None:
@@ -214,8 +214,8 @@ class PutService:
             self._refuse(admitted[count:], Cause.STOPPING, STOPPING)
 
     async def _unblock(self) -> None:
-        """Waits for what the first queued request needs; if no segment can be added, answers this request with the
-        failure."""
+        """Waits until the first queued request can be appended: until a truncation has ended, or a segment is added. If
+        no segment can be added, answers this request with the failure."""
         log = self._log
         if log.appends_are_held:
             await log.wait_appends_allowed()
@@ -286,7 +286,7 @@ class PutService:
             done: list[PutRequest] = []
             for request in requests:
                 if request.status is _OK and request.waits:
-                    request.messages = ()  # the log has them; bodies of several seconds would be hundreds of megabytes
+                    request.messages = ()  # the log has them; else all bodies in flight would stay in memory
                     waiting.append(request)
                 else:
                     done.append(request)

@@ -15,13 +15,16 @@ from ha.protocol.record import Message
 class PutRequest(msgspec.Struct, kw_only=True):
     """One put: its messages, and later its outcome. Callers that need more to answer a put subclass it.
 
-    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied when it begins
-    to wait for a flush or a slave.
+    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied when the put
+    begins to wait for a flush or a slave.
     on_done: called once, with all requests that have the same `on_done` and are done at the same time.
-    waits: False for WAIT=false: answered once appended.
-    frees_space: accepted on a nearly full disk, because retention can delete a segment once it is stored.
+    waits: whether the answer waits for a flush and slaves; False for messages with WAIT=false, which are answered once
+    appended.
+    frees_space: whether the put is accepted on a nearly full disk, because retention can delete a segment once it is
+    stored.
     status, remark: the answer; the remark states the cause of any status but PUT_OK.
-    results: the log's AppendResult of each message, also if the append failed; empty if the put was refused before it.
+    results: the log's AppendResult of each message, also if the append failed; empty if the put was refused before the
+    append.
     next_offset: physical offset of the end of its last record, up to which the log must be flushed and acknowledged; -1
     if not stored.
     """

@@ -61,7 +61,7 @@ class QueueLocks:
         return lock[0] if lock is not None else None
 
     def has_locks(self, group: str) -> bool:
-        """Whether clients hold queues of a group: it consumes in order."""
+        """Whether clients hold queues of a group, which means that the group consumes in order."""
         self._drop_expired()
         return any(holding == group for holding, _ in self._locks)
 

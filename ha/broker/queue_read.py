@@ -31,7 +31,7 @@ from ha.store.files import is_passing
 from ha.store.mapped_file import RunBlocking
 
 RepairEntry = Callable[["ConsumeQueue", int], Awaitable[bool]]
-"""Rewrites the entry at a queue offset from the log; returns False if that is impossible or it was correct."""
+"""Rewrites the entry at a queue offset from the log; returns False if that is impossible or the entry was correct."""
 
 Span = tuple[int, memoryview | bytes]
 """A physical offset, and the bytes of the log from there on."""
@@ -122,7 +122,8 @@ class QueueReader:
         self._corrects_offsets = corrects_offsets
         self._repair_entry = repair_entry
         self.interrupted_at = -math.inf
-        """Trio time of the last read that failed only for the moment: too many files are open"""
+        """Time (Trio's clock) of the last read that failed temporarily, because too many files were open; -inf if none
+        did"""
 
     async def read(
         self,
@@ -179,7 +180,8 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead | None:
-        """As `read`, or None if that has to wait: something is not in memory, or has to be repaired."""
+        """Like `read`, but returns None if `read` would have to wait: the entries or messages are not in memory, or
+        have to be repaired."""
         outside = self._outside(queue, queue_offset)
         if outside is not None:
             return outside
@@ -287,7 +289,8 @@ class QueueReader:
 
 
 async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted | None, bytes]:
-    """Reads the chosen messages except those damaged beyond repair; returns those read (None: none) and their records.
+    """Reads the chosen messages except those damaged beyond repair; returns the messages read (None if there are none)
+    and their records.
 
     Raises DamagedBytes if one may still be repaired. Raises WrongEntryError if a record read is not the one that its
     entry names.
@@ -326,9 +329,9 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
 
 
 def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span], cached_max: int = 0) -> int | None:
-    """Adds to `spans` the bytes of `wanted` from physical offset `begin` on, up to the first that is not in memory; at
-    most about `cached_max` of them may be read from the page cache. Returns the physical offset of the first byte that
-    is missing, or None if all were added."""
+    """Adds to `spans` the bytes of `wanted` from physical offset `begin` on, up to the first byte that is not in
+    memory; at most about `cached_max` bytes may be read from the page cache. Returns the physical offset of the first
+    missing byte, or None if all were added."""
     at: int | None = begin
     end = wanted.physical_offsets[-1] + wanted.sizes[-1]
     while at is not None:
@@ -363,7 +366,8 @@ def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: in
     """Physical offset of the end of a read that begins at physical offset `begin`, within message `number`: the end of
     the last message that is read with it.
 
-    At most `gap_max` bytes lie between two of them, and the read has at most `size_max` bytes unless it is one message.
+    At most `gap_max` bytes lie between two messages of the read, and it has at most `size_max` bytes unless it is one
+    message.
     """
     places, sizes = wanted.physical_offsets, wanted.sizes
     end = places[number] + sizes[number]

@@ -103,7 +103,8 @@ class RecallProcessor:
             handle = decode_recall_handle(request.recall_handle)
         except RemoteProtocolError as error:
             raise RefusedError(illegal, str(error)) from None
-        # Java drops an empty last word. Without a key, the recall itself would be delivered.
+        # The key may be empty: RocketMQ's parser drops an empty last field, so that such a handle is invalid there. A
+        # recall without a key would itself be delivered as a message.
         refuse_if("" if handle.unique_key else "recall handle is invalid", illegal)
         refuse_if("" if handle.topic == topic else "recall failed, topic not match", illegal)
         refuse_if("" if handle.broker_name == options.broker_name else _UNAVAILABLE, illegal)

@@ -36,7 +36,7 @@ def refuse_on_slave(standing: Standing, remark: str) -> None:
 
 
 def check_stores(standing: Standing) -> None:
-    """Raises RefusedError while this broker may not store."""
+    """Raises RefusedError while this broker may not store messages."""
     refusal = standing.why_not_stored()
     if refusal:
         raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
@@ -45,8 +45,10 @@ def check_stores(standing: Standing) -> None:
 def check_right(
     guard: AclGuard | None, connection: RemotingConnection, command: RemotingCommand, topic: str, right: int
 ) -> None:
-    """Raises RefusedError if there is access control, and the account of an admitted request lacks `right` on a topic
-    that only the handler knows."""
+    """Raises RefusedError if access control is enabled and the account of an admitted request lacks `right` on `topic`.
+
+    For a topic that is not named in the request, so that admission could not check it.
+    """
     if guard is not None:
         try:
             guard.check(connection, command, topic, right)

@@ -102,17 +102,18 @@ class NameServerState(msgspec.Struct, kw_only=True):
     registered_count: int = 0
     failed_count: int = 0
     last_registered_at: float | None = None
-    """Time of the last success (Trio's clock)"""
+    """Time of the last success (Trio's clock); None before the first"""
     registered_id: int = -1
-    """Broker id under which it is registered there; -1 if none, or while it is not known which one"""
+    """Broker id under which the name server has this broker; -1 if it has none, or while the id is unknown"""
     tried_revision: int = -1
-    """The revision of topics and role in the last attempt."""
+    """The revision of topics and role in the last attempt; -1 before the first."""
     other_address: str = ""
-    """Address of another broker registered under this one's name and id; "" if there was none for two periods."""
+    """Address of another broker registered under this one's name and id; "" if none was found for two periods."""
     other_seen_at: float = -math.inf
-    """Time at which it was last found (Trio's clock)"""
+    """Time at which the broker at `other_address` was last found (Trio's clock); -inf if none was found"""
     looked_at: float
-    """Time at which another broker with this name and id was last looked up, or this one started (Trio's clock)"""
+    """Time of the last lookup of another broker with this name and id, at first of this broker's start (Trio's
+    clock)"""
 
 
 class NameServerRegistration:
@@ -226,7 +227,7 @@ class NameServerRegistration:
     async def _look_for_another(self, address: str, state: NameServerState) -> None:
         """Looks up whether another broker has this one's name and id, and logs changes.
 
-        Raises what `invoke` raises. An unusable answer is ignored.
+        Raises the errors of `RemotingClient.invoke`. Ignores an unusable answer.
         """
         name, broker_id, now = self._identity.broker_name, self._standing.broker_id, trio.current_time()
         state.looked_at = now
@@ -292,7 +293,7 @@ class NameServerRegistration:
         return state.registered_id == standing.broker_id and (standing.is_slave or standing.has_lease)
 
     def _table(self) -> TopicConfigTable:
-        """The topics; with failover, their data version differs in each term."""
+        """Returns the topics to register. With failover, their data version differs in each term."""
         table, epoch = self._topics(), self._standing.epoch
         if not self._standing.can_be_replaced:
             return table

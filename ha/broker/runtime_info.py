@@ -1,9 +1,9 @@
 """Requests about the broker itself: 28 returns runtime statistics, 26 and 25 return and check its configuration, 906
 returns its replication addresses.
 
-The answer to request 28 is RocketMQ's table of strings. What halog does not have is omitted (put latencies) or has the
-equivalent value: queues of thread pools are empty, as requests are handled where they are read; sends "in the queue"
-are those waiting for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
+The answer to request 28 is RocketMQ's table of strings. Figures that halog does not have are omitted (put latencies) or
+replaced by an equivalent: queues of thread pools are empty, as requests are handled where they are read; sends "in the
+queue" are those waiting for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection, RequestHandler
 
 VERSION_TEXT = "V5_3_3"
-"""The name of VERSION_DEFAULT."""
+"""RocketMQ's name for the version number VERSION_DEFAULT."""
 
 
 class RuntimeInfo:
@@ -48,7 +48,7 @@ class RuntimeInfo:
         self._initial_max_offset = core.store.log.max_offset.value
         self.describe: Callable[[], Mapping[str, str]] = dict
         self.own_addresses: Callable[[], Mapping[str, str]] = dict
-        """Addresses to report, by name, for dashboards; RocketMQ has none of them."""
+        """Returns the addresses to report, by name, for dashboards; RocketMQ reports none of them."""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -119,7 +119,7 @@ class RuntimeInfo:
         return found
 
     async def _earliest_ms(self) -> int:
-        """Store time of the first message in the log; -1 if there is none."""
+        """Store time of the first message in the log, in ms since the epoch; -1 if there is none."""
         found, _ = await find_record(self._store, self._store.log.min_offset)
         return -1 if found is None else found[1].store_timestamp_ms
 
@@ -138,8 +138,8 @@ class RuntimeInfo:
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 906: the addresses of this master, for RocketMQ's replicas. No addresses from a slave, or if the
-        request states some: halog's slaves get their master from name servers."""
+        """Request 906: returns the addresses of this master, for RocketMQ's replicas. Returns none on a slave, or if
+        the request states an address: halog's slaves get their master from name servers."""
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)

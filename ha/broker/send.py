@@ -37,13 +37,14 @@ from ha.store.record_maker import AppendResult
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 _GATHERED_FROM = 4
-"""Minimum number of sends in flight on other connections at which, outside a turn of the poller, the put service
-appends those of several connections together, in the next step of the event loop: one append per connection would
+"""Minimum number of sends in flight on other connections at which, outside a turn of the poller, the sends of several
+connections are appended together in the next step of the event loop. With one append per connection, the appends would
 dominate the cost."""
 
 
 class _Chunk:
-    """The sends of one chunk of a connection, which arrived at `began`. They are in flight until answered."""
+    """The sends that were read from a connection at once, at time `began` (Trio's clock). They count as in flight until
+    they are answered."""
 
     __slots__ = ("_began", "_connection", "_processor")
 
@@ -69,7 +70,7 @@ class _Chunk:
 
 
 class SendProcessor:
-    """Answers sends."""
+    """Answers send requests: checks them, and puts their messages."""
 
     def __init__(self, core: BrokerCore, queue_locks: QueueLocks) -> None:
         options = core.options
@@ -83,9 +84,11 @@ class SendProcessor:
         self.ack_times = Histogram()
         """Seconds from the arrival of a send to its response, for sends that reached the put service, stored or not"""
         self.on_answered: Callable[[float, float, Sequence[PutRequest]], None] | None = None
-        """Called for sends answered together, with their arrival, the current time (trio clock), and the puts"""
+        """Called when sends are answered together, with the time of their arrival, the current time (both Trio's
+        clock), and their puts; None: not called"""
         self.not_master_count = self.flow_control_count = 0
-        """Number of sends refused because this broker may not store, and because too many are in flight"""
+        """`not_master_count`: number of sends refused because this broker may not store messages; `flow_control_count`:
+        because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
         self._store_host = encode_host(options.host, options.port)
         self._usual_answer = self._make_usual_answer()
@@ -194,7 +197,7 @@ class SendProcessor:
             frames.append(encode_command(command.reply(code, remark, dict(self._maker.properties.answered))))
 
     def _answer(self, connection: RemotingConnection, puts: Sequence[Send]) -> None:
-        """Answers finished `puts` with one burst of frames."""
+        """Answers finished `puts`, whose frames are sent together."""
         if connection.is_closed:
             return
         frames: list[bytes] = []

@@ -1,13 +1,13 @@
 """Request 36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
 
 A copy goes to %RETRY%group after a delay level that grows with each retry. It goes to %DLQ%group after the maximum
-number of retries, or at once if the request has a negative delayLevel. The copy waits for no flush and no slave, as its
-property WAIT says, except with failover. Source: AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks
-in its order.
+number of retries, or at once if the request has a negative delayLevel. The copy has the property WAIT=false, and the
+answer waits for no flush and no slave, except with failover. Source: AbstractSendMessageProcessor.consumerSendMsgBack,
+checks and remarks in its order.
 
 With access control, the message must be of a topic that the group may read: its retry topic, a topic that the group's
-consumers subscribe to, or the topic named in the request, which then needs the right. RocketMQ only checks the group: a
-client that knows the offset of any message can copy it into its group's retry topic.
+consumers subscribe to, or the topic named in the request, on which the client then needs the right SUB. RocketMQ only
+checks the group: a client that knows the offset of any message can copy it into its group's retry topic.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class SendBackProcessor:
             properties[DELAY] = "0"
             message.properties = encode_properties(properties)
         else:
-            level = level or max(1, FIRST_RETRY_LEVEL + record.reconsume_times)  # a producer may have set negative ones
+            level = level or max(1, FIRST_RETRY_LEVEL + record.reconsume_times)  # producers may set a negative count
             properties[DELAY] = str(level)
             store_delayed(message, properties, level, self._level_count)
         return message

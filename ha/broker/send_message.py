@@ -1,11 +1,11 @@
-"""From a send request to the messages that are stored: the checks of one send, and where its messages go.
+"""Checks send requests and makes the messages to store, with the topic and queue in which each is stored.
 
 The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessageProcessor.msgCheck) with the codes of 5.x.
 Most remarks begin as RocketMQ's do. Replies (replies.py) share the checks of topic, queue and size.
 
-Delayed messages, timer messages and half messages are stored in another topic first (detour.py). Refused, since nothing
-would deliver them: half messages that are also delayed by level (code 13; RocketMQ discards these when they are due),
-and messages with transaction bits that are not half messages (code 16).
+Delayed messages, timer messages and half messages are stored in another topic first (detour.py). Two kinds of message
+are refused, since nothing would deliver them: half messages that are also delayed by level (code 13; RocketMQ discards
+these when they are due), and messages with transaction bits that are not half messages (code 16).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _V3_4_9 = 121
 
 
 class Send(PutRequest, kw_only=True):
-    """The put of one send, with what its answer needs."""
+    """The put of one send, with the fields that its answer needs."""
 
     command: RemotingCommand
     queue_id: int
@@ -93,10 +93,11 @@ class MessageMaker:
     async def _route_retry(
         self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig
     ) -> tuple[SendMessageRequest, TopicConfig]:
-        """Redirects a message that was retried too often to the dead letters of its group.
+        """Redirects a message in a retry topic to the dead letters of its group if it was retried too often, or if the
+        group consumes in order; otherwise returns `request` and `config` unchanged.
 
-        A consumer of the group that consumes in order has tried often enough before it sends a message here, and the
-        retry would be out of order. (RocketMQ 5: isLockAllExpired.)
+        An orderly consumer retries a message itself before it sends the message back, and another retry would be out of
+        order. (RocketMQ 5: isLockAllExpired.)
         """
         name = request.topic.removeprefix(RETRY_PREFIX)
         group = await self._groups.find_or_create(name)
@@ -165,7 +166,7 @@ class MessageMaker:
             messages = (message,)
             if may_take_detour:
                 recall_handle = self._take_detour(message)
-        command.body = b""  # the message holds it until it is stored, the answer doesn't need it
+        command.body = b""  # the message holds the body until it is stored; the answer doesn't need it
         return Send(
             messages=messages,
             is_batch=is_batch,
@@ -319,8 +320,8 @@ def take_timer(message: Message, properties: dict[str, str], now_ms: int, option
 
 
 def _queue_of_priority(properties: str, config: TopicConfig, queue_id: int) -> int:
-    """Returns the queue of a message's priority in a topic with priorities; `queue_id` if it states none, or if the
-    topic has no queues to write to."""
+    """Returns the id of the queue for a message's priority, in a topic with priorities; `queue_id` if the message
+    states no valid priority, or if the topic has no queues to write to."""
     try:
         priority = parse_int(decode_properties(properties.encode(errors="surrogateescape")).get(PRIORITY, ""))
     except ValueError:

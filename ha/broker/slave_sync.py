@@ -57,7 +57,8 @@ _NOT_YET = (
 
 
 class SlaveSync:
-    """Copies the master's tables. `master_address`: None while unknown."""
+    """Copies the master's tables. `master_address` returns the master's host:port for clients; None while it is
+    unknown."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class SlaveSync:
         self._wake.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Copies until cancelled."""
+        """Copies the tables every `slave_sync_interval_s`, or earlier after `sync_soon`, until cancelled."""
         task_status.started()
         while True:
             self._wake = trio.Event()
@@ -140,8 +141,8 @@ class SlaveSync:
         any offsets at the master.
 
         Other offsets that only this slave has stay. `own`: groups with offsets committed here; they do not count as
-        deleted. No group does unless the master's group table has a higher version counter than this slave's: a master
-        that lost its file of groups counts from the start.
+        deleted. No group counts as deleted unless the version counter of the master's group table is higher than that
+        of this slave's: a master that lost its file of groups counts from the start.
         """
         kept = of_master.offset_table.keys()
         gone: set[str] = set()
@@ -159,7 +160,8 @@ class SlaveSync:
                 continue
             removed = True
         if removed:
-            await self._offsets.save()  # before the groups: after a restart their file still shows which are gone
+            # Before the groups are replaced: after a crash in between, their file still shows which are gone.
+            await self._offsets.save()
 
     async def _copy_delay_offsets(self, address: str) -> None:
         """Copies delay offsets; the master sends none that are ahead of what its slaves have (delay.py)."""
@@ -187,7 +189,8 @@ class SlaveSync:
         return check_point.queue_offset, check_point.read_ms - 1
 
     async def _copy_users(self, address: str) -> str:
-        """Copies users with their policies. Returns "", or why the master sends none: this slave's users then stay."""
+        """Copies users with their policies. Returns "", or why the master sends none; this slave's users stay in that
+        case."""
         try:
             users = _list_of(UserInfo, await self._ask(address, RequestCode.AUTH_LIST_USER))
             acls = _list_of(AclInfo, await self._ask(address, RequestCode.AUTH_LIST_ACL))
@@ -209,8 +212,8 @@ class SlaveSync:
         return ""
 
     async def _hand_on(self, address: str) -> None:
-        """Sends the master the offsets committed here. One that the master accepts, or refuses (for example because it
-        does not know the topic), is not sent again; one whose answer is in `_NOT_YET` is, with the next sync."""
+        """Sends the master the offsets committed here. A commit whose answer is in `_NOT_YET` is sent again with the
+        next sync; others are not, even if the master refused them (for example because it does not know the topic)."""
         for commit in self._offsets.local_commits():
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)

@@ -62,7 +62,7 @@ class Standing:
 
     @property
     def broker_id(self) -> int:
-        """The id to register under at present: 0 for the master."""
+        """Broker id under which to register at present: 0 for the master, `member_id` for a slave."""
         return self.member_id if self.is_slave else MASTER_ID
 
     @property
@@ -93,7 +93,8 @@ class Standing:
     # ---- changes
 
     def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> None:
-        """Starts storing and acknowledging."""
+        """Starts storing and acknowledging puts, as master of the term `epoch` until the lease ends at
+        `acknowledges_until` (Trio's clock)."""
         assert self.can_be_replaced
         assert self.is_slave
         assert epoch >= self.epoch, (epoch, self.epoch)
@@ -102,7 +103,8 @@ class Standing:
         self._notify()
 
     def become_slave(self, epoch: int, reason: str = "") -> None:
-        """Stops storing and acknowledging. `epoch` never decreases."""
+        """Stops storing and acknowledging puts. `epoch` must not be lower than the current one. `reason`: why nothing
+        may be stored, for remarks; by default that this broker is a slave."""
         assert self.can_be_replaced
         assert epoch >= self.epoch, (epoch, self.epoch)
         self.is_slave, self.epoch = True, epoch

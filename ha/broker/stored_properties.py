@@ -73,7 +73,8 @@ class StoredProperties:
         return None if "POP_CK\x01" in text else usual_properties(text, self._suffix, self._unique_id)
 
     def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
-        """The string to store for any property string, whether the message waits, and its unique id.
+        """Returns the string to store for any property string, whether the put waits for a flush and slaves, and the
+        message's unique id.
 
         The string of a batch is appended to each of its messages' own (`join`). A batch without UNIQ_KEY has no id
         (None).
@@ -110,7 +111,8 @@ def join(own: bytes, added: bytes) -> bytes:
 
 
 def _unique_key(text: str, raw: bytes) -> str | None:
-    """Returns the UNIQ_KEY in a property string, given as text and as bytes, that contains "UNIQ_KEY"."""
+    """Returns the value of UNIQ_KEY in a property string that contains this name, given as text and as bytes; None if
+    it is only part of another name or value."""
     at = text.index("UNIQ_KEY\x01")
     end = text.find("\x02", at)
     if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:

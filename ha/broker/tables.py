@@ -57,7 +57,7 @@ class TablesLog(Protocol):
 
     @property
     def position(self) -> LogPosition:
-        """The last record applied to all tables."""
+        """Position of the last record applied to all tables."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class TablesLog(Protocol):
 
 
 class Tables:
-    """All tables, and the broker's standing. `load` before use."""
+    """All tables, and the broker's standing. Call `load` before use."""
 
     def __init__(
         self, store: MessageStore, options: BrokerOptions, world: World, standing: Standing | None = None
@@ -171,9 +171,9 @@ class Tables:
         """Removes the dispatched messages of deleted topics from the queues. Returns "", or why that failed if the disk
         is full. Raises DiskFailed.
 
-        Called again later, for messages that are dispatched after this. The offsets of the deletions must refer to this
-        broker's log: so only on a master, on a slave that has just copied them from its master, and in a failover group
-        once the group's log is applied.
+        Has to be called again later, for messages that are dispatched after this call. The offsets of the deletions
+        must refer to this broker's log. So it may be called on a master, on a slave that has just copied them from its
+        master, and in a failover group once the group's log is applied.
         """
         try:
             await self._store.clear_topics(self.topics.deleted)
@@ -185,7 +185,7 @@ class Tables:
 
     @property
     def log_position(self) -> LogPosition | None:
-        """The last record of the group's log applied to all tables; None without a group."""
+        """Position of the last record of the group's log that is applied to all tables; None without a group."""
         return None if self.group_log is None else self.group_log.position
 
     @property
@@ -220,7 +220,7 @@ class Tables:
             self.group_log.copied()
 
     def view(self) -> TablesView:
-        """The current tables, not copied."""
+        """Returns a view of the current tables, without copying them."""
         return TablesView(
             self.topics.table,
             self.topics.deleted,

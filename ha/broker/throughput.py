@@ -22,14 +22,14 @@ SLICE_COUNT = 6
 
 
 class GroupReads:
-    """Counters of pulls and pops; per group and topic for at most `key_count_max` pairs."""
+    """Counters of pulls and pops, in total and, for at most `key_count_max` pairs, per group and topic."""
 
     def __init__(self, *, key_count_max: int) -> None:
         self._key_count_max = key_count_max
         self.found_count = 0
         """Number of reads of a queue, by pulls and pops, that returned messages"""
         self.missed_count = 0
-        """Number of pulls that returned none"""
+        """Number of pulls that returned no message"""
         self.message_count = 0
         """Number of messages returned by pulls and pops"""
         self._slices: deque[dict[tuple[str, str], int]] = deque([{}], maxlen=SLICE_COUNT + 1)
@@ -37,7 +37,8 @@ class GroupReads:
         self._positions: dict[tuple[str, str], dict[int, int]] = {}
 
     def note(self, group: str, topic: str, queue_id: int, next_offset: int, message_count: int) -> None:
-        """Counts a pull or pop that returned `message_count` messages of a queue, before queue offset `next_offset`."""
+        """Counts a pull or pop that returned `message_count` messages of a queue, the last one before queue offset
+        `next_offset`."""
         self.found_count += 1
         self.message_count += message_count
         key = group, topic
@@ -66,7 +67,7 @@ class GroupReads:
             self._slices.append({})
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Drops a deleted topic or group."""
+        """Drops the read positions of a deleted topic or group."""
         for key in [key for key in self._positions if key[0] == group or key[1] == topic]:
             del self._positions[key]
 
@@ -100,14 +101,15 @@ class Throughput:
         """Totals (messages stored, messages returned to consumers) at midnight of yesterday and of today"""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Samples until cancelled."""
+        """Takes a sample every SAMPLE_INTERVAL_S until cancelled."""
         task_status.started()
         while True:
             self.take_sample()
             await trio.sleep(SAMPLE_INTERVAL_S)
 
     def per_s(self) -> dict[str, str]:
-        """Rates by RocketMQ's names, over each of WINDOWS_S that is complete ("1.5 0.2 0.1")."""
+        """Rates per second by RocketMQ's names. Each is text with one rate for each of WINDOWS_S ("1.5 0.2 0.1"); the
+        rate of a window that is not complete yet is empty."""
         transferred = self._rates(4)
         return {
             "putTps": self._rates(1),
@@ -119,11 +121,11 @@ class Throughput:
         }
 
     def puts_by_day(self) -> DayTotals:
-        """Returns how many messages were stored."""
+        """Returns the totals of messages stored."""
         return DayTotals(self._mornings[0][0], self._mornings[1][0], self._put_count())
 
     def gets_by_day(self) -> DayTotals:
-        """Returns how many messages pulls and pops returned."""
+        """Returns the totals of messages that pulls and pops returned."""
         return DayTotals(self._mornings[0][1], self._mornings[1][1], self._reads.message_count)
 
     def _rates(self, *columns: int) -> str:

@@ -6,9 +6,9 @@ Shortly before an hour begins, `advance` sorts its messages in runs of at most `
 of the first message of each run yields them in the order of their due times.
 
 Cost: 16 bytes per message, about 300 bytes per hour and per run, and about 150 bytes for each of the last `RUN_COUNT`
-messages that were added for the current hour. No call takes longer the more messages are pending, except that
-`lowest_offset`, `drop_before` and `due_counts` visit each hour and each run, and `drop_before` each message of a run
-from which it removes some.
+messages that were added for the current hour. The duration of a call does not grow with the number of pending messages,
+except that `lowest_offset`, `drop_before` and `due_counts` visit each hour and each run, and `drop_before` each message
+of a run from which it removes some.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class TimerIndex:
     def pop_due(self, now_ms: int, count_max: int) -> list[Key]:
         """Removes and returns messages that are due at `now_ms`, in order, at most `count_max`.
 
-        Returns none while `advance` has to sort messages of an hour that has begun. Fewer than are due, if a later hour
-        has begun that `advance` has not made the current one yet.
+        Returns none while `advance` has to sort messages of an hour that has begun. Returns fewer than are due if a
+        later hour has begun that `advance` has not made the current one yet.
         """
         due: list[Key] = []
         end = 2 * now_ms + 2
@@ -231,8 +231,8 @@ class TimerIndex:
         """Returns how many messages are due by the first of the ascending times `ends_ms`, between each two, and after
         the last.
 
-        Exact to the hour: the messages of a later hour count to the first of these times that is at or after its end,
-        those of the current hour to the first time.
+        Exact to the hour: the messages of a later hour are counted for the first of these times at or after the end of
+        the hour, those of the current hour for the first time.
         """
         counts = [0] * (len(ends_ms) + 1)
         counts[0] = self._count

@@ -1,6 +1,6 @@
 """Requests 60 GET_TIMER_CHECK_POINT and 61 GET_TIMER_METRICS: what RocketMQ's slaves copy from their master.
 
-    60  the progress, as far as every slave has the delivered messages, in whole seconds (TimerCheckPoint)
+    60  the progress of delivery up to which every slave has the delivered messages, in whole seconds (TimerCheckPoint)
     61  JSON: the number of pending messages of each topic
 
 For request 61, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages, evenly
@@ -70,7 +70,7 @@ class TimerRequests:
         }
 
     async def check_point(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 60: the delivery progress."""
+        """Request 60: the delivery progress; SYSTEM_ERROR if none is replicated yet."""
         progress = self._replicated_progress()
         if progress is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, "The checkpoint is null: no progress is replicated yet")

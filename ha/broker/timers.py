@@ -103,7 +103,10 @@ class _Delivery(PutRequest, kw_only=True, gc=False):
 
 
 class _AwaitedRecall(msgspec.Struct, gc=False):
-    """A stored recall, due at `due_ms`, whose answer waits until it is in the index."""
+    """A stored recall, due at `due_ms`, whose answer waits until it is in the index.
+
+    is_in_time: whether it was indexed before its message was taken for delivery; None until it is indexed.
+    """
 
     due_ms: int
     indexed: trio.Event
@@ -137,7 +140,7 @@ class TimerService:
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now -> timer code, trio time of the first attempt"""
+        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read the messages in `_unreadable`"""
         self._delivering: dict[int, int] = {}
@@ -181,7 +184,7 @@ class TimerService:
             self._arrived.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Delivers until cancelled."""
+        """Delivers due messages until cancelled."""
         task_status.started()
         self._reset()
         pause_s = PAUSE_S_MIN
@@ -383,7 +386,7 @@ class TimerService:
         if self._recalls:
             self._recalls = {key: due_ms for key, due_ms in self._recalls.items() if due_ms > time_ms}
         if next_due_ms is None or self._indexed_to > self._searched_at + len(self._index) + READ_COUNT_MAX:
-            self._searched_at = self._indexed_to  # the search is linear, so it is repeated only after as many arrivals
+            self._searched_at = self._indexed_to  # a linear search: repeated after as many arrivals as pending messages
             lowest = self._index.lowest_offset
             offsets = [*self._unreadable, self._indexed_to if lowest is None else lowest]
             self._progress.set(FIRST, max(self._progress.get(FIRST), min(offsets)))
@@ -508,7 +511,8 @@ class TimerService:
     # ---- reading
 
     async def _read(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> dict[int, MessageRecord | None]:
-        """Reads messages; None for one that is gone. Leaves out those that can't be read now."""
+        """Reads messages and returns them by queue offset, None for one that is gone. Leaves out those that can't be
+        read now."""
         found: dict[int, MessageRecord | None] = {}
         for start, end in _runs(queue_offsets):
             at = start

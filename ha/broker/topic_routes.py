@@ -30,8 +30,8 @@ class TopicRoutes:
         self._name_servers = name_servers
 
     async def read_queues(self, topic: str) -> Mapping[str, int] | None:
-        """Returns the number of queues to read by broker name; None if no name server answers or knows the topic,
-        or there are more than QUEUE_COUNT_MAX."""
+        """Returns the number of the topic's read queues by broker name; None if no name server answers or knows the
+        topic, or there are more than QUEUE_COUNT_MAX."""
         fields = GetRouteInfoRequest(topic=topic).to_ext_fields()
         for address in self._name_servers[:NAME_SERVER_COUNT_MAX]:
             request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=fields)

@@ -124,7 +124,7 @@ def _apply(changes: Mapping[str, TopicConfig | None], table: dict[str, TopicConf
 
 
 class Topics(ConfigTable[TopicConfig]):
-    """The topic table. `load` before use."""
+    """The topics by name. Call `load` before use."""
 
     kind = "topic"
 
@@ -141,7 +141,7 @@ class Topics(ConfigTable[TopicConfig]):
         self._queues = queues
         self._deleted: dict[str, int] = {}
         self._deleting = trio.Lock()
-        """Serializes `delete_messages` without a journal, so that a failed one undoes no other"""
+        """Serializes `delete_messages` without a journal, so that undoing a failed call does not undo another one"""
         self._deleted_by_master: set[str] = set()
         """Topics that the master of this slave deleted although the log still holds messages of them"""
         self._unsaved: dict[str, TopicConfig | None] = {}
@@ -201,8 +201,8 @@ class Topics(ConfigTable[TopicConfig]):
         return _topic(topic, max(queue.queue_id for queue in found) + 1, Permission.READ) if found else None
 
     async def create_on_send(self, topic: str, default_topic: str, queue_count: int) -> TopicConfig | str:
-        """Returns `topic`, created from the template `default_topic` if it doesn't exist; or the reason why it can't be
-        created.
+        """Returns the configuration of `topic`, created from the template `default_topic` if it doesn't exist; or the
+        reason why it can't be created.
 
         As TopicConfigManager.createTopicInSendMessageMethod: the template must have the inherit permission, which is
         not passed on; the new topic gets the smaller of `queue_count` and the template's write queues.
@@ -222,7 +222,8 @@ class Topics(ConfigTable[TopicConfig]):
         return await self._create(_topic(topic, count, perm & ~Permission.INHERIT))
 
     async def ensure(self, topic: str, queue_count: int) -> TopicConfig | str:
-        """The topic, created with `queue_count` queues if it doesn't exist; or the reason why it can't be created."""
+        """Returns the configuration of `topic`, created with `queue_count` queues if it doesn't exist; or the reason
+        why it can't be created."""
         config = self._table.get(topic) or await self._settled(topic)
         return config or await self._create(_topic(topic, queue_count, _READ_WRITE))
 
@@ -395,7 +396,7 @@ class Topics(ConfigTable[TopicConfig]):
             nonlocal before, after
             content = self.snapshot()
             before = after = self._data_version
-            if self._unsaved:  # a new version, as slaves may copy the table without the changes under the present one
+            if self._unsaved:  # new version: slaves may have copied the table without these changes under this one
                 changes.update(self._unsaved)
                 _apply(changes, content.topic_config_table)
                 after = content.data_version = before.next(self._wall_clock_ms())

@@ -51,8 +51,8 @@ class TransactionEnds:
         return {RequestCode.END_TRANSACTION: self.end}
 
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know
-        yet.
+        """Request 37: commits or rolls back a half message. Sends no answer to a request that does neither, as the
+        producer does not know the outcome yet.
 
         Also returns None for a rollback, which is answered once it is recorded. Raises RefusedError and
         RemoteProtocolError.

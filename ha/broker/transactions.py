@@ -57,9 +57,9 @@ OUTBOX_WAIT_S = 1.0
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start, and the number of open half messages, which is known on the master only.
 
-    unasked_count: stored again for a check, but no producer of the group could be asked: none was connected, read fast
-    enough, or had the permission.
-    dropped_count: could not be read or stored.
+    unasked_count: half messages that were stored again for a check, but no producer of the group could be asked: none
+    was connected, read fast enough, or had the permission.
+    dropped_count: half messages that were dropped, because they could not be read or stored.
     """
 
     open_count: int

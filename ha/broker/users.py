@@ -93,9 +93,9 @@ class Users(ConfigTable[UserConfig]):
     ) -> None:
         """Creates those of `users`, from the configuration, that don't exist, then calls `task_status.started`.
 
-        In a failover group it calls that first, as creating a user waits for the other members, and retries every
-        `RETRY_S`. Otherwise creation fails only at USER_COUNT_MAX, and is not retried: users can be deleted once the
-        broker has started.
+        In a failover group it calls `task_status.started` first, as creating a user waits for the other members, and
+        retries every `RETRY_S`. Otherwise creation fails only at USER_COUNT_MAX, and is not retried: users can be
+        deleted once the broker has started.
         """
         if self.journal is not None:
             task_status.started()

@@ -20,4 +20,4 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     disk: Disk = msgspec.field(default_factory=OsDisk)
     run_blocking: RunBlocking = run_in_thread
     poller: Poller | None = None
-    """Serves requests that need no task; without it, each connection's task does"""
+    """Poller that serves requests which need no task; None: the task of each connection serves them"""

@@ -193,7 +193,7 @@ def _resources(policies: Mapping[str, Sequence[PolicyInfo]], user: str, kind: st
 def import_file(file: Path, /, *, yes: Yes = False, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
     """Create a user with policies for each account of FILE (plain_acl.yml). Existing users stay as they are.
 
-    Lists what users can't express.
+    Lists the settings of FILE that users and policies can't express.
     """
     from ha.acl.conversion import users_of
     from ha.acl.yaml_file import AclFileError, parse_acl_file

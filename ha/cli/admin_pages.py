@@ -93,7 +93,7 @@ class LogDamage(msgspec.Struct, frozen=True):
 
 
 class Scrub(msgspec.Struct, frozen=True):
-    """Repairs of files that are derived from the log."""
+    """Numbers of repairs in files that are derived from the log."""
 
     queue_entries_mended_count: Int64 = 0
     index_rebuilt_count: Int64 = 0

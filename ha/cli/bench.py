@@ -89,7 +89,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     in_flight: int
     is_complete: bool
-    """False after Ctrl-C or SIGTERM"""
+    """Whether the run reached its end; False after Ctrl-C or SIGTERM"""
     sent: int
     """Number of messages that were stored; `errors` counts the failed sends"""
     statuses: dict[str, int]
@@ -99,7 +99,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     megabytes_per_s: float
     latency_ms: dict[str, float]
     histogram: list[tuple[float, int]]
-    """(upper bound of a bucket in ms, number of messages in it)"""
+    """For each bucket: its upper bound in ms, and the number of messages in it"""
     last_remark: str
 
 
@@ -200,7 +200,7 @@ class _Bench:
         if stop.is_set() or (self._count is not None and self._started_count >= self._count):
             return True
         if not self._started_count:
-            return False  # the shortest run sends one
+            return False  # even the shortest run sends one message
         return self._seconds is not None and time.perf_counter() - self._began >= self._seconds
 
     async def _watch(

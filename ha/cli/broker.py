@@ -1,7 +1,7 @@
 """`ha broker …`: adds a broker to a running cluster, and takes one out of it, without a failed send.
 
-A drained broker gets no new messages, and can be stopped once everything that it holds is consumed. Requests: 205 and
-327 of the name servers (mqadmin: wipeWritePerm, addWritePerm).
+Producers no longer send to a drained broker, and it can be stopped once all its messages are consumed. The commands use
+requests 205 and 327 of the name servers (mqadmin: wipeWritePerm, addWritePerm).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WITHOUT_USERS = ("this broker has no users", "is not configured")
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What a broker still holds."""
+    """The messages that a broker still holds, so that it is not drained yet."""
 
     groups: dict[str, int] = {}
     """Consumer group -> number of messages that it has not consumed and acknowledged; for a POP group a lower bound"""
@@ -97,8 +97,8 @@ def drain(
     """Make producers send to other brokers, and wait until everything on this one is consumed.
 
     Repeat it until it succeeds, then stop the broker. It removes the broker's write permission at the name servers, so
-    consumers still read it. The name servers give the permission back when a topic of the broker changes, and when it
-    restarts; while this command waits, it removes it again.
+    consumers still read it. The name servers restore the permission when a topic of the broker changes, and when the
+    broker restarts; while this command waits, it removes the permission again.
 
     Exit codes: 0 drained; 1 not drained within --wait; 2 usage, or no other broker takes messages of a topic; 69 a
     name server or the broker can't be reached.
@@ -162,9 +162,10 @@ async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
 
 
 async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
-    """Checks that each topic which takes messages on this broker takes them on another one, too. Raises UsageError.
+    """Checks that producers can send to another broker, too, for each topic that is writable on this broker.
 
-    Looks at the routes of topics, because a drained broker still has its topics, but takes no messages.
+    Raises UsageError if they can't. Compares the routes at the name servers, because a drained broker still has its
+    topics, but gets no messages.
     """
     others = brokers.keys() - {name}
     configs = await admin.topic_configs(name)
@@ -209,10 +210,11 @@ async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
 
 
 async def _left_of(admin: Admin, group: str, name: str, topic: str | None = None) -> int:
-    """Returns how many messages on a broker a group has not consumed and acknowledged; 0 if it has no offsets there.
+    """Returns the number of messages on a broker that a group has not consumed and acknowledged; 0 if the group has no
+    offsets there.
 
-    For a POP group a lower bound: its offset passes messages when members take them, so its lag does not contain those
-    in flight.
+    For a POP group it is a lower bound: the group's offset passes messages as soon as members receive them, so its lag
+    does not contain messages in flight.
     """
     progress = await admin.consumer_progress(group, topic, broker_names=[name])
     return sum(max(queue.lag, queue.in_flight) for queue in progress.queues)
@@ -253,7 +255,7 @@ def undrain(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_C
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What was created on a broker."""
+    """The topics, groups and users that were created on a broker."""
 
     broker: str
     topics: list[str]
@@ -304,10 +306,10 @@ async def join_broker(admin: Admin, name: str) -> Joined:
 
 
 async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]:
-    """Creates the users that a broker misses, with their policies, and returns their names.
+    """Creates the users that a broker lacks, with their policies, and returns their names.
 
-    Returns none if the other brokers have no users. Raises UsageError if the account may not read users or their
-    passwords.
+    Returns an empty list if the other brokers have no users. Raises UsageError if the account of this command may not
+    read users or their passwords.
     """
     try:
         known = await admin.users(broker_names=others)

@@ -216,7 +216,7 @@ class _Work:
 
     async def _first_offset(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> int:
         if self._start == "last":
-            self._reached[queue] = end  # nothing may be read, and --commit skips the backlog then, too
+            self._reached[queue] = end  # so that --commit skips the backlog even if no message is read
             return end
         if self._start == "committed":
             committed = await consumer.committed_offset(queue)
@@ -273,7 +273,7 @@ class _Member:
         try:
             sys.stdout.buffer.write(_line(message, self._json))
             sys.stdout.buffer.flush()
-        except OSError as error:  # raised here, it would be taken for an error of the message
+        except OSError as error:  # raised here, it would count as a failure to process the message
             self._output_error = error
             self._done.set()
             await anyio.sleep_forever()

@@ -18,7 +18,7 @@ from ha.errors import CertificateUnusable
 from ha.protocol.acl import AclCredentials
 
 SERVERS_NAMES = ("--servers", "--namesrv", "-n")
-"""The flag that names the name servers: -n is mqadmin's"""
+"""Spellings of the flag for the name servers; -n is mqadmin's"""
 
 
 @Parameter(name="*")

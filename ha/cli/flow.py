@@ -31,7 +31,7 @@ class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Time to catch up at the current rates; None: never, or unknown"""
     last_ack_age_s: float | None
     counts: bool
-    """Whether it is in sync; sends to a SYNC_MASTER wait only for such slaves"""
+    """Whether the slave is in sync; sends to a SYNC_MASTER wait only for slaves in sync"""
     why_not: str
 
 
@@ -42,9 +42,9 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     remoting: str
     is_ready: bool | None
-    """None: unknown"""
+    """Whether the node is ready; None: unknown"""
     why_not_ready: str
-    """Why it is not ready, or why that is unknown"""
+    """Why the node is not ready, or why that is unknown"""
     min_offset: int
     max_offset: int
     unflushed_bytes: int | None

@@ -56,7 +56,8 @@ class NamedBroker(Protocol):
 
 
 def user_topics(topics: Iterable[str], brokers: Iterable[NamedBroker]) -> list[str]:
-    """Returns the topics that are not the brokers' own; some of those are named after their broker or cluster."""
+    """Returns the topics that are not the brokers' own: neither system topics, nor those that a broker creates with its
+    own name or its cluster's name."""
     names = {name for broker in brokers for name in (broker.name, broker.cluster, broker.cluster + REPLY_SUFFIX)}
     return [topic for topic in topics if topic not in names and not is_system_topic(topic)]
 

@@ -27,9 +27,9 @@ class NodePages(NamedTuple):
 
     pages: dict[str, Page]
     errors: dict[str, str]
-    """Why nodes and name servers that should respond don't"""
+    """Address -> why a node or name server that should respond doesn't"""
     tried: dict[str, str]
-    """`errors`, and also why name servers and admin ports that need not respond don't"""
+    """`errors`, and the same for name servers and admin ports that need not respond"""
 
 
 def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:

@@ -43,11 +43,11 @@ class Progress(msgspec.Struct, frozen=True):
 
     group: str
     lag: int
-    """Number of messages in all queues, including those in `hidden_lag`"""
+    """Number of messages in all queues that the group has not consumed, including `hidden_lag`"""
     messages_per_s: float
     queues: list[QueueAt]
     hidden_lag: int = 0
-    """Number of messages in retry and system topics, whose queues are shown only with --all"""
+    """Number of messages not consumed in retry and system topics, whose queues are shown only with --all"""
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Standard output that is closed, or whose reader is gone, as in `ha … | head`.
 
-A command that reports a result goes on without its output and ends with its exit code. Commands that print messages or
-records end when nobody reads on.
+A command that reports a result continues without output, and ends with its usual exit code. Commands that print
+messages or records end when their output is no longer read.
 """
 
 from __future__ import annotations

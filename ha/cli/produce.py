@@ -125,7 +125,7 @@ async def _lines_of_stdin() -> AsyncIterator[bytes]:
 
 
 def _nothing() -> None:
-    """Does nothing: there is no progress bar."""
+    """Used instead of advancing a progress bar if there is none."""
 
 
 class _Work:

@@ -44,7 +44,7 @@ def safe(text: str) -> str:
 def safe_json(value: Any) -> bytes:
     """Returns `value` as one line of JSON that is safe for a terminal; escapes don't change what JSON parsers read.
 
-    What is not UTF-8 becomes "?".
+    Characters that can't be encoded as UTF-8 become "?".
     """
     try:
         encoded = msgspec.json.encode(value, enc_hook=str)
@@ -67,11 +67,11 @@ class _PlainConsole(Console):
     """Prints texts literally, also in tables: without markup, and with each line escaped by `safe`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Called by rich for each text."""
+        """Escapes a text; rich calls this for each text."""
         return super().render_str("\n".join(map(safe, text.split("\n"))), **options)
 
     def on_broken_pipe(self) -> None:
-        """Called by rich if the reader is gone."""
+        """Discards further output; rich calls this if the reader of the output is gone."""
         drop_output(self.file.fileno())
 
 
@@ -81,7 +81,7 @@ def output() -> Console:
 
 
 def notices() -> Console:
-    """Returns the console for everything else (standard error)."""
+    """Returns the console for messages other than results (standard error)."""
     return _PlainConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
@@ -110,7 +110,8 @@ def bars() -> Iterator[ShowProgress]:
 
 @contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Shows the SDK's warnings on standard error during the block: for commands that go on when a server is away."""
+    """Shows the SDK's warnings on standard error during the block, for commands that continue while a server can't be
+    reached."""
     logger, handler = logging.getLogger("ha.client"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("ha: %(message)s"))
     handler.setLevel(logging.WARNING)
@@ -123,7 +124,8 @@ def warnings_shown() -> Iterator[None]:
 
 @contextmanager
 def events_shown(name: str) -> Iterator[ShowProgress]:
-    """Shows the log lines of `name` on standard error during the block, and no progress: for services."""
+    """Shows the log lines of the logger `name` on standard error during the block, for services. Yields a function that
+    ignores progress."""
     logger, handler = logging.getLogger(name), logging.StreamHandler()
     handler.setFormatter(TextFormatter())
     level = logger.level

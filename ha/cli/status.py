@@ -152,7 +152,8 @@ def _timers_text(timers: Timers) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """Returns an empty table. In `ha top`, whose lines are as wide as the terminal, no part of a number is cut off."""
+    """Returns an empty table. Long values are wrapped, because numbers must not be cut off in `ha top`, whose lines are
+    as wide as the terminal."""
     return Table(*(Column(name, overflow="fold") for name in columns), box=None)
 
 

@@ -27,7 +27,7 @@ from ha.cli.showing import notices, print_json, safe
 from ha.cli.unreachable import explain_no_node
 
 WAIT_S_MAX = 25.0
-"""Limit of a node's admin port for the `wait_s` of a switchover, in seconds"""
+"""Maximum value of `wait_s`, in seconds, that a node's admin port accepts for a switchover"""
 
 
 class Outcome(msgspec.Struct, frozen=True):

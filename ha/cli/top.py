@@ -108,7 +108,7 @@ class _Poller:
         self._interval_s = interval_s
         self._stop = threading.Event()
         self.readable, self._writable = os.pipe()
-        """Receives one byte per poll"""
+        """Read end of a pipe that receives one byte per poll"""
         self.answers = NodePages({}, {}, {})
         self.failure: Exception | None = None
         """Why polling ended, for example because the token's file was removed"""
@@ -120,7 +120,7 @@ class _Poller:
                 self.answers = self._fetch()
                 os.write(self._writable, b"!")
                 self._stop.wait(self._interval_s)
-        except Exception as error:  # the main thread raises it; here, it would leave the view as it is
+        except Exception as error:  # the main thread raises it; raised here, it would only stop the updates
             self.failure = error
             os.write(self._writable, b"!")
 

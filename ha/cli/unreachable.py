@@ -1,4 +1,4 @@
-"""Explains in one line what could not be reached, and what to do."""
+"""Explains in one line which servers could not be reached, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RESOLVER_ERRORS = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_AGAIN, sock
 
 
 def explain_unreachable(error: ClientError) -> str:
-    """Returns the addresses, the reasons, and the solution if there is an obvious one."""
+    """Returns a message with the addresses that can't be reached, the reasons, and the solution if it is obvious."""
     if not isinstance(error, NameServersUnreachable):
         text = _plain(str(error))
         is_port = isinstance(error, ConnectionFailed) and "can't connect" in error.reason

@@ -1,5 +1,5 @@
-"""The SDK: producers and consumers for halog and RocketMQ brokers, on anyio (asyncio and trio). Never imports the
-server."""
+"""The client SDK: producers, consumers and administration for halog and RocketMQ brokers. Works under asyncio and trio
+(through anyio), and imports no server code."""
 
 from ha.client.admin import Admin, Broker, ConsumerProgress, QueueProgress
 from ha.client.client import Client

@@ -1,7 +1,7 @@
-"""Administration: topics, groups, consumer progress, and messages by key, id or time. Fully typed.
+"""Administers a cluster: topics, consumer groups, users, consumer progress, and messages by key, id or time.
 
-Each broker knows only its own part, so most methods combine the responses of all masters. Sources:
-DefaultMQAdminExtImpl, MQAdminImpl.
+Each broker knows only its own topics, groups and messages, so most methods combine the responses of all masters.
+Sources: DefaultMQAdminExtImpl, MQAdminImpl.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _FOUND_MAX = 64
 _TIME_END_MS = (1 << 63) - 1
 _GROUP = "halog-admin"
 _VERSION_BEFORE_SIGNED_QUERIES = 399
-"""Protocol version sent with queries: brokers with access control expect clients of later versions to sign a field that
-earlier clients, and 4.9 brokers, leave out."""
+"""Protocol version (V4_9_3) sent with QUERY_MESSAGE requests. From clients of later versions, brokers with access
+control expect a signature that includes the field _UNIQUE_KEY_QUERY; 4.9 brokers always leave the field out."""
 
 
 class Broker(msgspec.Struct, frozen=True):
@@ -166,8 +166,9 @@ class Admin(ClientUser):
         """Removes write permission for the queues of a broker set from the routes of all name servers (request 205), so
         that producers send to other broker sets. Returns the number of topics on the broker set.
 
-        Lasts until topics of the broker set change, or `add_write_permission`. The broker itself still accepts
-        messages: producers learn of the change when they next look up routes, by default every 30 s."""
+        The change lasts until the broker set registers changed topics, or `add_write_permission` is called. The broker
+        itself still accepts messages: producers learn of the change when they next look up routes, by default every
+        30 s."""
         return await self._set_write_permission(RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", broker_name)
 
     async def add_write_permission(self, broker_name: str) -> int:
@@ -247,7 +248,8 @@ class Admin(ClientUser):
     async def delete_topic(self, topic: str) -> None:
         """Deletes `topic` on all masters and name servers; its messages become unreachable at once."""
         await self._ask_masters(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
-        # Routes come from the first name server, so the topic can be found until the others have deleted it.
+        # The first name server comes last: clients look up routes there, and find the topic until all others have
+        # deleted it.
         for address in reversed(self._client.name_servers):
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
         self._routes.forget(topic)
@@ -386,15 +388,15 @@ class Admin(ClientUser):
         return sorted(known, key=lambda each: (each.client_id, each.client_addr))
 
     async def running_info(self, group: str, client_id: str) -> RunningInfo:
-        """The running info of one member of a consumer group, which a broker requests from the member. Raises
-        BrokerError if the member is not connected."""
+        """The runtime state of one member of a consumer group: its queues, subscriptions and rates. A broker requests
+        it from the member. Raises BrokerError if the member is not connected."""
         header = RunningInfoRequest(consumer_group=group, client_id=client_id)
         answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return decode_running_info(answer.body)
 
     async def consume_directly(self, group: str, client_id: str, offset_message_id: str) -> ConsumeDirectlyResult:
-        """Makes one member of a consumer group handle the message with this id, independently of its queues. Raises
-        ValueError for an invalid id."""
+        """Makes one member of a consumer group handle the message with this offset message id, whether or not the
+        message's queue is assigned to the member. Raises ValueError for an invalid id."""
         address = _address_in(offset_message_id)
         header = ConsumeDirectlyRequest(consumer_group=group, client_id=client_id, msg_id=offset_message_id)
         answer = await self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
@@ -460,7 +462,8 @@ class Admin(ClientUser):
     ) -> list[ReceivedMessage]:
         """The newest messages of `topic` with `key`, oldest first: up to `max_count` (brokers return at most 64 each).
 
-        Only those stored from `begin` to `end`, both included, exact to a second. Raises RouteNotFound."""
+        Includes only messages stored from `begin` to `end` (both inclusive, to the second); None: no limit. Raises
+        RouteNotFound."""
         found = await self._query(topic, key, begin, end, max_count, is_unique=False)
         same = [message for message in found if key in message.keys]
         return same[max(0, len(same) - max_count) :]
@@ -496,8 +499,7 @@ class Admin(ClientUser):
     ) -> AsyncIterator[ReceivedMessage]:
         """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. Raises RouteNotFound.
 
-        `end` None: up to the last message. Messages stored in a queue after this has begun to read the queue are left
-        out."""
+        `end` None: up to the last message. Messages that arrive in a queue while it is being read are left out."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         for queue in (await self._routes.find(topic)).read_queues:
             last = await self._requests.max_offset(queue)

@@ -2,9 +2,10 @@
 
 A source is all queues of a topic on one broker (`pop_requests.ALL_QUEUES`).
 
-Long-polling pops at all sources would take messages from several of them: those of all responses but the first would be
-held here while their invisible time passes, and a pop that the program cancels would take messages that it never gets.
-So a notification request (200054), which waits but takes nothing, stays in flight at each source, across calls.
+Concurrent long-polling pops would take messages from several sources: those of all responses but the first would have
+to wait here while their invisible time passes, and a cancelled pop could take messages that the program never gets. So
+a notification request (request 200054), which waits but takes no messages, stays in flight at each source, also between
+calls of `wait`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from ha.protocol.bodies import SubscriptionData
 _log = logging.getLogger(__name__)
 
 POLL_S = 15.0
-"""Poll time of a notification request, in seconds."""
+"""Time for which a broker may hold a notification request until a message arrives, in seconds."""
 _PAUSE_S = 1.0
-"""Pause after a failed notification request if there are others, in seconds."""
+"""Pause after a failed notification request, in seconds; none if no other notification request is in flight."""
 
 
 class Arrivals:
@@ -38,7 +39,8 @@ class Arrivals:
         self._tasks = tasks
         self.is_closed = False
         self.postponed: dict[MessageQueue, ClientError | None] = {}
-        """Sources that need not be popped from now, with the error of their last pop or None; see `postpone`"""
+        """Sources not to pop from until their notification request ends, with the error of their last pop, or None if
+        that pop left no messages; see `postpone`."""
         self._watched: set[MessageQueue] = set()
         self._answered = anyio.Event()
         self._turn = anyio.Lock()
@@ -47,7 +49,8 @@ class Arrivals:
         """Sends notification requests to `sources`; returns when one is answered (with or without messages) or fails,
         when `timeout_s` is over, or at `close`.
 
-        Concurrent calls wait one after the other: if one message ended all of them, each would send a pop for it."""
+        Concurrent calls wait one after the other: otherwise one message would end all of them, and each caller would
+        send a pop for it."""
         with anyio.move_on_after(max(0.0, timeout_s)):
             async with self._turn:
                 if self._answered.is_set():
@@ -78,7 +81,7 @@ class Arrivals:
             await self._requests.notify(source, self._subscriptions[source.topic], POLL_S)
         except (ClientError, RemoteProtocolError) as error:
             _log.debug("client.arrivals_unknown source=%s reason=%r", source, str(error))
-            if len(self._watched) > 1:  # the other sources are waited for
+            if len(self._watched) > 1:  # until then `wait` waits for the other sources
                 await anyio.sleep(_PAUSE_S)
         finally:
             self._watched.discard(source)

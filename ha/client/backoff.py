@@ -12,7 +12,8 @@ all return at the same moment."""
 
 
 class Backoff:
-    """The pauses of one operation: PAUSE_S_FIRST, then doubled each time up to `pause_s_max`."""
+    """Computes the pauses between the attempts of one operation: PAUSE_S_FIRST seconds, then doubled each time up to
+    `pause_s_max`."""
 
     def __init__(self, pause_s_max: float = PAUSE_S_MAX) -> None:
         self._pause_s_max = pause_s_max

@@ -7,7 +7,7 @@ and handles rejected batches.
 A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue has at most one
 request in flight, which keeps the order. Any other lane may have one request in flight per broker with queues of the
 topic, and sends a full batch while it has fewer than four per broker: waiting would not make a full batch larger, and
-brokers stay busy while this side wakes senders.
+brokers stay busy while the client wakes the senders of the previous batch.
 
 A request can take seconds if a slave is slow. A batch waits for the request before it at most `_BATCH_DELAY_MAX_S` and
 is then sent concurrently, as it would be without batching. This applies to a lane for a chosen queue, too: brokers that
@@ -44,7 +44,7 @@ just woken get time to add their next messages."""
 _CHECKPOINTS_TO_JOIN = 2
 """Number of checkpoints until every woken task has run; trio runs the tasks of one scheduler pass in any order."""
 _BATCH_DELAY_MAX_S = 0.1
-"""Longest time that a batch waits for earlier requests of its lane."""
+"""Longest time that a batch waits for earlier requests of its lane, in seconds."""
 _TIMEOUT_MIN_S = 2 * _BATCH_DELAY_MAX_S
 """Minimum timeout in seconds of a send that may be batched."""
 
@@ -52,7 +52,7 @@ _LaneKey = MessageQueue | Kind
 
 
 class _Batch:
-    """Messages of one request. Their senders wait in `senders`, in the order of the messages."""
+    """The messages of one request. The tasks that send them wait in `senders`, in the order of the messages."""
 
     __slots__ = ("byte_count", "created_at", "deadline", "is_sent", "kind", "messages", "senders", "timeout_s", "topic")
 
@@ -96,7 +96,8 @@ class _Batch:
 
 
 class _Lane:
-    """Messages that can share requests, in order. `in_flight` includes requests about to be made."""
+    """Messages that can be batched with each other, in order. `in_flight`: number of requests that are in flight or
+    scheduled to be sent."""
 
     __slots__ = ("in_flight", "key", "queue", "waiting")
 
@@ -108,7 +109,7 @@ class _Lane:
 
 
 class Batching:
-    """Sends for one producer; see `open_batching`."""
+    """Batches the sends of one producer; see `open_batching`."""
 
     def __init__(self, sender: Sender, shared: SharedRequests) -> None:
         self._sender = sender
@@ -199,8 +200,8 @@ class Batching:
         return batch
 
     def _may_send(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
-        """Whether a batch, full or not, may be sent while other requests of the lane, `beside` in number, are in
-        flight."""
+        """Whether a batch may be sent while `beside` other requests of the lane are in flight. `is_full`: the batch has
+        its maximum number of messages."""
         if beside == 0 or lane.queue is not None:
             return beside == 0
         return beside < self._sender.broker_count(topic) * (FULL_IN_FLIGHT_MAX if is_full else 1)
@@ -235,7 +236,7 @@ class Batching:
             self._on_answered(lane)
 
     async def _send_delayed(self) -> None:
-        """Schedules a further request of a lane when a batch has waited for `_BATCH_DELAY_MAX_S`."""
+        """Schedules another request of a lane when one of its batches has waited for `_BATCH_DELAY_MAX_S`."""
         impatient = self._delayed
         while True:
             while impatient:

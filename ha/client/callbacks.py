@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 def check_async(callback: object, name: str) -> None:
     """Raises TypeError if `callback` is a function that is defined by `def`.
 
-    Accepts all other callables, also lambdas and decorated functions: whether they return something to await shows
-    only when they are called."""
+    Accepts all other callables, including lambdas and decorated functions: whether they return an awaitable is known
+    only once they are called."""
     if (
         isinstance(callback, FunctionType | MethodType)
         and not inspect.iscoroutinefunction(callback)

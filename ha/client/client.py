@@ -72,7 +72,8 @@ class ProducerMember(Protocol):
         """The producer group."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (39), None for no response. Raises RemoteProtocolError."""
+        """Returns the response to a broker's request (request 39), None for no response. Raises
+        RemoteProtocolError."""
 
 
 class Client(Startable):
@@ -98,7 +99,8 @@ class Client(Startable):
         self.options = signing(options or ClientOptions(), credentials)
         self.wall_clock_ms = wall_clock_ms
         self.client_id = f"{socket.inet_ntoa(own_address())}@{os.getpid()}#{time.time_ns() + next(_client_numbers)}"
-        """Address, process id and a number unique within the process, as in RocketMQ's clients."""
+        """Id by which brokers identify this client: address, process id and a number that is unique within the process,
+        as in RocketMQ's clients."""
         self.unique_ids = UniqueIdGenerator(
             address=own_address(),
             process_id=os.getpid(),
@@ -134,7 +136,7 @@ class Client(Startable):
 
     @property
     def connections(self) -> Connections:
-        """The connections. Raises RuntimeError if the client is not open."""
+        """The connections to name servers and brokers. Raises RuntimeError if the client is not open."""
         if self._connections is None:
             raise RuntimeError(NOT_OPEN)
         return self._connections
@@ -163,8 +165,8 @@ class Client(Startable):
 
     @asynccontextmanager
     async def joined_consumer(self, member: ConsumerMember) -> AsyncIterator[None]:
-        """As `joined_producer`, for a consumer. Before the block starts, each broker of the known routes has answered
-        its heartbeat or failed to; failures are logged."""
+        """As `joined_producer`, for a consumer. Before the block starts, sends a heartbeat to each broker of the known
+        routes, and waits until it is answered or has failed; failures are logged."""
         if member.group in self._consumers:
             raise ValueError(f"this client has a consumer of group {member.group} already")
         self._consumers[member.group] = member
@@ -262,7 +264,8 @@ class ClientUser(Startable):
         return self._client.client_id
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Raises RuntimeError if the shared client is not open."""
+        """Opens the client, unless it is shared, and the services of the subclass. Raises RuntimeError if a shared
+        client is not open."""
         if self._is_own_client:
             await stack.enter_async_context(self._client)
         elif not self._client.is_open:
@@ -270,4 +273,4 @@ class ClientUser(Startable):
         await self._begin(stack)
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Starts the parts of a subclass once the client is open; exit callbacks on `stack` end them."""
+        """Starts the services of a subclass once the client is open; `stack` ends them when the block ends."""

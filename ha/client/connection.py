@@ -35,20 +35,20 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 * 1024
 _SHORT_CHUNK_SIZE = 64 * 1024
-"""Size in bytes of the read buffer after a chunk shorter than this. For a buffer of _CHUNK_SIZE, the C library would
-map new memory at each read.
+"""Size in bytes of the read buffer, unless the last chunk filled it: then the next buffer has _CHUNK_SIZE bytes. For a
+buffer of _CHUNK_SIZE, the C library would map new memory at each read.
 """
 _TURNS_TO_READ = 3
 """Number of iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the
 most."""
 _DEADLINES_KEPT = 64
-"""Number of deadlines that are always kept: those of answered requests are removed once there are more than this, plus
-twice the number of requests that were pending at the last removal."""
+"""Number of stored deadlines at which those of answered requests are removed, in addition to twice the number of
+requests that were pending at the last removal."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
-"""Called with each request of the server by the task that reads, so it must not block. Answers by
-`Connection.respond`."""
+"""Handles a request that the server sent; responds with `Connection.respond`. Called in the task that reads from the
+connection, so it must not block."""
 
 
 class Connection:
@@ -172,7 +172,7 @@ class Connection:
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._run_part, self._expire)  # requests are made before the stream is there
+                    tasks.start_soon(self._run_part, self._expire)  # requests may be made before the stream is open
                     await self._connect_and_serve()
                     tasks.cancel_scope.cancel()
         finally:
@@ -233,7 +233,7 @@ class Connection:
         if self._socket is None:
             return await stream.receive(size_max)
         while True:
-            # The stream would first try to read, which would fail: everything that has arrived was read.
+            # `stream.receive` would try to read first, which would fail: all data that had arrived was read before.
             await anyio.wait_readable(self._socket)
             try:
                 chunk = self._socket.recv(size_max)
@@ -268,7 +268,7 @@ class Connection:
         while True:
             now = self._clock()
             if (deadlines and deadlines[0][0] <= now) or protocol.overdue(now):
-                # The event loop may have been blocked: what arrived meanwhile is to be read first.
+                # The event loop may have been blocked: responses that arrived meanwhile are read first.
                 for _ in range(_TURNS_TO_READ):
                     await anyio.lowlevel.checkpoint()
             is_stuck = protocol.overdue(now) is CloseCause.PEER_DOES_NOT_READ
@@ -308,7 +308,8 @@ class Connection:
         self._protocol.queue(frame)
 
     def _send_now(self, frame: bytes) -> bytes:
-        """Writes a frame to the socket at once unless others are queued; returns the part that wasn't written."""
+        """Writes a frame to the socket without waiting, unless other frames are queued; returns the part that was not
+        written."""
         if self._socket is not None and not self._protocol.outbox_bytes:
             try:
                 return frame[self._socket.send(frame) :]
@@ -360,5 +361,5 @@ def _root(error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return "host not found"  # its errno is the resolver's
     if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)  # the event loops word it in ways of their own
+        return os.strerror(error.errno)  # the error's own text differs between event loops
     return str(error) or type(error).__name__

@@ -1,4 +1,5 @@
-"""The SDK's connections: one per address, opened when first needed, and again when needed after it was lost."""
+"""Keeps the SDK's connections: one per address, opened at its first use, and reopened at the next use after it was
+lost."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Connections:
         self.on_new: Callable[[str], None] | None = None
         """Called with the address of each connection that is about to be opened. Must not block."""
         self.opened_count = 0
-        """Number of connections that were opened, or tried to be, so far."""
+        """Number of connections opened so far, including failed attempts."""
         self._options = options
         self._on_request = on_request
         self._connect = connector(options.tls, options.connect)
@@ -50,7 +51,7 @@ class Connections:
     async def invoke(
         self, address: str, command: RemotingCommand, timeout_s: float, *, is_prompt: bool = True
     ) -> RemotingCommand:
-        """`Connection.invoke` on the connection to `address`."""
+        """Calls `Connection.invoke` on the connection to `address`."""
         return await self.to(address).invoke(command, timeout_s, is_prompt=is_prompt)
 
     async def request(self, address: str, command: RemotingCommand) -> RemotingCommand:

@@ -1,4 +1,4 @@
-"""The SDK's pull consumer: reads a queue from a given offset. Keeps no position.
+"""The SDK's pull consumer: reads a queue from a given offset. The program keeps track of its position.
 
 Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (choice of the broker, tags compared again), MQClientAPIImpl.
 """
@@ -73,9 +73,9 @@ class PullConsumer(ClientUser):
         frame_size_max bytes, the next compressed message and all after it are left out; `next_offset` is then the
         offset of the first message left out.
 
-        `tags`: "*" or tags joined by "||". Raises ValueError if it names none. `wait_s` > 0 lets the broker wait that
-        long for a message to arrive; RocketMQ's may take 5 s more. `timeout_s`: timeout of each attempt; by default
-        request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
+        `tags`: "*" or tags joined by "||"; raises ValueError if it names no tag. `wait_s`: longest time for which the
+        broker waits for a message to arrive; RocketMQ's brokers may take 5 s longer. `timeout_s`: timeout of each
+        attempt; by default request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
         wanted = wanted_tags(tags)
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s
@@ -119,7 +119,7 @@ class PullConsumer(ClientUser):
         tags: str = "*",
         wait_s: float = 0.0,
     ) -> Reading:
-        """Reads a topic or queue from its first message, or queues from the given queue offsets.
+        """Returns an iterator over a topic or queue from its first message, or over queues from given queue offsets.
 
             async with consumer.reading("invoices", max_messages=1024) as reading:
                 async for stretch in reading:
@@ -127,12 +127,12 @@ class PullConsumer(ClientUser):
                         …
 
         The next pull of each queue runs while the block works on a stretch; at most one response per queue is buffered.
-        Messages of a queue come in order, queues in the order in which they answer. The iteration ends at the end of
-        the queues; with `wait_s` > 0 it waits there for new messages, in long polls of that length, and never ends. If
-        an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`. `reading.positions`
-        never includes messages that were not returned: commit it, or pass it as `source` to resume. The other arguments
-        are those of `pull`. The iteration raises the errors of `pull`; entering the block, those of `queues` and
-        `min_offset`.
+        Messages of one queue come in order; different queues alternate as their brokers respond. The iteration ends at
+        the end of the queues; with `wait_s` > 0 it waits there for new messages, in long polls of that length, and
+        never ends. If an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`.
+        `reading.positions` never includes messages that were not returned: commit it, or pass it as `source` to resume.
+        The other arguments are those of `pull`. The iteration raises the errors of `pull`; entering the block, those of
+        `queues` and `min_offset`.
         """
 
         async def positions() -> dict[MessageQueue, int]:
@@ -147,7 +147,7 @@ class PullConsumer(ClientUser):
         return Reading(positions, pull, ends=wait_s <= 0)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message on the broker."""
+        """The queue offset of the oldest message that the broker has of `queue`."""
         return await self._requests.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:

@@ -1,4 +1,5 @@
-"""Answers the requests that operators send to a push consumer through brokers: 220, 221, 307, 309.
+"""Answers requests that operators send to a push consumer through brokers: to reset its offsets (request 220), to
+report its offsets (221) and its state (307), and to handle a message (309).
 
 Sources: ClientRemotingProcessor, DefaultMQPushConsumerImpl (consumerRunningInfo), MQClientInstance (resetOffset).
 """
@@ -115,7 +116,7 @@ class ConsumerRequests:
         return command.reply(ResponseCode.SUCCESS, body=body)
 
     def _rates(self) -> dict[str, ConsumeStatus]:
-        """Returns average rates per second since the start, by topic."""
+        """Returns average rates per second and handling times since the start, by topic."""
         done = self._handling.statistics()
         seconds = max((self._wall_clock_ms() - self._started_ms) / 1000, 1e-3)
         found = {}
@@ -148,7 +149,8 @@ class ConsumerRequests:
 
 
 def _description(failure: Exception) -> str:
-    """Returns the type and text of `failure`, as far as a response can carry it: the text may be anything."""
+    """Returns the type and text of `failure`, up to _DESCRIPTION_SIZE_MAX characters. Escapes characters that UTF-8
+    can't encode."""
     text = "".join(traceback.format_exception_only(failure)).strip()
     return text[:_DESCRIPTION_SIZE_MAX].encode(errors="backslashreplace").decode()
 

@@ -47,8 +47,8 @@ def environment_credentials(
 
 
 def signing(options: ClientOptions, credentials: AclCredentials | None) -> ClientOptions:
-    """Returns `options` with `credentials`; None: with those in `options`, else with the environment's. Raises the
-    errors of `environment_credentials`."""
+    """Returns `options` with `credentials`. If that is None, keeps the credentials in `options`, or if they have none,
+    sets those of the environment. Raises the errors of `environment_credentials`."""
     if credentials is None:
         credentials = options.credentials or environment_credentials()
     return msgspec.structs.replace(options, credentials=credentials)

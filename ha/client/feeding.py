@@ -1,4 +1,5 @@
-"""Fetches a held queue's messages: start offset, long polls, and handling of each response.
+"""Fetches the messages of a queue that is assigned to this consumer: finds the start offset, sends long polls, and
+processes the responses.
 
 Sources: RebalancePushImpl (computePullFromWhere), DefaultMQPushConsumerImpl (pullMessage), PullAPIWrapper.
 """
@@ -32,7 +33,7 @@ _PAUSE_S = 1.0
 
 
 class Feeder:
-    """Fills held queues and calls `on_filled` with the queue and its number of new messages.
+    """Fetches messages into held queues, and calls `on_filled` with the queue and its number of new messages.
 
     Compressed bodies are inflated to at most `body_size_max` bytes each, and to about `answer_size_max` bytes per
     response."""
@@ -64,8 +65,8 @@ class Feeder:
         self._on_filled = on_filled
 
     async def feed(self, held: HeldQueue) -> None:
-        """Fetches until the queue is revoked. Retries failures indefinitely; logs the first of a series, and its
-        end."""
+        """Fetches messages until the queue is revoked. Retries failures indefinitely; logs the first failure of a
+        series, and the recovery."""
         is_failing = False
         backoff = Backoff(self._options.pull_pause_s)
         with held.feeding:

@@ -80,7 +80,7 @@ class Handling:
         self._seconds: Counter[str] = Counter()
 
     def statistics(self) -> HandlingStatistics:
-        """Returns the counts so far."""
+        """Returns the numbers of handler calls and the time spent in them, since the start."""
         return HandlingStatistics(dict(self._handled), dict(self._failed), dict(self._seconds))
 
     def fill(self, held: HeldQueue, count: int) -> None:
@@ -102,12 +102,12 @@ class Handling:
             tasks.cancel_scope.cancel()
 
     def finish(self) -> None:
-        """Makes `serve` start no further handler."""
+        """Ends `serve` once the running handlers have ended; no further handler starts."""
         self._is_finishing = True
         self._ready.close()
 
     def close(self) -> None:
-        """Releases the queue of ready messages, after `serve` has ended."""
+        """Closes the channel of ready messages. Call it after `serve` has ended."""
         self._ready.close()
         self._ready_to_take.close()
 
@@ -173,8 +173,8 @@ class Handling:
             held.end_handling(self._wall_clock_ms())
 
     async def _is_resolved(self, message: ReceivedMessage, failure: Exception) -> bool:
-        """Sends a failed message back; BROADCASTING only logs it. Returns False if it could not be sent back, so that
-        it must be handled again here."""
+        """Sends a failed message back to the broker; with BROADCASTING, drops it instead, and logs that. Returns False
+        if it could not be sent back, so that this consumer must handle it again."""
         if isinstance(failure, RetryLater):
             delay_level = failure.delay_level
         else:
@@ -212,7 +212,7 @@ class Handling:
                 else:
                     process_queue.put_back(message.__replace__(reconsume_times=message.reconsume_times + 1))
                     self._timers.add(self._options.suspend_s, lambda: self._put_ready(held, None))
-                    return  # it stays scheduled
+                    return  # the queue stays scheduled: the timer makes it ready again
             finally:
                 held.end_handling(self._wall_clock_ms())
         else:
@@ -222,7 +222,7 @@ class Handling:
 
     async def _is_dead(self, message: ReceivedMessage, failure: Exception) -> bool:
         """Makes a failed message a dead letter if it has no retries left (BROADCASTING: drops it instead). Returns
-        False if it must be handled again here."""
+        False if this consumer must handle it again."""
         if not isinstance(failure, RetryLater):
             _log.warning(
                 "client.message_failed message=%s topic=%s", message.message_id, message.topic, exc_info=failure
@@ -239,7 +239,7 @@ class Handling:
 
 
 class _Timers:
-    """Delayed calls, all made by one task."""
+    """Calls functions after a delay, all in one task."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -247,7 +247,7 @@ class _Timers:
         self._sooner = anyio.Event()
 
     def add(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Calls `call` after `delay_s`."""
+        """Schedules `call` to be called after `delay_s`."""
         due = anyio.current_time() + delay_s
         if not self._due or due < self._due[0][0]:
             self._sooner.set()

@@ -31,7 +31,7 @@ _UNREGISTER_TIMEOUT_S = 1.0
 
 
 class HeartbeatStatistics(msgspec.Struct, frozen=True):
-    """Heartbeats answered and failed since the start."""
+    """Number of heartbeats that were answered, and that failed, since the start."""
 
     answered_count: int
     failed_count: int
@@ -57,7 +57,7 @@ class Heartbeats:
         connections.on_new = self._on_new_connection
 
     def statistics(self) -> HeartbeatStatistics:
-        """Returns the counts so far."""
+        """Returns the numbers of answered and failed heartbeats since the start."""
         return HeartbeatStatistics(self._answered_count, self._failed_count)
 
     def add_producer(self, group: str) -> None:
@@ -161,7 +161,7 @@ class Heartbeats:
             _log.info("client.unregister_failed address=%s reason=%r", address, str(error))
 
     def _on_new_connection(self, address: str) -> None:
-        """Schedules a heartbeat for a broker that a connection is being opened to."""
+        """Schedules a heartbeat for the broker at `address`, to which a connection is being opened."""
         # A heartbeat in flight uses this connection; if it fails, another one would fail too.
         if address not in self._in_flight:
             self._uninformed.add(address)

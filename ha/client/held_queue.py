@@ -20,23 +20,23 @@ class HeldQueue:
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
         self.process_queue: ProcessQueue | None = None
-        """None until the start offset is known."""
+        """Messages fetched since the last restart; None until the start offset is known."""
         self.is_revoked = False
         """Whether no further message may be handled: another member has the queue, or the consumer is closing."""
         self.saved_offset: int | None = None
-        """The position last saved; None: the position must be saved even if it has not changed."""
+        """Position (queue offset) that was last saved; None: it must be saved even if it has not changed."""
         self.restart_count = 0
-        """Number of restarts so far: a save that began before the last one does not set `saved_offset`."""
+        """Number of restarts so far. A save that began before the last restart does not set `saved_offset`."""
         self.feeding = anyio.CancelScope()
-        """Cancel scope of the task that fetches its messages."""
+        """Cancel scope of the task that fetches the queue's messages."""
         self.resume_at: int | None = None
-        """Queue offset at which the next process queue starts; takes precedence over the saved position."""
+        """Queue offset at which the next process queue starts; None: at the saved position, if there is one."""
         self.resume_from = -1
-        """Minimum queue offset at which the next process queue starts."""
+        """Minimum queue offset at which the next process queue starts; -1: no minimum."""
         self.locked_until = -math.inf
         """With ORDERLY: time at which the lock expires, on the event loop's clock."""
         self.lock_changed = anyio.Event()
-        """Set, and replaced by a new event, when the lock is granted, renewed or lost."""
+        """Event that is set when the lock is granted, renewed or lost, and then replaced by a new one."""
         self.is_scheduled = False
         """With ORDERLY: whether a worker has the queue, or the queue waits for one."""
         self.handling_count = 0
@@ -60,7 +60,7 @@ class HeldQueue:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the lock is certainly held."""
+        """Whether this consumer has the queue's lock, and the lock can't have expired at the broker."""
         return anyio.current_time() < self.locked_until
 
     def set_locked(self, until: float, now_ms: int) -> None:
@@ -83,7 +83,7 @@ class HeldQueue:
         self.lock_changed = anyio.Event()
 
     def begin_handling(self) -> None:
-        """Counts a handler that starts."""
+        """Counts a handler that starts to work on a message of this queue."""
         self.handling_count += 1
 
     def end_handling(self, now_ms: int) -> None:
@@ -102,8 +102,8 @@ class HeldQueue:
             await self._idle.wait()
 
     def restart(self, at: int | None) -> None:
-        """Drops the pulled messages and pulls again from queue offset `at`; None: from the saved position, or from the
-        position here if that is higher."""
+        """Drops the pulled messages and pulls again from queue offset `at`; None: from the saved position or the
+        current `position`, whichever is higher."""
         self.restart_count += 1
         if self.process_queue is not None:
             if at is None:
@@ -123,7 +123,7 @@ class HeldQueue:
         self.feeding.cancel()
 
     def drop(self) -> None:
-        """Drops the pulled messages. Those being handled no longer move the position when they finish."""
+        """Drops the pulled messages. Messages that are being handled no longer advance `position` when they finish."""
         if self.process_queue is not None:
             self.process_queue.drop()
 

@@ -16,7 +16,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """A body that can't be inflated, as stored, and why."""
+    """A stored body that can't be decompressed, and the reason."""
 
     stored_body: bytes
     reason: str
@@ -68,13 +68,13 @@ class SendStatus(Enum):
     """How safely a message is stored; RocketMQ's names (SendStatus). With each of them the master has the message."""
 
     SEND_OK = "SEND_OK"
-    """Flushed and replicated as the broker is configured."""
+    """The message is flushed and replicated as the broker's configuration requires."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    """Not flushed to the master's disk in time."""
+    """The message was not flushed to the master's disk in time."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    """Not confirmed by a slave in time; it will be replicated when possible."""
+    """The message was not confirmed by a slave in time; it will be replicated when possible."""
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-    """No slave is available to confirm it."""
+    """No slave is available to confirm the message."""
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
@@ -82,9 +82,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     of the first message.
 
     `message_id` is the client's unique id (property UNIQ_KEY), shown by RocketMQ's tools; `offset_message_id` encodes
-    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK. With `recall_handle`,
-    `Producer.recall` takes back a message with `delay_s` or `deliver_at_ms` before its time; None for other messages,
-    and from brokers that don't support it."""
+    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK. `recall_handle` is for
+    `Producer.recall`, which takes back a message with `delay_s` or `deliver_at_ms` before it is delivered; None for
+    other messages, and from brokers that don't support recalls."""
 
     status: SendStatus
     message_id: str
@@ -164,13 +164,13 @@ class ReceivedMessage:
 
     @property
     def queue_offset(self) -> int:
-        """Its position in `queue`."""
+        """Position of the message in `queue`, counted in messages."""
         number: int = self._parts[0][5]
         return number
 
     @property
     def physical_offset(self) -> int:
-        """The position of its record in the commitlog, in bytes."""
+        """Position of the message's record in the commitlog, in bytes."""
         number: int = self._parts[0][6]
         return number
 
@@ -185,7 +185,7 @@ class ReceivedMessage:
 
     @property
     def offset_message_id(self) -> str:
-        """The id that encodes its place in a broker's commitlog."""
+        """Id that encodes the broker's address and the physical offset of the message."""
         parts = self._parts
         if parts[2] is None:
             given: str = parts[6]
@@ -203,21 +203,21 @@ class ReceivedMessage:
 
     @property
     def body_error(self) -> str | None:
-        """Why the body can't be read; None if it can."""
+        """Reason why the body can't be decompressed; None if it can be read."""
         parts = self._parts
         reason: str | None = parts[4].reason if parts[1] is None else None
         return reason
 
     @property
     def stored_body(self) -> bytes:
-        """As `body`, or the stored bytes if that can't be read."""
+        """The body, or the stored bytes if `body_error` is set."""
         parts = self._parts
         content: bytes = parts[4].stored_body if parts[1] is None else parts[1]
         return content
 
     @property
     def tags(self) -> str | None:
-        """Its tag; None if it has none."""
+        """Tag of the message; None if it has none."""
         parts = self._parts
         if parts[2] is None:
             given: str | None = parts[7]
@@ -226,7 +226,7 @@ class ReceivedMessage:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The words by which brokers index it."""
+        """Keys of the message: the words by which brokers index it."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, ...] = parts[8]
@@ -246,25 +246,25 @@ class ReceivedMessage:
 
     @property
     def flag(self) -> int:
-        """The int32 that the producer set; brokers don't use it."""
+        """An int32 that the producer set; brokers don't use it."""
         number: int = self._parts[0][4]
         return number
 
     @property
     def born_timestamp_ms(self) -> int:
-        """Time at which it was sent, in ms since the epoch (producer's clock)."""
+        """Time at which the message was sent, in ms since the epoch (producer's clock)."""
         number: int = self._parts[0][8]
         return number
 
     @property
     def store_timestamp_ms(self) -> int:
-        """Time at which it was stored, in ms since the epoch (broker's clock)."""
+        """Time at which the message was stored, in ms since the epoch (broker's clock)."""
         number: int = self._parts[0][10]
         return number
 
     @property
     def born_host(self) -> tuple[str, int]:
-        """The producer's host."""
+        """Address and port of the producer."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, int] = parts[9]
@@ -273,7 +273,7 @@ class ReceivedMessage:
 
     @property
     def store_host(self) -> tuple[str, int]:
-        """The host of the broker that stored it."""
+        """Address and port of the broker that stored the message."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, int] = parts[10]
@@ -288,14 +288,15 @@ class ReceivedMessage:
 
     @property
     def compression(self) -> str | None:
-        """The compression of `body` if its package is not installed, or the body can't be read; else None."""
+        """Name of the compression of `body` if the body is still compressed, because the compression's package is not
+        installed, or can't be read; otherwise None."""
         parts = self._parts
         kind: str | None = parts[3] if len(parts) > 3 else None
         return kind
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, even if it was received from its group's retry topic."""
+        """Topic that the message was sent to, even if it was received from its group's retry topic."""
         topic = self.queue.topic
         return self.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
@@ -349,12 +350,12 @@ class PullStatus(Enum):
 
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"
-    """The queue ends at the requested offset."""
+    """The queue ends at the requested offset, or the broker can't read the message there at present."""
     NO_MATCHED_MSG = "NO_MATCHED_MSG"
     """No message matched the requested tags; continue at `next_offset`. Also sent by a slave that has not replicated
     the offset yet."""
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
-    """The offset is outside the queue; `next_offset` is the nearest one inside."""
+    """The requested offset is outside the queue; `next_offset` is the nearest one inside."""
 
 
 class PullResult(msgspec.Struct, frozen=True):
@@ -394,14 +395,14 @@ class RawPull(msgspec.Struct, frozen=True):
     max_offset: int
     broker_id: int
     remark: str = ""
-    """RocketMQ's name of the result (GetMessageStatus), which distinguishes more than `status`"""
+    """RocketMQ's name of the result (GetMessageStatus), which is more specific than `status`."""
 
 
 class ReadFrom(Enum):
     """Which broker of a set a consumer reads from."""
 
     SUGGESTED = "suggested"
-    """The master until it suggests a slave, as RocketMQ's consumers do."""
+    """The master, or the slave that the last response suggested, as for RocketMQ's consumers."""
     MASTER = "master"
     SLAVE = "slave"
-    """The slave with the lowest id; ConnectionFailed while none is registered."""
+    """The slave with the lowest id. ConnectionFailed is raised while none is registered."""

@@ -15,8 +15,8 @@ from ha.protocol.compression import BODY_SIZE_MAX, Compression, check_installed
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds, sizes in bytes. The defaults are those of RocketMQ's clients, except the request and send
-    timeouts."""
+    """Options of a client. Times are in seconds, sizes in bytes. The defaults are those of RocketMQ's clients, except
+    the request and send timeouts."""
 
     connect_timeout_s: float = 3.0
     """Timeout for opening a connection, including TLS."""
@@ -51,14 +51,14 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     frame_size_max: int = 16_777_216
     """Maximum size in bytes of a response, and of the decompressed bodies that one pull or receive returns."""
     outbox_size_max: int = 4 * 1024 * 1024
-    """Buffered bytes per connection above which senders wait."""
+    """Number of buffered bytes per connection above which sends wait."""
     credentials: AclCredentials | None = None
     """Credentials for signing requests; None: those of the environment (HALOG_ACCESS_KEY, HALOG_SECRET_KEY or
     HALOG_SECRET_KEY_FILE), if any."""
     tls: ssl.SSLContext | ClientTls | None = None
-    """Encryption of connections; None: as the environment says (HALOG_TLS and the other variables of docs/tls.md)."""
+    """Encryption of connections; None: as set in the environment (HALOG_TLS and the other variables of docs/tls.md)."""
     connect: Connect | None = None
-    """Opens the streams below TLS, if any; None: TCP."""
+    """Function that opens the streams of connections, before TLS is added if `tls` is set; None: TCP."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if `compression` needs a package that is not installed."""

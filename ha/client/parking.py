@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 
 class Parking(Protocol):
-    """Tasks that wait for a value each, numbered from 0 in the order of their calls of `wait`."""
+    """Tasks that each wait for a value, numbered from 0 in the order of their calls of `wait`."""
 
     def wait(self) -> Awaitable[Any]:
         """Takes the next number; returns an awaitable of that number's value, which must be awaited at once.
@@ -21,8 +21,8 @@ class Parking(Protocol):
         If the task is cancelled, its number stays taken, and its value is dropped."""
 
     def give(self, values: Iterable[Any]) -> None:
-        """Wakes all tasks: the nth call of `wait` gets the nth of `values`, of which there must be one for each call.
-        To be called once."""
+        """Wakes all tasks: the nth call of `wait` gets the nth of `values`, which must have one value for each call.
+        Call it only once."""
 
 
 class _AsyncioParking:

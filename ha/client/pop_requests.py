@@ -1,4 +1,4 @@
-"""A consumer's POP requests: to take messages, to acknowledge them, and to change when they become visible again.
+"""Sends a consumer's POP requests: to take messages, to acknowledge them, and to change when they become visible again.
 
 Only masters answer them. Brokers register the group by these requests, so a consumer need not send heartbeats. Sources:
 MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), pop.md of the specification.
@@ -25,9 +25,10 @@ from ha.protocol.remoting import RemotingCommand
 ALL_QUEUES = -1
 """Queue id of a source: all queues of a topic on one broker."""
 _FROM_FIRST, _FROM_LAST = 0, 1
-"""initMode: where a group without an offset starts."""
+"""Values of the request field initMode: where a group without a committed offset starts."""
 _BORN_NOW = 0
-"""bornTime: 0 makes the broker use its own clock, so that a client's wrong clock doesn't shorten a long poll."""
+"""Value of the request field bornTime with which the broker uses its own clock, so that a client's wrong clock doesn't
+shorten a long poll."""
 _NOTHING_CODES = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 
 
@@ -45,8 +46,8 @@ class PopRequests:
         self._is_ordered = is_ordered
         self._lost_attempts: dict[MessageQueue, list[str]] = {}
         """Attempt ids of ordered pops whose response did not arrive, by source. The next pop of the source repeats one,
-        so that it gets the messages of the lost response at once, not after their invisible time. At most as many as
-        there were concurrent pops of the source"""
+        so that it gets the messages of the lost response at once, not after their invisible time. A source has at most
+        as many ids as it had concurrent pops."""
         self._requests = QueueRequests(client, group, ReadFrom.MASTER)
 
     async def pop(
@@ -58,8 +59,8 @@ class PopRequests:
         invisible_ms: int,
         wait_s: float,
     ) -> tuple[list[Popped], bool]:
-        """Takes messages with one request (200050). Returns them and whether the broker has more; no messages if none
-        arrive within `wait_s`, or the broker holds too many polls.
+        """Takes messages with one request (request 200050). Returns them and whether the broker has more; no messages
+        if none arrive within `wait_s`, or the broker already holds its maximum number of long polls.
 
         If the connection is lost, or this is cancelled, the broker may have taken messages, which become visible again
         after `invisible_ms`. In order mode the next call for the same source gets them."""
@@ -144,7 +145,7 @@ class PopRequests:
         return answered.answer
 
     def _hint(self, answer: RemotingCommand, topic: str) -> str:
-        """Returns what to do about a rejection, "" if unknown."""
+        """Returns advice on how to fix the cause of a rejection; "" if there is none."""
         match answer.code:
             case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return "this broker has no POP (RocketMQ has it since version 5): use PushConsumer or PullConsumer"

@@ -1,4 +1,5 @@
-"""A message that a SimpleConsumer received. No other member gets it until it is settled or its invisible time ends."""
+"""A message that a SimpleConsumer received. No other member of the group receives it until it is given back or its
+invisible time ends."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class LeaseState(Enum):
 
 
 class Lease:
-    """A consumer's hold on one message until `expires_at`, on the event loop's clock.
+    """A consumer's exclusive right to handle one message, until `expires_at` on the event loop's clock.
 
     Async methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound,
     RemoteProtocolError."""
@@ -39,8 +40,8 @@ class Lease:
         self._message_id = message_id
         self._state = LeaseState.HELD
         self._settling = anyio.Lock(fast_acquire=True)
-        """Serializes the requests about the message: brokers ignore an acknowledgement with a handle that another
-        request replaces."""
+        """Serializes the requests about the message: brokers ignore an acknowledgement whose handle another request has
+        replaced."""
         self.expires_at = anyio.current_time() + receipt.handle.invisible_ms / 1000
 
     @property
@@ -94,15 +95,15 @@ class Lease:
 
 
 class PoppedMessage(ReceivedMessage):
-    """A message received by a SimpleConsumer. Settle it by `ack` or `nack` before its invisible time is over;
-    otherwise it is delivered again.
+    """A message received by a SimpleConsumer. Call `ack` or `nack` before its invisible time is over; otherwise it is
+    delivered again.
 
     A copy made by pickle or `copy.replace` is a plain ReceivedMessage."""
 
     __slots__ = ("lease",)
 
     lease: Lease
-    """Used by the consumer"""
+    """The consumer's lease on the message; not for programs."""
 
     async def ack(self) -> None:
         """Acknowledges the message: it is not delivered again.

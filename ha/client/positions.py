@@ -31,7 +31,7 @@ class Positions(Protocol):
         """Returns the saved position of `queue`; None if there is none. Raises ClientError, RemoteProtocolError."""
 
     def place_of(self, queue: MessageQueue) -> str:
-        """Returns a name of the place where the position of `queue` is saved."""
+        """Returns the name of the place (a broker set or a file) where the position of `queue` is saved."""
 
     @property
     def loss_count(self) -> int:
@@ -60,7 +60,8 @@ class BrokerPositions:
 
     @property
     def loss_count(self) -> int:
-        """As in Positions: a broker that was killed, or its successor, may lack those saved last."""
+        """As in Positions: the number of connections opened so far, because a broker that was killed, or the next
+        master, may lack the positions saved last."""
         return self._connections.opened_count
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
@@ -101,7 +102,7 @@ class FilePositions:
     """One member's positions in a file that is replaced atomically."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` None: in memory only."""
+        """`file`: where the positions are stored; None: in memory only."""
         self._file = file
         self._offsets: dict[MessageQueue, int] = {}
 
@@ -121,7 +122,7 @@ class FilePositions:
 
     @property
     def loss_count(self) -> int:
-        """As in Positions: a file loses none."""
+        """As in Positions: always 0, because a file loses no saved positions."""
         return 0
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:

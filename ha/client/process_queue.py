@@ -18,7 +18,7 @@ _OVERHEAD = 1024
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True):
-    """Messages and bytes held, over all queues."""
+    """Number of messages, and of their bytes, that a consumer holds over all queues."""
 
     message_count: int
     byte_count: int
@@ -35,21 +35,21 @@ class Budget:
         self._room: anyio.Event | None = None  # exists only while a task waits: an event costs more than a message
 
     def statistics(self) -> BudgetStatistics:
-        """Returns the current counts."""
+        """Returns the numbers of messages and bytes held at present."""
         return BudgetStatistics(self._count, self._bytes)
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be fetched."""
+        """Whether more messages may be fetched."""
         return self._count < self._count_max and self._bytes < self._bytes_max
 
     @property
     def room_bytes(self) -> int:
-        """Bytes left; 0 or less if there is no room."""
+        """Number of bytes left within the limit; 0 or less if there is no room."""
         return self._bytes_max - self._bytes
 
     async def wait_room(self) -> None:
-        """Returns when more may be fetched."""
+        """Returns when more messages may be fetched."""
         while not self.has_room:
             if self._room is None:
                 self._room = anyio.Event()
@@ -113,7 +113,7 @@ class ProcessQueue:
 
     @property
     def last_offset(self) -> int:
-        """The highest queue offset held; 0 if none is."""
+        """The highest queue offset of the messages held; 0 if there are none."""
         return self._unfinished[-1] if self._unfinished else 0
 
     @property

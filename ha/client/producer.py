@@ -70,18 +70,18 @@ class Producer(ClientUser):
 
     @property
     def retry_count(self) -> int:
-        """Number of pauses that sends made before a retry, since this producer was created."""
+        """Number of times that a send has paused before a retry, since this producer was created."""
         return self._sender.retry_count
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Responds to a broker's request; called by the client."""
+        """Handles a broker's request, and returns the response; None for no response. Called by the client."""
         if self._transactions is None:
             return None
         return await self._transactions.answer(connection, command)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The writable queues of `topic`, sorted. For a topic not created yet, those that it will get. Raises
-        RouteNotFound, NameServersUnreachable, BrokerError."""
+        """The writable queues of `topic`, sorted. For a topic that does not exist yet, the queues that it will have
+        once a send has created it. Raises RouteNotFound, NameServersUnreachable, BrokerError."""
         return list((await self._client.routes.find_for_sending(topic)).write_queues)
 
     async def send(

@@ -63,7 +63,7 @@ class PushConsumer(ClientUser):
 
     A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message has
     failed: it is redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise
-    `RetryLater` to choose the delay. ORDERLY, it is retried after suspend_s, before later messages of its queue.
+    `RetryLater` to choose the delay. With ORDERLY, it is retried after suspend_s, before later messages of its queue.
     Delivery is at least once: handlers must tolerate repeated messages. `handler` must be async:
     otherwise TypeError is raised, at the latest after its first call, which ends the consumer.
 
@@ -135,7 +135,7 @@ class PushConsumer(ClientUser):
         return sorted(self._rebalancer.held)
 
     def statistics(self) -> PushStatistics:
-        """Returns a snapshot."""
+        """Returns a snapshot of the assigned queues, and of the held and handled messages."""
         return PushStatistics(self.assigned, self._feeder.budget.statistics(), self._handling.statistics())
 
     def describe(self) -> ConsumerData:
@@ -154,7 +154,7 @@ class PushConsumer(ClientUser):
         self._rebalancer.wake()
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Responds to a broker's request; called by the client."""
+        """Handles a broker's request, and returns the response; None for no response. Called by the client."""
         return await self._requests_of_brokers.answer(command)
 
     async def _make_parts(self, client: Client) -> None:
@@ -214,8 +214,8 @@ class PushConsumer(ClientUser):
         )
 
     async def _check_conditions(self, client: Client) -> None:
-        """Makes brokers check SQL92 conditions, because they silently match nothing if invalid. Raises BrokerError for
-        an invalid one."""
+        """Makes brokers check the SQL92 conditions, because an invalid condition silently matches nothing. Raises
+        BrokerError for an invalid one."""
         for topic, subscription in self._subscriptions.items():
             route = client.routes.known(topic)
             if subscription.expression_type != SQL92 or route is None:

@@ -40,17 +40,18 @@ _MAY_BE_ZERO = frozenset({"queue_span_max", "long_poll_s", "suspend_s", "reconsu
 
 
 class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds, sizes in bytes. The defaults are DefaultMQPushConsumer's where it has them."""
+    """Options of a PushConsumer. Times are in seconds, sizes in bytes. The defaults are those of RocketMQ's
+    DefaultMQPushConsumer, where it has the option."""
 
     concurrency: int = 20
     """Maximum number of concurrent handlers, over all queues."""
     pull_count: int = 32
     """Maximum number of messages per pull; brokers may send fewer."""
     queue_count_max: int = 1_000
-    """Number of messages of one queue, waiting or being handled, from which on the queue is not pulled from."""
+    """Number of messages of one queue, waiting or being handled, at which pulling from the queue pauses."""
     queue_bytes_max: int = 100 * 1024 * 1024
-    """Bytes of one queue's messages (decompressed bodies, plus 1 KiB for each message), waiting or being handled, from
-    which on the queue is not pulled from."""
+    """Bytes of one queue's messages (decompressed bodies, plus 1 KiB for each message), waiting or being handled, at
+    which pulling from the queue pauses."""
     queue_span_max: int = 2_000
     """Maximum distance, in queue offsets, between the lowest unfinished message and the next pull."""
     total_count_max: int = 10_000
@@ -60,11 +61,11 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     long_poll_s: float = 15.0
     """Maximum time for which a broker may hold a pull until a message arrives."""
     pull_pause_s: float = 3.0
-    """Longest pause after a failed pull; the first one is 0.1 s, and each is twice as long as the one before."""
+    """Maximum pause after a failed pull; the first pause is 0.1 s, and each is twice as long as the one before."""
     commit_interval_s: float = 5.0
     """Interval at which positions are saved."""
     rebalance_interval_s: float = 20.0
-    """Longest time between two rebalances."""
+    """Maximum interval between two rebalances."""
     lock_interval_s: float = 20.0
     """With ORDERLY: interval between lock renewals. Brokers drop a lock after 60 s."""
     lock_valid_s: float = 30.0

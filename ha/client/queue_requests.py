@@ -39,8 +39,8 @@ _STATUS_OF_CODE = {
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
 UNAVAILABLE_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-"""Response codes of a slave that does not serve this request; it may have been the master when the route was looked
-up."""
+"""Response codes of a broker that does not serve the request, such as a slave that was the master when the route was
+looked up."""
 _LONG_POLL_GRACE_S = 5.0
 """Added to the timeout of a long poll, because RocketMQ's brokers check for expired polls every 5 s."""
 
@@ -65,7 +65,7 @@ class QueueRequests:
         self._client = client
         self._group = group
         self._read_from = read_from
-        self._suggested: dict[MessageQueue, int] = {}  # ids of slaves, by the queues that they are suggested for
+        self._suggested: dict[MessageQueue, int] = {}  # queue -> id of the slave that the broker suggested for it
         keep_heap()  # responses and their messages are repeated allocations of up to some MiB
 
     async def pull(
@@ -112,28 +112,28 @@ class QueueRequests:
         return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id, remark)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """See PullConsumer."""
+        """See PullConsumer.min_offset."""
         header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, header)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """See PullConsumer."""
+        """See PullConsumer.max_offset."""
         header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, header)
 
     async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """See PullConsumer."""
+        """See PullConsumer.offset_for_time."""
         header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._ask_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """See PullConsumer."""
+        """See PullConsumer.committed_offset."""
         header = QueryConsumerOffsetRequest(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         answered = await self.ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, choose=self._offsets_id)
         return None if answered.answer.code == ResponseCode.QUERY_NOT_FOUND else _offset(answered)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """See PullConsumer."""
+        """See PullConsumer.commit."""
         header = UpdateConsumerOffsetRequest(
             consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )

@@ -27,7 +27,8 @@ _PAUSE_S = 1.0
 
 
 class Reading:
-    """An async context manager, and inside its block an async iterator of stretches; see PullConsumer.reading."""
+    """An async context manager, and inside its block an async iterator of `Stretch` objects; see
+    PullConsumer.reading."""
 
     def __init__(
         self, find_positions: Callable[[], Awaitable[dict[MessageQueue, int]]], pull: Pull, *, ends: bool
@@ -62,10 +63,10 @@ class Reading:
         return self
 
     async def __anext__(self) -> Stretch:
-        """Returns the next stretch of any queue. Safe to cancel: no message is lost.
+        """Returns the next `Stretch`, of any of the queues. Safe to cancel: no message is lost.
 
-        Raises an error of `PullConsumer.pull` once the earlier messages of its queue were returned; that queue is then
-        no longer read. Raises RuntimeError outside the block."""
+        If a pull failed, raises its error once the earlier messages of the queue were returned; the queue is then no
+        longer read. Raises RuntimeError outside the block."""
         await anyio.lowlevel.checkpoint()
         while not self._ready:
             if not self._is_open:

@@ -41,10 +41,11 @@ from ha.protocol.topic_names import RETRY_PREFIX
 _log = logging.getLogger(__name__)
 
 _UNSETTLED_INTERVAL_S = 1.0
-"""Pause before locks are requested again, and first pause before an incomplete rebalance is retried."""
+"""Pause in seconds before missing locks are requested again, and first pause before an incomplete rebalance is
+retried."""
 _UNSETTLED_INTERVAL_MAX_S = 5.0
-"""Upper bound of the growing pause before a rebalance is retried. Short, because nothing notifies a consumer when its
-topic is created (RocketMQ's clients look every 30 s)."""
+"""Maximum of the growing pause before a rebalance is retried, in seconds. Short, because nothing notifies a consumer
+when its topic is created (RocketMQ's clients look every 30 s)."""
 _UNLOCK_TIMEOUT_S = 2.0
 """Time limit for releasing all locks at the end, in seconds."""
 
@@ -127,7 +128,7 @@ class Rebalancer:
                 try:
                     members = await self._members(route)
                 except BrokerError:
-                    members = []  # brokers answer so for a group without members
+                    members = []  # brokers reject the request if the group has no members
                 if self._client.client_id not in members:
                     # Brokers have expired this consumer, or have not received its first heartbeat yet.
                     await self._client.heartbeats.beat()

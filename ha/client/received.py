@@ -50,7 +50,7 @@ def received_within(
     left out; None if none is. `wanted`: tags to keep; None: all messages. `body_size_max`: as in `received`.
 
     Once the bodies so far have `size_max` bytes, the next compressed message and all after it are left out. The first
-    message never is. Raises RemoteProtocolError for invalid records."""
+    message is always included. Raises RemoteProtocolError for invalid records."""
     records: list[StoredParts] = [*split_records(body)]
     if wanted is not None:
         records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]

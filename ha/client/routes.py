@@ -114,7 +114,7 @@ class Routes:
         self._answering = 0
         self._is_failing = False
         self.changed = anyio.Event()
-        """Set, and replaced by a new event, when a route changes."""
+        """Event that is set when a route changes, and then replaced by a new one."""
 
     def known(self, topic: str) -> TopicRoute | None:
         """Returns the cached route of `topic`, None if there is none or it was marked stale."""

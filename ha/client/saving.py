@@ -22,20 +22,20 @@ _log = logging.getLogger(__name__)
 
 
 class _Place:
-    """The queues whose positions are to be saved in one place. A task saves them while there are any."""
+    """The queues whose positions are to be saved in one place, and the task that saves them, if one is running."""
 
     def __init__(self) -> None:
         self.wanted: dict[MessageQueue, HeldQueue] = {}
         self.in_hand: dict[MessageQueue, HeldQueue] = {}
-        """Queues that the task is saving; they stay here if it is cancelled."""
+        """Queues whose positions the task is saving; they stay here if the task is cancelled."""
         self.tried = anyio.Event()
         """Set when the queues in `wanted` have been saved or have failed, or the task has ended."""
         self.scope: anyio.CancelScope | None = None
-        """Contains the task."""
+        """Cancel scope of the task; None while no task is running."""
 
 
 class Saving:
-    """The saves of one consumer."""
+    """Saves the positions of one consumer."""
 
     def __init__(self, group: str, positions: Positions, *, interval_s: float, silence_s: float) -> None:
         """`interval_s`: interval of the periodic saves. `silence_s`: `finish` gives up on a place that has saved no
@@ -55,7 +55,7 @@ class Saving:
         tasks.start_soon(self._save_periodically, held)
 
     def want(self, queues: Iterable[HeldQueue]) -> None:
-        """Starts saving the positions of `queues`."""
+        """Starts saving the positions of `queues`, without waiting."""
         for held in queues:
             place = self._place_of(held)
             place.wanted[held.queue] = held
@@ -85,7 +85,7 @@ class Saving:
             _log.warning("client.positions_not_saved group=%s queues=%s", self._group, lost)
 
     def _mark_lost(self, queues: Iterable[HeldQueue]) -> None:
-        """Makes the positions of `queues` unsaved if they may have been lost since the last call."""
+        """Marks the positions of `queues` as unsaved if saved positions may have been lost since the last call."""
         before, self._loss_count = self._loss_count, self._positions.loss_count
         if self._loss_count != before:
             for held in queues:

@@ -30,7 +30,7 @@ _FIRST_DELAY_LEVEL = 3
 
 
 class SendBack:
-    """Sends back messages of one group."""
+    """Sends back failed messages of one consumer group."""
 
     def __init__(self, client: Client, group: str, reconsume_times_max: int | None) -> None:
         self._client = client

@@ -3,7 +3,7 @@
 A failed attempt is retried at once on another broker if the topic has one, otherwise after a pause that grows, with a
 fresh route. Sends to a chosen queue are never retried.
 
-| what failed | retried |
+| failure | retried |
 |---|---|
 | no name server or master is reached, or code 14 (the broker is not the master): nothing was stored | until timeout |
 | the broker rejected the message because of its state (RETRYABLE_CODES) | `send_retries` times |
@@ -61,7 +61,7 @@ RETRYABLE_CODES = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Rejections that may be due to the broker's state rather than to the message."""
+"""Response codes of rejections that may be due to the broker's state rather than to the message."""
 _UNBATCHABLE = frozenset(
     {
         names.DELAY,
@@ -75,13 +75,13 @@ _UNBATCHABLE = frozenset(
         PRIORITY,
     }
 )
-"""Properties of messages that brokers do not simply store in the queue they are sent to. In a batch, brokers would
-ignore them."""
+"""Properties that change where or when a broker stores or delivers a message. Brokers ignore them in batches, so such
+messages are sent alone."""
 _PRIORITY_MAX = 0x7FFFFFFF
 _SEND = RequestCode.SEND_MESSAGE_V2
 _UNTIL_TIMEOUT = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE})
-"""Rejections that are retried until the timeout: the broker is not, or not yet, the master, and one is elected within
-seconds."""
+"""Response codes that are retried until the timeout: the broker is not the master, or not yet. A master is elected
+within seconds."""
 _COMPRESSED_HERE_MAX = 64 * 1024
 """Maximum bytes of a body that is compressed on the event loop; a longer one is compressed in a worker thread, as zlib
 compresses about 30 MB/s."""
@@ -117,7 +117,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """A result, with the broker's address and the transaction id, which are needed to end a transaction."""
+    """Result of a send, with the broker's address and the transaction id, which are needed to end a transaction."""
 
     result: SendResult
     address: str
@@ -125,25 +125,25 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sender:
-    """Sends for one producer group."""
+    """Sends the messages of one producer group."""
 
     def __init__(self, client: Client, group: str) -> None:
         self._client = client
         self._group = group
         self._queue_counters: dict[str, count[int]] = {}
         self.retry_count = 0
-        """Number of pauses that sends have made before a retry"""
+        """Number of times that a send has paused before a retry."""
         options = client.options
         self._simple_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
     @property
     def is_open(self) -> bool:
-        """Whether its client is open."""
+        """Whether the client is open."""
         return self._client.is_open
 
     def prepare_simple(self, message: Message) -> Outgoing | None:
-        """Fast path of `prepare`, in a third of its time, without a unique id. Returns None for a message that needs
-        `prepare`, also for an invalid one."""
+        """Fast path of `prepare`, which takes a third of the time and adds no unique id. Returns None for a message
+        that needs `prepare`; an invalid message does."""
         body, topic = message.body, message.topic
         if (
             message.properties
@@ -179,7 +179,7 @@ class Sender:
         known = {**self._properties(message), **(extra or {})}
         reconsume_times, max_reconsume_times = 0, None
         if message.topic.startswith(RETRY_PREFIX):
-            # Retries carry these in fields of the request instead.
+            # In retries, request fields have these values instead of properties.
             reconsume_times = int(known.pop(names.RECONSUME_TIME, "0"))
             text = known.pop(names.MAX_RECONSUME_TIMES, None)
             max_reconsume_times = None if text is None else int(text)
@@ -458,7 +458,8 @@ def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
 
 
 def results_of(result: SendResult, message_ids: Sequence[str]) -> list[SendResult | HalogError]:
-    """Splits a batch's result into one for each message. They are stored consecutively from its queue offset on."""
+    """Splits a batch's result into one for each message. The messages are stored consecutively, from the batch's queue
+    offset on."""
     places = result.offset_message_id.split(",")
     if len(places) != len(message_ids):
         # The broker stored the whole batch as one record.

@@ -1,4 +1,4 @@
-"""The SDK's simple consumer: takes messages from brokers by POP, and settles each of them.
+"""The SDK's simple consumer: receives messages by POP, and acknowledges each of them or gives it back.
 
 Source: SimpleConsumerImpl of RocketMQ's 5.x clients, which waits at one broker at a time; this one waits at all of
 them.
@@ -38,16 +38,16 @@ from ha.protocol.properties import UNIQ_KEY
 _log = logging.getLogger(__name__)
 
 RECEIVE_COUNT_MAX = 32
-"""Brokers' maximum number of messages of one pop."""
+"""Maximum number of messages that brokers return for one pop."""
 RECONSUME_TIMES_MAX = 16
 _DEAD_LETTER = -1
 """Delay level that makes a message a dead letter."""
 _QUICK_ANSWER_S = 0.1
 """Time in seconds within which a round of requests without messages counts as quick. `receive` pauses after the second
-quick round in a row, not after the first: a notification may have ended that one, and its messages are to be popped at
-once."""
+quick round in a row, not after the first: a notification may have ended the first, and then its messages are popped
+without a pause."""
 _CLOSE_TIMEOUT_S = 2.0
-"""Time limit for giving back messages that an iteration has not returned."""
+"""Time limit for giving back messages that an iteration has not returned, in seconds."""
 
 
 class SimpleConsumer(ClientUser):
@@ -128,11 +128,11 @@ class SimpleConsumer(ClientUser):
         For `invisible_s` (0.001 … 1e9) no other member of the group gets them. With mode ORDERLY, handle those of a
         queue in the order of the list, and if you give one back, give back the later ones of its queue, too.
 
-        While all brokers fail with ConnectionFailed, or BrokerError 2 or 14, they are asked again for
-        request_timeout_s. If this is cancelled, messages on their way here stay invisible for `invisible_s`; with mode
-        ORDERLY, the next call gets them. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut,
-        ConnectionFailed, RemoteProtocolError, ValueError for arguments out of range, and RuntimeError outside the
-        block."""
+        While all brokers fail with ConnectionFailed, or BrokerError with code 2 or 14, they are asked again for
+        request_timeout_s. If this is cancelled, messages that a broker has already taken for it stay invisible for
+        `invisible_s`; with mode ORDERLY, the next call gets them. Raises BrokerError (for example code 26: the group
+        does not exist), RouteNotFound, RequestTimedOut, ConnectionFailed, RemoteProtocolError, ValueError for arguments
+        out of range, and RuntimeError outside the block."""
         return await self._receive(self.open_arrivals(), max_messages, invisible_s, wait_s)
 
     def open_arrivals(self) -> Arrivals:
@@ -180,12 +180,12 @@ class SimpleConsumer(ClientUser):
         """Returns an endless async iterator of messages. Several tasks may iterate, each over its own iterator or over
         a shared one.
 
-        `max_messages` (at most 32) and `invisible_s` are those of the underlying `receive`: up to `max_messages` wait
-        here, invisible to other members. One whose invisible time ends while it waits is skipped; it is delivered
-        again. With mode ORDERLY, messages are received one at a time, so that tasks that share the iteration get
-        messages of different queues. Brokers that can't be reached, or time out, are tried again for ever; the
-        iteration raises the other errors of `receive`, and ConnectionFailed or the last error once the consumer is
-        closed."""
+        `max_messages` (at most 32) and `invisible_s` are those of the underlying `receive`: up to `max_messages`
+        messages are buffered, invisible to other members. A buffered message whose invisible time ends is skipped; it
+        is delivered again. With mode ORDERLY, messages are received one at a time, so that tasks that share the
+        iteration get messages of different queues. Brokers that can't be reached, or time out, are retried
+        indefinitely; the iteration raises the other errors of `receive`, and ConnectionFailed or the last error once
+        the consumer is closed."""
         return Messages(self, 1 if self._is_ordered else max_messages, invisible_s)
 
     async def ack(self, message: PoppedMessage) -> None:
@@ -274,7 +274,8 @@ class SimpleConsumer(ClientUser):
                     raise
                 arrivals.postpone(source, error)
                 continue
-            if left_s > 0 and not (has_more or self._is_ordered):  # in order mode they may be blocked by others
+            # In order mode a source that returns no more messages may have some that unacknowledged ones block.
+            if left_s > 0 and not (has_more or self._is_ordered):
                 arrivals.postpone(source, None)
             if messages := await self._kept(source, popped):
                 return messages
@@ -287,7 +288,7 @@ class SimpleConsumer(ClientUser):
         return []
 
     async def _sources(self) -> list[MessageQueue]:
-        """Returns the sources, beginning with the next one at each call (round robin). Broker sets without a master are
+        """Returns the sources, each time starting with the next one (round robin). Broker sets without a master are
         left out, unless none has one. Raises RouteNotFound, and ConnectionFailed if no broker has readable queues."""
         routes = self._client.routes
         found, without_master = list[MessageQueue](), list[MessageQueue]()
@@ -329,7 +330,7 @@ class SimpleConsumer(ClientUser):
 
     def _message(self, source: MessageQueue, popped: Popped) -> PoppedMessage:
         record = popped.record
-        if record.reconsume_times != popped.attempts_before:  # in order mode the record does not contain it
+        if record.reconsume_times != popped.attempts_before:  # in order mode the record lacks the number
             record = msgspec.structs.replace(record, reconsume_times=popped.attempts_before)
         queue = MessageQueue(source.topic, source.broker_name, record.queue_id)
         message = received(record, queue, self._client.options.message_size_max)
@@ -361,8 +362,8 @@ class Messages:
         return self
 
     async def __anext__(self) -> PoppedMessage:
-        """Returns the next message. If cancelled, buffered messages are kept; for those on their way see
-        `SimpleConsumer.receive`."""
+        """Returns the next message. If cancelled, buffered messages are kept; `SimpleConsumer.receive` says what
+        happens to messages that a broker has already taken."""
         backoff = Backoff()
         if self._arrivals is None:
             self._arrivals = self._consumer.open_arrivals()

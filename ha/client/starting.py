@@ -19,7 +19,7 @@ import anyio
 from ha.client.parking import is_trio
 
 _tasks: set[asyncio.Task[None]] = set()
-"""The running tasks: asyncio itself keeps only weak references."""
+"""The running asyncio tasks, kept here because asyncio itself has only weak references to them."""
 
 
 class Startable(ABC):
@@ -34,7 +34,7 @@ class Startable(ABC):
         """Opens the parts of this object; `stack` closes them."""
 
     async def __aenter__(self) -> Self:
-        """Raises RuntimeError if it is open already, and the errors of `_open`."""
+        """Opens this object. Raises RuntimeError if it is open already, and the errors of `_open`."""
         if self._is_entered:
             raise RuntimeError("already open: create another one, or share this one")
         self._is_entered = True

@@ -58,8 +58,8 @@ class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | None:
-    """Returns the environment's TLS configuration, None without one. Raises ValueError for an invalid or incomplete
-    one."""
+    """Returns the TLS configuration in the environment; None if there is none. Raises ValueError if it is invalid or
+    incomplete."""
 
     def flag(name: str) -> bool:
         text = environment.get(name, "").lower()

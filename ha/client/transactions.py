@@ -1,9 +1,9 @@
 """Transactional messages: delivered only if the application's own work succeeds.
 
-A half message is stored out of consumers' sight. Then the application does its work, and asks the broker to commit
-(deliver) or roll back (drop) the message. If the outcome does not arrive, the broker asks the producers of the group,
-one of which answers with the result of its `check`. Sources: DefaultMQProducerImpl (sendMessageInTransaction,
-checkTransactionState), EndTransactionRequestHeader.
+The message is first stored as a half message, which consumers don't receive. Then the application does its work, and
+asks the broker to commit (deliver) or roll back (drop) the message. If the outcome does not arrive, the broker asks the
+producers of the group, one of which answers with the result of its `check`. Sources: DefaultMQProducerImpl
+(sendMessageInTransaction, checkTransactionState), EndTransactionRequestHeader.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHECK_TIMEOUT_S = 60.0
 
 
 class TransactionState(Enum):
-    """Outcome of a local transaction: of what the application did in its own database, for example."""
+    """Outcome of a local transaction, for example of a change in the application's own database."""
 
     COMMIT = "COMMIT_MESSAGE"
     """The local transaction was committed: the message is delivered."""
@@ -83,7 +83,7 @@ class Transactions:
         """See Producer.send_in_transaction."""
         if message.delay_level or message.delay_s is not None or message.deliver_at_ms is not None:
             raise ValueError("a message of a transaction can't be delayed")
-        connections = self._client.connections  # a client that `local` outlives has none at the end
+        connections = self._client.connections  # a client that is closed while `local` runs has none
         half = await self._sender.prepare(
             message,
             extra={names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self._group},

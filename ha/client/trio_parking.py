@@ -1,4 +1,4 @@
-"""`Parking` on trio. parking.py imports it only if trio runs."""
+"""Implements `Parking` for trio. parking.py imports this module only if trio runs."""
 
 from __future__ import annotations
 

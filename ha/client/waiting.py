@@ -1,4 +1,4 @@
-"""Waiting for the first of several events."""
+"""Waits for the first of several events."""
 
 from __future__ import annotations
 

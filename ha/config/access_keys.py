@@ -22,8 +22,8 @@ class AccessKeys(UserKeys, frozen=True, kw_only=True):
     """Keys for the secrets of a broker node."""
 
     ha_shared_secret: SecretStr | None = _key("haSharedSecret", None)
-    """own; secret that master and slaves prove to each other that they know; at least 16 characters; RocketMQ's slaves
-    have none and are rejected"""
+    """own; secret with which master and slaves authenticate each other; at least 16 characters; RocketMQ's slaves
+    don't support it and are rejected"""
     ha_shared_secret_file: str = _key("haSharedSecretFile", "")
     """own; file with the shared secret, instead of haSharedSecret"""
     admin_token: SecretStr | None = _key("adminToken", None)

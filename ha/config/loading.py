@@ -33,7 +33,8 @@ TLS_PREFIX = "tls."
 TLS_CONFIG_FILE = "tls.config.file"
 
 ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
-"""Alternative name -> key: the names of 4.9, and the name in broker.conf of a system property."""
+"""Alternative name -> key: the name of haMaxGapNotInSync in RocketMQ 4.9, and the name in broker.conf of the system
+property tls.enable."""
 
 REFUSED_IF_TRUE = {
     "authenticationEnabled": "only brokers have users; a name server checks plain_acl.yml (aclEnable)",
@@ -42,7 +43,8 @@ REFUSED_IF_TRUE = {
     "enableDLegerCommitLog": "halog does not support DLedger's replication protocol",
     "duplicationEnable": "halog does not support it",
 }
-"""Keys that must not be ignored, because the node would not do what its operator expects."""
+"""Key -> why it must not be true: RocketMQ's keys that halog can't ignore, because the node would not do what its
+operator expects."""
 
 REMOVED = frozenset(
     {
@@ -61,7 +63,7 @@ _SIMILARITY_MIN = 0.7
 _KEYS_HINT = "the keys that --print-config and docs/configuration.md list"
 
 STANDARD_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otelEndpoint"}
-"""Environment variable of another project -> key."""
+"""Environment variable that OpenTelemetry defines -> key."""
 
 C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
 

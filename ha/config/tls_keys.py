@@ -37,11 +37,12 @@ class ServerTlsKeys(msgspec.Struct, frozen=True, kw_only=True):
     """whether clients of remoting ports must present a certificate (require), may present one (optional), or are not
     asked for one (none); a certificate is always verified"""
     tls_server_auth_client: bool | None = _key("tls.server.authClient", None)
-    """derived from tls.server.need.client.auth; false, which in RocketMQ accepts any certificate, is rejected"""
+    """whether clients' certificates are verified; derived: true unless tls.server.need.client.auth is none; another
+    value is rejected (with false, RocketMQ accepts any certificate)"""
     tls_server_trust_cert_path: str = _key("tls.server.trustCertPath", "")
     """PEM file with the CAs of clients' certificates"""
     tls_test_mode_enable: bool = _key("tls.test.mode.enable", False)
-    """true, which in RocketMQ uses a generated certificate that nobody can verify, is rejected; see docs/tls.md"""
+    """must be false; with true, RocketMQ uses a generated certificate that nobody can verify; see docs/tls.md"""
     tls_config_file: str = _key("tls.config.file", "")
     """properties file with further keys that start with tls.; other sources override it"""
 

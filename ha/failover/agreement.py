@@ -40,16 +40,16 @@ RecordAge = tuple[int, int]
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state that outlives all members. Written only by the master, or by an election."""
+    """The group's permanent state, kept even if no member is alive. Written only by the master, or by an election."""
 
     epoch: int
     """Term of the present or last master; 0 before the first."""
     master_id: int | None
-    """Broker id of that master, or of the member to which it handed over."""
+    """Broker id of the present or last master, or of the member to which it handed over; None before the first."""
     sync_state_set: frozenset[int]
     """Broker ids of the members that have every acknowledged byte."""
     ack_count: int | None = None
-    """Number of members of the set that acknowledge each message, the master included; None: all of them."""
+    """Number of members of the sync-state set that acknowledge each message, the master included; None: all of them."""
     version: int = 0
     """Version of the record within its term, which grows with each change; 0 in records of earlier releases."""
 
@@ -67,15 +67,15 @@ class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int
     """The master's term, as in the group's record."""
     ha_address: str
-    """host:port for slaves."""
+    """Address (host:port) to which slaves connect for replication."""
     broker_address: str
-    """host:port for clients."""
+    """Address (host:port) to which clients connect."""
     reads_run_ids: bool = False
     """Whether slaves may send it their run ids in the replication handshake."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A member whose lease is alive; in an election, also the end of its log."""
+    """Record of a member, which exists while the member's lease does. In an election it also has the end of its log."""
 
     epoch: int
     """Last term in its log; 0 for an empty log."""
@@ -90,8 +90,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     run_id: int = 0
     """Identifies this process among those with the same broker id; 0: unknown."""
     stands_for: int = 0
-    """Epoch of the election in which it stands, 0 for none. It no longer follows a master of a lower epoch, so its log
-    ends at `max_offset` and will not grow before a master is elected."""
+    """Epoch of the election in which the member stands, 0 for none. Such a member no longer follows a master of a lower
+    epoch, so its log ends at `max_offset` and will not grow before a master is elected."""
     is_complete: bool = True
     """Whether its log still has every byte that it acknowledged. False after a stop that may have lost unwritten pages,
     until it has caught up with a master (durable_state.py). True in records of earlier releases."""
@@ -116,7 +116,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     epoch: int | None = None
     """The term to end; the request has no effect on later ones. None: the current term."""
     refusal: str = ""
-    """Why the master refused. The record is then the answer to a request."""
+    """Why the master refused the request; "" in a request that is not answered yet."""
     refused_revision: int = 0
     """With a refusal: the revision of the request that it answers."""
 
@@ -126,7 +126,7 @@ class Lease(msgspec.Struct, frozen=True):
 
     id: int
     ttl_s: float
-    """The granted time, which may be longer than requested."""
+    """Granted time in seconds, which may be longer than requested."""
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,13 +139,15 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """Revision of the last change of `group`; the next change has to name it."""
     master: MasterRecord | None = None
     master_revision: int = 0
-    """Revision at which this master created the key; it grows from master to master."""
+    """Revision at which the present master created its key; each later master has a higher one."""
     master_lease_id: int = 0
-    """The lease of the key: shows its owner that it became master even if the answer was lost."""
+    """Id of the lease to which the master's key is attached. It shows a member that it became master even if the answer
+    was lost."""
     members: Mapping[int, MemberRecord] = {}
     """Members whose lease is alive, by broker id."""
     member_lease_ids: Mapping[int, int] = {}
-    """The lease of each member's key, by broker id. It distinguishes two processes with one id."""
+    """Id of the lease to which each member's key is attached, by broker id. It distinguishes two processes with one
+    broker id."""
     switch: SwitchRequest | None = None
     switch_revision: int = 0
 
@@ -220,7 +222,7 @@ class Watch(Protocol):
 
 
 class Agreement(Protocol):
-    """One group's keys. Every async method may raise AgreementUnavailable.
+    """The service that keeps one group's keys. Every async method may raise AgreementUnavailable.
 
     `timeout_s`: maximum duration of the whole call, in seconds of the trio clock.
     """

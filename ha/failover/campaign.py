@@ -76,7 +76,8 @@ class Campaign:
             return True
         if view.group.epoch + 1 != membership.record().stands_for:
             return False  # there was another master meanwhile
-        # The service was restored from an older state, or this member has learned of a newer record since.
+        # This member's published record is out of date or missing: the service was restored from an older state, or
+        # this member has learned of a newer group record since.
         if view.members.get(options.broker_id) != membership.record():
             self._keeper.republish()
             await membership.announce()
@@ -151,7 +152,7 @@ class Campaign:
             self._keeper.mark_lost(error.lease)
         except AgreementUnavailable as error:
             membership.progress.explain(str(error))
-            if not error.outcome_unknown:  # refused, which may take no time
+            if not error.outcome_unknown:  # a refusal may return at once: pause to avoid a busy loop
                 await trio.sleep(options.retry_s)
             await self._known.refresh()
         else:

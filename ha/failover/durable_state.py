@@ -1,6 +1,6 @@
 """A member's state on disk beside the log: whether the log is complete after a crash, and the group's record.
 
-A member is *complete* if its log still has every byte that it acknowledged. When it starts, it can prove that if
+A member is *complete* if its log still has every byte that it acknowledged. A starting member can prove this if
 
 - it was complete when it last wrote this file, and
 - its log has a term: a log without one may have been deleted, or have lost its first records, and
@@ -18,9 +18,9 @@ nothing.
 A store with neither this file nor a log is *new*: incomplete, and if it is in the sync-state set, its disk has been
 replaced. In a group that never had a master it becomes complete, as that group has acknowledged nothing.
 
-The record shows whether the service was rolled back to an older state, for example by restoring a backup. A master
-writes it to its disk before a new set counts for acknowledgements, other members when they learn of it. The whole
-record is kept, so that an operator can restore it (docs/failover.md).
+The group's record on disk shows whether the service was rolled back to an older state, for example by restoring a
+backup. A master writes the record to its disk before a new set counts for acknowledgements; other members write it when
+they learn of it. The whole record is kept, so that an operator can restore it (docs/failover.md).
 
     {"bootId": "…", "flushesFirst": false, "isComplete": true, "isNew": false, "group": {…}}
 
@@ -98,7 +98,7 @@ class DurableState:
 
     @property
     def is_new(self) -> bool:
-        """Whether there has never been a log here."""
+        """Whether this store has never had a log."""
         return self._content.is_new
 
     @property
@@ -112,7 +112,7 @@ class DurableState:
         return (0, 0) if self.group is None else self.group.age
 
     async def note(self, group: GroupRecord) -> None:
-        """Store a record of the group unless a newer one is known; durable on return."""
+        """Write a record of the group to disk unless it, or a newer one, is known already; durable on return."""
         if group.age > self.known_age:
             async with self._write_lock:
                 if group.age > self.known_age:
@@ -122,7 +122,7 @@ class DurableState:
         """Read the last process's state, decide whether the log is complete, and write the state of this process."""
         last = await self._read()
         is_new = start.is_empty if last is None else last.is_new
-        if last is None:  # a new store, or one of a release that did not write this
+        if last is None:  # a new store, or one of a release that did not write this file
             is_flushed = start.was_stopped_cleanly
             is_complete = is_flushed and not is_new
         else:

@@ -18,16 +18,17 @@ which member tries it, and when:
 - Candidates are ranked by higher epoch of the log, higher offset, being the member that the record names (the last
   master, or the one that it handed over to), lower priority number, lower id. Members that drain come last; with
   `ack_count` only after those with an equal log. Each waits for a delay according to its rank. That only avoids
-  contention: if two try, the transaction takes one. The confirmed offset isn't used: of two logs of one epoch the
+  contention: if two try, only one transaction succeeds. The confirm offset isn't used: of two logs of one epoch the
   longer one contains the other, and with `ack_count` the member that holds the last acknowledged byte may have been
-  sent a lower confirmed offset.
+  sent a lower confirm offset.
 - Nobody is elected while a live member knows a newer record of the group (`outdated_record`): the service was restored
   from an older state, whose set may contain members that were dropped since.
 - A member whose log contains an unknown term is never elected: either the service lost data, or the store belongs to
   another group. Nor is a member of the set whose disk has never had a log: the disk has been replaced.
 
-The set afterwards: if all of the set acknowledge, each complete member has every acknowledged byte, so all of them that
-live stay, and messages wait for them until replication drops them. Others stay only if their log equals the winner's.
+The sync-state set after an election: if all of the set acknowledge, each complete member has every acknowledged byte.
+So all live complete members stay, and messages wait for their acknowledgement until replication removes them. Other
+members stay only if their log equals the winner's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ha.failover.role import LogPosition
 
 
 class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
-    """This member may try to become master."""
+    """Result of an evaluation: the member may try to become master after a delay."""
 
     delay_s: float
     """Seconds to wait after the earliest time for an election (campaign.py), so that better candidates go first."""
@@ -53,7 +54,7 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """This member may not become master now."""
+    """Result of an evaluation: a member may not become master now, or a record may not be created or used."""
 
     reason: str
     needs_operator: bool = False
@@ -192,7 +193,8 @@ def _refusal_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal |
 
 
 def _refusal_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
-    """Return why a member's log excludes it, whether or not it is in the set."""
+    """Return why a member's log excludes the member from the election, whether or not it is in the sync-state set; None
+    if it does not."""
     if member.epoch > group.epoch:
         return Refusal(
             f"member {id_}'s log has epoch {member.epoch}, the group's record only knows of {group.epoch}: has the "

@@ -69,7 +69,7 @@ __all__ = ["EtcdAgreement", "EtcdOptions", "EtcdStatistics", "open_etcd_agreemen
 
 
 class EtcdAgreement:
-    """See `ha.failover.agreement.Agreement`, and `open_etcd_agreement`."""
+    """One group's keys in etcd; implements `ha.failover.agreement.Agreement`. Opened by `open_etcd_agreement`."""
 
     def __init__(self, client: EtcdClient, cluster: str, broker_name: str) -> None:
         self._client = client
@@ -97,7 +97,7 @@ class EtcdAgreement:
             [put(GROUP, group)],
             timeout_s,
             group_revision=0,
-            is_ours=lambda view: False,  # another may have created the same
+            is_ours=lambda view: False,  # another member may have created an equal record
         )
 
     async def change_group(
@@ -299,7 +299,7 @@ class EtcdAgreement:
         *,
         check: Callable[[KeyValue], None] = lambda found: None,
     ) -> int:
-        """Replace the present value of a key, so that no late attempt can be executed afterwards.
+        """Replace the present value of a key, and return the new revision. No late attempt can be executed afterwards.
 
         `check` gets the present value (revision 0: none) and raises if it must not be replaced.
         """

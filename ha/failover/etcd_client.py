@@ -48,9 +48,9 @@ _UNAUTHENTICATED = 16
 #: gRPC's codes of requests that were refused without effect. After other errors the outcome is unknown.
 _REFUSED = frozenset({3, NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})
 _TOKEN_WANTED = ("invalid auth token", "user name is empty", "revision of auth store is old")
-#: The request was not answered. The last two: the endpoint's host name or address is invalid.
+#: Errors of a request that got no answer. The last two mean that the endpoint's host name or address is invalid.
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
-#: The server did not execute the request, but another one may.
+#: Beginnings of error messages after which another server may still execute the request: this one did not.
 _TRY_ELSEWHERE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
 
 
@@ -60,7 +60,7 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     """http://host:port or https://host:port of each server; the first is tried first."""
     user: str = ""
-    """"": no authentication."""
+    """User name for etcd; "" for no authentication."""
     password: Callable[[], str] | None = None
     """Returns the password; called for each new token."""
     tls: Callable[[], ssl.SSLContext] | None = None
@@ -75,7 +75,7 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("no endpoint")
         for endpoint in self.endpoints:
             parts = urlsplit(endpoint)
-            # Not shown: it may hold a password.
+            # The error does not show the endpoint, which may contain a password.
             if parts.username is not None or parts.password is not None:
                 raise ValueError("an endpoint has a user in it; give user and password")
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
@@ -133,7 +133,7 @@ class _Trace:
 
 
 class EtcdClient:
-    """All calls of one process to etcd. See `open_etcd_client`."""
+    """HTTP client for all calls of one process to etcd, with counters. Opened by `open_etcd_client`."""
 
     def __init__(self, options: EtcdOptions, chance: random.Random | None = None) -> None:
         self.options = options
@@ -227,7 +227,8 @@ class EtcdClient:
     ) -> str:
         """Stream an endless answer from one endpoint: pass its pieces, of any size, to `take` until that returns False.
 
-        Returns why it ended: "" if `take` ended it. `take` must not raise. `timeout_s`: until the answer begins.
+        Returns why the stream ended; "" if `take` ended it. `take` must not raise. `timeout_s`: maximum time until
+        the answer begins.
         """
         try:
             with trio.fail_after(timeout_s):

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
-    """mvccpb.KeyValue."""
+    """A key with its value, revisions and lease id, as in mvccpb.KeyValue."""
 
     key: bytes
     value: bytes = b""
@@ -36,7 +36,7 @@ class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """etcdserverpb.ResponseHeader."""
+    """Header of an answer (etcdserverpb.ResponseHeader)."""
 
     revision: int = 0
     """Revision of the store at the time of the answer."""
@@ -77,7 +77,7 @@ class KeepAliveAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthenticateAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to an authentication."""
+    """Answer to an authentication request."""
 
     token: str = ""
 
@@ -97,7 +97,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a watch: events, or its creation or cancellation."""
+    """Content of one message of a watch: events, or the notice that the watch was created or canceled."""
 
     created: bool = False
     canceled: bool = False
@@ -109,7 +109,7 @@ class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a watch."""
+    """One line of the stream of a watch: a result or an error."""
 
     result: WatchResult = WatchResult()
     error: Json | None = None
@@ -146,7 +146,8 @@ def value_of(record: msgspec.Struct) -> bytes:
 def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
     """Decode a group's keys. Raises RemoteProtocolError if a record was not written by halog; unknown keys are ignored.
 
-    An invalid request for a switch, which operators may write by hand, becomes a refused one: elections must go on.
+    An invalid request for a switch, which an operator may have written by hand, becomes a refused request, so that it
+    does not block elections.
     """
     members, member_lease_ids = {}, {}
     for key, found in keys.items():
@@ -195,27 +196,28 @@ def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
 
 
 def is_master_of(revision: int) -> Json:
-    """Comparison: the master's key was created at `revision`; 0: it does not exist."""
+    """Return the comparison that holds if the master's key was created at `revision`; 0: if the key does not exist."""
     return {"name": MASTER, "target": "CREATE", "create_revision": revision}
 
 
 def is_unchanged(name: bytes, revision: int) -> Json:
-    """Comparison: the key was last changed at `revision`; 0: it does not exist."""
+    """Return the comparison that holds if the key was last changed at `revision`; 0: if the key does not exist."""
     return {"name": name, "target": "MOD", "mod_revision": revision}
 
 
 def put(name: bytes, record: msgspec.Struct, lease_id: int = 0) -> Json:
-    """Operation: write a record."""
+    """Return the operation that writes a record."""
     return {"name": name, "value": value_of(record), "lease": lease_id}
 
 
 def clear(name: bytes) -> Json:
-    """Operation: empty a key without deleting it: its revision makes a late attempt's comparison fail."""
+    """Return the operation that empties a key without deleting it, so that its new revision makes the comparison of a
+    late attempt fail."""
     return {"name": name, "value": b""}
 
 
 def delete(name: bytes) -> Json:
-    """Operation: delete a key if it exists."""
+    """Return the operation that deletes a key if it exists."""
     return {"name": name}
 
 

@@ -29,7 +29,7 @@ QUEUE_COUNT_MAX = 256
 
 
 class EtcdWatch:
-    """See `ha.failover.agreement.Watch`. `run` is its task."""
+    """Watches the keys of one group in etcd; implements `ha.failover.agreement.Watch`. `run` is its task."""
 
     def __init__(self, client: EtcdClient, prefix: bytes) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class EtcdWatch:
         self._queue: deque[Seen] = deque()
         self._queued = trio.lowlevel.ParkingLot()
         self._keys: dict[bytes, KeyValue] | None = None
-        """The keys at `_revision`; None: to be read again"""
+        """The keys at `_revision`; None if they have to be read again"""
         self._revision = 0
         self._partial_line = bytearray()
         self._received_at = 0.0
@@ -65,7 +65,7 @@ class EtcdWatch:
             except AgreementUnavailable as error:
                 reason = error.reason
             else:
-                # As for calls: longer in each round, so that a slow service can still answer.
+                # As for calls, the timeout doubles with each round of all endpoints, so that a slow service can answer.
                 reason = await self._follow(endpoint, options.attempt_timeout_s * 2 ** min(failures // count, 4))
                 if self._created.is_set():
                     failures = 0

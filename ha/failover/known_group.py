@@ -26,7 +26,7 @@ class KnownGroup:
         self.last_error = ""
         """Why the last `refresh` failed; "" if it succeeded."""
         self.rolled_back_at = -math.inf
-        """Time at which the service last showed an older state than before (Trio's clock)"""
+        """Time at which the service last returned an older state than before (Trio's clock); minus infinity: never."""
 
     @property
     def view(self) -> GroupView | None:
@@ -40,10 +40,10 @@ class KnownGroup:
             self.latest.value = view
 
     def apply(self, revision: int, group: GroupRecord, **changes: Any) -> None:
-        """Adopts the group as it is after this member's own change at `revision`, unless that is known already.
+        """Updates the view after this member's own change at `revision`, unless that revision or a later one is known.
 
-        That is the newest view with the new record `group`, and with the fields in `changes` replaced. Others' changes
-        shortly before may be missing in it until the watch shows them.
+        Replaces the record by `group`, and the view's other fields named in `changes`. Changes that other members made
+        shortly before may be missing until the watch delivers them.
         """
         assert self.view is not None
         if revision > self.view.revision:
@@ -57,7 +57,7 @@ class KnownGroup:
             view = await self._agreement.view(timeout_s=self._options.call_timeout_s)
             self.last_error = ""
             if self.view is not None and view.revision < known <= self.view.revision:
-                # Read after the newer one was known: the service was rolled back, for example to a restored backup.
+                # A higher revision was known before this read: the service was rolled back, for example to a backup.
                 logger.error("member.etcd_rolled_back revision=%d known=%d", view.revision, known)
                 self.rolled_back_at = trio.current_time()
                 self.latest.value = view
@@ -70,13 +70,13 @@ class KnownGroup:
         return True
 
     async def watch(self) -> None:
-        """Adopts each change until cancelled."""
+        """Adopts each view that the service's watch delivers, until cancelled."""
         async with self._agreement.watch() as watch:
             async for seen in watch:
                 if self.view is None or seen.view.revision >= self.view.revision:
                     self.update(seen.view)
                     continue
-                # The watch lags behind the answers to calls, or one of those was from before the service was rolled
-                # back: an answer that was delayed, or of a server that was restored later than the others.
+                # Either the watch lags behind the answers to calls, or the known view is from before the service was
+                # rolled back (a delayed answer, or the answer of a server that was restored later than the others).
                 while not await self.refresh():
                     pass

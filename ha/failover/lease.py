@@ -1,4 +1,4 @@
-"""Until when a member may act as master: the deadline of its lease, and the right that depends on it.
+"""The deadline of a member's lease, and the right to act as master, which ends at that deadline at the latest.
 
     deadline = (time before the grant or renewal was sent) + granted seconds x (1 - drift)
 
@@ -7,11 +7,11 @@ deadline as long as the two clocks disagree by no more than `drift` of the time 
 lost doesn't count; one that is answered late counts only for the time that is left of it.
 
 The clock is the event loop's, which can't be stepped. It is read for each question, and no answer is cached: a process
-that was stopped finds the deadline passed at the first question after it resumes. That is not so where the clock stops
-as well: in a virtual machine that its host pauses, on a machine that sleeps. There the members of the sync-state set
-protect the log: they acknowledge nothing to a master of a lower epoch (docs/failover.md).
+that was stopped finds the deadline passed at the first question after it resumes. This does not hold if the clock stops
+as well: in a virtual machine that its host pauses, or on a suspended computer. In these cases the members of the
+sync-state set protect the log: they acknowledge nothing to a master of a lower epoch (docs/failover.md).
 
-Knows no service and no tasks.
+Calls no service and starts no tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 
 class LeaseDeadline:
-    """The time until which the owner of a lease may rely on it; not at all before the first `renewed`."""
+    """Time until which the owner of a lease may rely on it. Before the first call of `renewed` that time has passed."""
 
     def __init__(self, clock: Clock = trio.current_time, drift: float = DRIFT) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class LeaseDeadline:
 
         Answers may arrive out of order: an older one never shortens what a newer one granted.
         """
-        self._notify()  # a deadline that passed unnoticed must not be extended unnoticed
+        self._notify()  # shows subscribers a deadline that has already passed, before it is extended
         self._deadline = max(self._deadline, sent_at + granted_s * (1 - self._drift))
         self._notify()
 
@@ -111,7 +111,7 @@ class MasterLease:
         self._on_change = callback
 
     def end(self) -> None:
-        """Ends the right to act as master now, for good."""
+        """Ends the right to act as master now and permanently."""
         if not self._is_over:
             self._is_over = True
             self._deadline.unsubscribe(self._on_deadline)

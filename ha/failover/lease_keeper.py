@@ -1,12 +1,12 @@
 """Keeps one member's lease alive and its record attached to it; finds out whether another process has its broker id.
 
 A member has one lease. Its own record is attached to it, and so is the master's key while it is master: a member that
-dies loses both at once. The lease is renewed every third of its time. If it is lost, a new one replaces it and brings
-back the record, but not the mastership.
+dies loses both at once. The lease is renewed every third of its time. If it is lost, the record is written again on a
+new lease, but the member is no longer master.
 
-The lease of the record's key shows which process has the broker id. A member whose key is attached to another lease
-plays no role. That lease belongs to its own earlier process, and will expire, or to another process, in which case this
-process ends:
+The lease of the record's key shows which process has the broker id. A member whose key is attached to another lease has
+no role: it follows no master and does not stand for election. That lease belongs to its own earlier process, and will
+expire, or to another process, in which case this process ends:
 
     not owned ──the record is written──▶ owned ──the key is on another lease──▶ not owned
         └──the other lease has not ended after FOREIGN_LEASE_PERIODS──▶ ConfigError
@@ -55,8 +55,9 @@ class HeldLease(msgspec.Struct, frozen=True):
     lease: Lease
     deadline: LeaseDeadline
     since: float
-    """Time since which it has not ended (Trio's clock): when the service answered its grant, or the first renewal after
-    its deadline. A lease that was renewed so late may have ended, and exist again because the service was restored."""
+    """Time since which the lease has certainly not ended (Trio's clock): when the service answered its grant, or the
+    first renewal after its deadline. A lease that was renewed so late may have ended, and exist again because the
+    service was restored."""
 
     @property
     def is_fit(self) -> bool:
@@ -70,7 +71,7 @@ class BrokerIdState(msgspec.Struct, frozen=True, kw_only=True):
     is_owned: bool = False
     """Whether the member's key was written on this process's lease and has not been found on another one since."""
     taken: BrokerIdTaken | None = None
-    """The other lease that holds the key; None if there is none, or if it is not known yet."""
+    """Error that names the other lease to which the key is attached; None if there is none, or it is not known yet."""
 
 
 class LeaseKeeper:
@@ -135,7 +136,7 @@ class LeaseKeeper:
         """Write the member's record as it is now, unless that was written already.
 
         Raises AgreementUnavailable, also if the member has no lease; LeaseLost if its lease has ended; BrokerIdTaken,
-        after which this member plays no role.
+        after which this member has no role.
         """
         async with self._write_lock:
             held, record = self.held.value, self._record()
@@ -206,7 +207,7 @@ class LeaseKeeper:
             await self._agreement.revoke(held.lease, timeout_s=self._options.call_timeout_s)
 
     def _lose_broker_id(self, taken: BrokerIdTaken) -> None:
-        """Record that the key is attached to another lease: this member plays no role until that lease has ended."""
+        """Record that the key is attached to another lease: this member has no role until that lease has ended."""
         known = self.broker_id.value
         if known.is_owned:
             logger.error("member.id_lost reason=%r hint=%r", str(taken), "this member stops serving")

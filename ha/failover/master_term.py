@@ -52,7 +52,7 @@ class MasterTerm:
                 nursery.start_soon(self._watch_deadline)
                 nursery.start_soon(self._watch_key)
                 nursery.start_soon(self._watch_record)
-                nursery.start_soon(self._keep_set)  # before it serves: the first put may wait for a lost member
+                nursery.start_soon(self._keep_set)  # before serving: the first put may wait for a lost member
                 nursery.start_soon(self._pass_on_live_members)
                 try:
                     await self._membership.state.note(self._first_record)
@@ -71,7 +71,7 @@ class MasterTerm:
         keeper = self._membership.keeper
         held = keeper.held.value
         while self._lease.is_held:
-            # Renewals extend the deadline, and the lease's clock may differ from the one that sleeps.
+            # Renewals extend the deadline, and the lease's clock may differ from the clock of `trio.move_on_after`.
             with trio.move_on_after(self._lease.remaining_s):
                 await keeper.held.wait_value(lambda now: now is not held)
         error = keeper.last_error
@@ -181,7 +181,7 @@ class MasterTerm:
 
         A failure before the next master has the whole log changes nothing. After that the term is over, even if the
         transaction fails; if its answer is lost, it may be executed later. `leaves`: also remove this member from the
-        set, unless messages are acknowledged by a number of its members.
+        sync-state set, unless the group acknowledges by count (`acknowledges_by_count`).
         """
         await self._started.wait()
         async with self._change_lock:
@@ -206,7 +206,7 @@ class MasterTerm:
                 if self._lease.is_held:
                     self._role.release_puts()
             kept = group.sync_state_set
-            if leaves and not acknowledges_by_count(group):  # else the others of the set may lack what n acknowledged
+            if leaves and not acknowledges_by_count(group):  # by count, the others may lack acknowledged messages
                 kept -= {self._options.broker_id}
             handed = msgspec.structs.replace(group, master_id=target, sync_state_set=kept, version=group.version + 1)
             with trio.CancelScope(shield=True):  # has its own timeout; an interrupted handover would only be slower

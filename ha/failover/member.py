@@ -3,16 +3,17 @@
     async with open_member(agreement, role, options, state) as member:
         ...
 
-Tasks: the lease's, the watch's, one that checks the broker id, one that notes when the log is complete again,
-one that keeps the newest record, and one that decides: the only one that changes the role. It looks at the newest view
-of the group, and does one of these until a newer view says otherwise:
+Its tasks renew the lease, watch the group, check the broker id, record that the log is complete again, store the newest
+record, and decide. Only the deciding task changes the role. It looks at the newest view of the group, and does one of
+these until a newer view requires another:
 
     another member is master    follow it
-    there is no master          stop the log and stand for election (campaign.py)
-    this member is master       until the lease's deadline, a lost key, an outdated record, a handover (master_term.py)
+    there is no master          stop appending to the log and stand for election (campaign.py)
+    this member is master       serve until the lease's deadline, the loss of the key, an outdated record or a handover
+                                (master_term.py)
 
-It does so only while the member's own key is on its own lease (lease_keeper.py): of two processes with one broker id
-only one plays a role.
+The member has a role only while its own key is attached to its own lease (lease_keeper.py): of two processes with one
+broker id only one follows, stands for election or is master.
 
 A change whose answer was lost may or may not have happened: the view shows it. A member recognizes its own key by the
 lease that it is attached to, so that it does not mistake the key of an earlier process for its own.
@@ -53,7 +54,7 @@ class Member:
     """A member of a failover group. `run` is its task; `progress`, `known`, `keeper` and `state` are for readers."""
 
     def __init__(self, agreement: Agreement, role: Role, options: MemberOptions, state: DurableState) -> None:
-        """`state.begin` must have returned."""
+        """`state`: its method `begin` must have returned before."""
         self._agreement = agreement
         self._role = role
         self._options = options
@@ -68,8 +69,8 @@ class Member:
         self._term: MasterTerm | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Make the node master, slave or candidate as the group's views require, until cancelled. It then keeps its
-        last role, but without the right to act as master.
+        """Make the node master, slave or candidate as the group's views require, until cancelled. Afterwards the node
+        keeps its last role, but without the right to act as master.
 
         Raises ConfigError if another process has this member's broker id.
         """
@@ -107,11 +108,11 @@ class Member:
                 self.keeper.republish()
             elif view.group.age >= self.state.known_age:
                 await self.state.note(view.group)
-            elif own is None or own.known_age < self.state.known_age:  # once is enough: each write makes a new view
+            elif own is None or own.known_age < self.state.known_age:  # the write makes a new view to check
                 self.keeper.republish()
 
     async def leave(self) -> None:
-        """For a node that stops: hand over if this member is master and another can take over, then end the lease."""
+        """Prepare the node's stop: hand over if this member is master and another can take over, then end the lease."""
         self._membership.is_leaving = True
         if self._term is not None:
             await self._term.hand_over(SwitchRequest(to=None, reason="its master stops"), leaves=True)
@@ -150,7 +151,7 @@ class Member:
                 self.keeper.check_view(view)
 
     async def _wait_id(self, view: GroupView) -> None:
-        """Play no role until this member's key is on its lease."""
+        """Keep the node a slave without a master until this member's key is attached to its own lease."""
         epoch = 0 if view.group is None else view.group.epoch
         broker_id = self.keeper.broker_id
         while not (state := broker_id.value).is_owned:
@@ -159,7 +160,7 @@ class Member:
             await broker_id.wait_value(lambda now: now is not state)
 
     async def _while_id_is_owned(self, play: Callable[[], Awaitable[None]]) -> None:
-        """Play a role until it ends or this member loses its broker id."""
+        """Run `play` until it returns; cancel it if this member loses its broker id."""
 
         async def watch() -> None:
             await self.keeper.broker_id.wait_value(lambda now: not now.is_owned)
@@ -204,7 +205,7 @@ class Member:
     async def _end_own_key(self, view: GroupView, epoch: int, outdated: Refusal | None) -> bool:
         """Become a slave, and remove this member's own master key, as its term is over.
 
-        False if an earlier process of this member created the key, which then has to expire.
+        Return whether the key was removed. If an earlier process of this member created the key, it has to expire.
         """
         self.progress.become_following(None, epoch, "the key of this member's earlier term has not ended yet")
         await self._role.become_slave(epoch, None)
@@ -246,7 +247,7 @@ class Member:
         assert held is not None
         assert view.master is not None
         lease = MasterLease(held.deadline)
-        if self.progress.state is not MemberState.CANDIDATE:  # a try whose answer was lost was executed late
+        if self.progress.state is not MemberState.CANDIDATE:  # an attempt without an answer was executed late
             self.progress.become_candidate(view.master.epoch)
         self.progress.become_master(view.master.epoch)
         term = self._term = MasterTerm(self._membership, lease, view)
@@ -261,7 +262,7 @@ class Member:
 
 
 def _key_of(view: GroupView) -> tuple[int, int]:
-    """Return what identifies one term's key: its revision and, as a restored service reuses revisions, its epoch."""
+    """Return the identity of one term's key: its revision and, as a restored service reuses revisions, its epoch."""
     return view.master_revision, 0 if view.master is None else view.master.epoch
 
 

@@ -27,9 +27,9 @@ class MemberState(Enum):
     CANDIDATE = "candidate"
     """There is no master. The log doesn't change; the member waits for its turn, or for another member's election."""
     MASTER = "master"
-    """The master's key is this member's. `master_id` is its own id once it serves, None until then."""
+    """This member owns the master's key. `master_id` is its own id once it serves, None until then."""
     FENCED = "fenced"
-    """It has just stopped being the master: waiting requests are refused, and the key is released."""
+    """This member has just stopped being the master: waiting requests are refused, and the key is released."""
 
 
 TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
@@ -41,11 +41,12 @@ TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
 
 
 class MemberProgress:
-    """One member's state. Owned by its Member; others read, and wait for `changed`.
+    """The state of one member, with the transitions as methods. Changed only by its Member; others read, and wait for
+    `changed`.
 
-    master_id   the master that it follows, its own id while it serves as master; None: none
-    epoch       the master's, else the highest known one
-    reason      why it is in this state, for people; "" if the state says it all
+    master_id   broker id of the master that the member follows, or its own while it serves as master; None: no master
+    epoch       the master's epoch; without a master the highest known one
+    reason      why the member is in this state, as shown to operators; "" if the state needs no explanation
     """
 
     def __init__(self) -> None:
@@ -56,27 +57,27 @@ class MemberProgress:
         self.since = trio.current_time()
         """Time at which it entered this state (Trio's clock)"""
         self.changed: AsyncValue[tuple[MemberState, int | None]] = AsyncValue((self.state, None))
-        """State and `master_id`."""
+        """State and `master_id`, for tasks that wait for a change."""
 
     def become_following(self, master_id: int | None, epoch: int, reason: str = "") -> None:
-        """The member follows `master_id`, or nobody for `reason`."""
+        """Enters FOLLOWING: the member follows `master_id`, or with None no master, for `reason`."""
         self._move(MemberState.FOLLOWING, master_id, epoch, reason)
 
     def become_candidate(self, epoch: int) -> None:
-        """There has been no master since the one of `epoch`."""
+        """Enters CANDIDATE: there has been no master since the one of `epoch`."""
         self._move(MemberState.CANDIDATE, None, epoch, "")
 
     def become_master(self, epoch: int) -> None:
-        """The master's key is this member's; it prepares to serve."""
+        """Enters MASTER: this member owns the master's key and prepares to serve."""
         self._move(MemberState.MASTER, None, epoch, "")
 
     def become_serving(self, own_id: int) -> None:
-        """The master accepts requests."""
+        """Sets `master_id` to this member's own id: as master it accepts requests from now on."""
         assert self.state is MemberState.MASTER, self.state
         self._move(MemberState.MASTER, own_id, self.epoch, "")
 
     def become_fenced(self, reason: str) -> None:
-        """The term as master is over."""
+        """Enters FENCED: the term as master is over, for `reason`."""
         self._move(MemberState.FENCED, None, self.epoch, reason)
 
     def explain(self, reason: str, *, needs_operator: bool = False) -> None:

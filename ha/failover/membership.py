@@ -37,12 +37,12 @@ class Membership:
         self.is_leaving = False
         """Whether the node is stopping, so that this member must not become master."""
         self._standing: tuple[LogPosition, int] | None = None
-        """While it stands for election: the end of its log, and the epoch it stands for"""
+        """End of the log and epoch of the election while this member stands for election; otherwise None"""
 
     def record(self) -> MemberRecord:
         """Return the member's record as it should be published now."""
         options = self.options
-        # An offset that grows would be a write to the service at each renewal, and nobody reads it before an election.
+        # A growing offset would cause a write to the service at each renewal, and nobody reads it before an election.
         position, stands_for = self._standing or (LogPosition(self.role.position.epoch, 0), 0)
         known_epoch, known_version = self.state.known_age
         return MemberRecord(
@@ -93,7 +93,7 @@ class Membership:
         return view is not None and view.master is None and not self.why_not_stand
 
     async def announce(self) -> None:
-        """Publish the record, however long that takes, then read the group."""
+        """Publish the member's record, retrying until that succeeds, then read the group."""
         while True:
             await self.keeper.wait_held()
             try:
@@ -114,7 +114,8 @@ class Membership:
         A service that was restored from an older state may have lost the leases of live members, or have an earlier
         lease of a member that has restarted since: its key then shows what the earlier process knew, and the present
         one can't write it. So a member that has just started or was cut off waits as long as a foreign lease can hold a
-        key. If it has seen the record change since, it need not: the master that changed it knew all there is to know.
+        key. The wait is not needed if the group's record has changed since then: the master that changed it knew the
+        newest record.
         """
         since = max(held.since, self.known.rolled_back_at)
         has_changed = since == held.since and view.group_revision > self.keeper.first_revision > 0

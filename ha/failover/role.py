@@ -1,4 +1,4 @@
-"""What a member needs of its node: the interface through which an election changes the node's role."""
+"""The interface of a node through which an election changes the node's role between master and slave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ha.failover.lease import MasterLease
 
 
 class LogPosition(msgspec.Struct, frozen=True, order=True):
-    """Last epoch and end of a member's log, compared in this order: the log with the greater position has more."""
+    """Last epoch and end of a member's log, compared in this order: of two logs, the greater is more up to date."""
 
     epoch: int
     """Last term in its epoch history; 0 if there is none."""
@@ -21,11 +21,11 @@ class LogPosition(msgspec.Struct, frozen=True, order=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One master's term."""
+    """A term as master, for which `Role.become_master` is called."""
 
     epoch: int
     sync_state_set: frozenset[int]
-    """The set at the start of the term; `Role.confirm_set` passes on changes."""
+    """Broker ids of the sync-state set at the start of the term; `Role.confirm_set` receives later sets."""
     lease: MasterLease
     """The right to act as master: checked before each message is stored, and again before it is acknowledged."""
 
@@ -57,8 +57,9 @@ class Role(Protocol):
     async def wait_caught_up(self) -> None:
         """Wait until the log has every acknowledged byte, whatever was lost before the node started.
 
-        That is so once this process has copied the whole log that a master had when this node connected to it (flushed,
-        if the node flushes before it acknowledges), or has become master. From then on it returns at once.
+        This holds once this process has copied the whole log that a master had when this node connected to the master
+        (and has flushed the copy, if the node flushes before it acknowledges), or has become master itself. Later calls
+        return at once.
         """
 
     async def wait_wanted_set(self) -> frozenset[int]:

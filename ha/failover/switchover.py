@@ -23,7 +23,7 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Term of the last known master."""
     seconds: float
-    """Time from the request until there was another master, or until it was known why not."""
+    """Seconds from the request until the outcome was known, or until the wait ended without one."""
     why_not: str = ""
     """Why the requested member is not master; "" if it is."""
     is_known: bool = True
@@ -59,7 +59,8 @@ class SwitchoverRequests:
         return _outcome(self._known.view, began, unanswered, is_known=False)
 
     async def _request(self, to: int | None, reason: str, wait_s: float) -> tuple[GroupView, str]:
-        """Returns the group afterwards, and why it does not have the requested master, or ""."""
+        """Makes the request and waits for the outcome. Returns the group afterwards, and the reason why the requested
+        member is not master ("" if it is)."""
         timeout_s = min(wait_s / 2, TIMEOUT_S)
         latest = self._known.latest
         before = await self._agreement.view(timeout_s=timeout_s)
@@ -71,7 +72,8 @@ class SwitchoverRequests:
         epoch = before.group.epoch
         request = SwitchRequest(to=to, reason=reason, epoch=epoch)
         revision = await self._agreement.request_switch(request, timeout_s=timeout_s)
-        # A view of the master may lack the request although its revision is higher (`KnownGroup.apply`).
+        # Compares `switch_revision`: on the master, a view made by `KnownGroup.apply` may have a higher `revision` than
+        # the request, and lack it nevertheless.
         answered: GroupView = await latest.wait_value(
             lambda now: now.switch_revision > revision or now.master_revision != before.master_revision
         )

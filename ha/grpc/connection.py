@@ -151,7 +151,7 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
 
     connections_max: int = 4096
     """Maximum number of connections. Beyond it, a new connection takes the place of the oldest one that has made no
-    call and is open for `open_timeout_s`; if there is none, the new connection is closed at once."""
+    call and has been open for `open_timeout_s`; if there is none, the new connection is closed at once."""
     connections_per_host_max: int = 2048
     """Maximum number of connections from one IP address; beyond it, `connections_max` describes which connection is
     closed."""
@@ -195,7 +195,7 @@ class EndCause(StrEnum):
 
 
 class PartialMessages:
-    """Enforces `partial_total_bytes_max`."""
+    """Counts the bytes of incomplete messages on all connections, and enforces `partial_total_bytes_max`."""
 
     def __init__(self, bytes_max: int, connections: Iterable[GrpcConnection]) -> None:
         self._bytes_max = bytes_max
@@ -359,7 +359,7 @@ class GrpcConnection:
         return self._unserved is None and not self.is_congested
 
     def _serve_slice(self) -> None:
-        """Serves what is left of the chunk for another time slice. Raises RemoteProtocolError."""
+        """Serves the rest of the chunk for at most one time slice. Raises RemoteProtocolError."""
         if self._poller is None:
             self._serve_steps()
         else:

@@ -45,7 +45,7 @@ class ErrorCode(IntEnum):
 
 
 class Status(IntEnum):
-    """gRPC's status of a call."""
+    """gRPC's status codes of a call that this server uses."""
 
     OK = 0
     UNKNOWN = 2
@@ -90,7 +90,7 @@ def framed(message: bytes) -> bytes:
 
 
 def status_trailers(status: Status, message: str) -> bytes:
-    """Encodes the trailers of a call; the message percent-encoded and cut to what one literal can hold."""
+    """Encodes the trailers of a call. `message` is percent-encoded, and cut to 120 bytes, which fit in one literal."""
     begin = message[:121]
     text = "".join(c if " " <= c <= "~" and c != "%" else "".join(f"%{b:02X}" for b in c.encode()) for c in begin)
     if len(text) > 120:

@@ -28,7 +28,7 @@ expires from host if-match if-modified-since if-none-match if-range if-unmodifie
 max-forwards proxy-authenticate proxy-authorization range referer refresh retry-after server set-cookie
 strict-transport-security transfer-encoding user-agent vary via www-authenticate
 """
-"""Appendix A, in order; "_" stands for a blank."""
+"""The static table (RFC 7541, appendix A), in order; "_" stands for a blank."""
 
 _CODE_LENGTHS = """
 13 23 28*7 24 30 28*2 30 28*8 30 28*9 6 10*2 12 13 6 8 11 10*2 8 11 8 6*3 5*3 6*7 7 8 15 6 12 10 13 6 7*22 8 7 8 13 19

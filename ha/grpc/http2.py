@@ -87,7 +87,7 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Http2Protocol:
-    """The state of one connection."""
+    """The server's side of one connection: its settings, windows and calls."""
 
     def __init__(self, limits: Http2Limits, is_streaming: Callable[[bytes], bool]) -> None:
         """`is_streaming`: whether the method with this path takes a stream of messages."""
@@ -120,7 +120,7 @@ class Http2Protocol:
         self._window_changes = 0
         self._frame_size_max = FRAME_SIZE_MAX
         self._resets = 0
-        """See `resets_max`"""
+        """Number of calls that were cancelled or reset, minus calls answered since then (see `resets_max`)"""
         self._outbox: list[bytes] = []
         self._events: list[Event] = []
         connection_window = 4 * limits.window_size
@@ -495,7 +495,7 @@ class Http2Protocol:
         """Ends a call at once with an error status: drops its unsent messages, and appends `Aborted`. Only within
         `receive`."""
         self._drop_pending(stream)
-        stream.trailers = None  # of an earlier `finish`, which waited for the messages
+        stream.trailers = None  # drops those of an earlier `finish`, which still waited for the messages
         self.finish(stream, status, message)
         self._events.append(Aborted(stream))
 
@@ -509,7 +509,7 @@ class Http2Protocol:
         self._flush(stream)
 
     def ping(self) -> None:
-        """Sends a PING, which the peer must acknowledge."""
+        """Queues a PING, which the peer must acknowledge."""
         self._queue(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:

@@ -19,7 +19,7 @@ from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, P
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
-"""Interval of the checks in `_watch`, in seconds: timeouts are exact to this much."""
+"""Interval of the checks in `_watch`, in seconds: a timeout may take effect this much later."""
 _EXPECTED = frozenset(
     {EndCause.END_OF_STREAM, EndCause.IDLE, EndCause.CANCELLED, EndCause.CONNECTION_LOST, EndCause.NOT_SERVING}
 )
@@ -27,7 +27,7 @@ _EXPECTED = frozenset(
 
 
 class GrpcServer:
-    """One service behind any number of listeners."""
+    """Serves the connections of any number of listeners with one service."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class GrpcServer:
             ended="grpc.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
         )
         self.connections = self._open.all
-        """The connections that run now. For reading only."""
+        """The open connections. For reading only."""
         partial_bytes_max = max(options.partial_total_bytes_max, 2 * options.message_size_max)
         self._partial_messages = PartialMessages(partial_bytes_max, self.connections)
 
     def statistics(self) -> GrpcStatistics:
-        """Returns a snapshot."""
+        """Returns a snapshot of the server's counters."""
         return GrpcStatistics(
             connections=len(self.connections),
             calls_in_flight=sum(len(each.protocol.streams) for each in self.connections),

@@ -35,11 +35,12 @@ class Stream:
         self.headers = headers
         """The request's headers; for a repeated name, the last value"""
         self.owner: object = None
-        """Set and used only by the owner of the connection"""
+        """Object that the user of the protocol attaches to the call; the protocol itself does not read it"""
         self.is_call = True
         """Whether it is a gRPC call, and not another HTTP request"""
         self.is_streaming = False
-        """Whether each message is returned when it is complete; otherwise the only one, at the end of the request"""
+        """Whether the request is a stream of messages, each reported once it is complete. Otherwise its only message is
+        reported at the end of the request."""
         self.is_remote_closed = False
         """Whether the peer has sent all of the request"""
         self.is_closed = False

@@ -51,7 +51,7 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
 
 
 def wall_clock_ms() -> int:
-    """Returns the wall clock, ms since the epoch."""
+    """Returns the wall-clock time in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 

@@ -8,7 +8,7 @@ from ha.remoting import RemotingServerOptions
 
 
 class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Address and limits."""
+    """Listening address, timeouts and limits of a name server."""
 
     host: str = "127.0.0.1"
     port: int = 9876
@@ -19,7 +19,7 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout of at least processor.TIMEOUT_MIN_S."""
 
     order_message_enable: bool = False
-    """Whether routes contain the queues that ORDER_TOPIC_CONFIG lists for their topic."""
+    """Whether routes contain the queues that the settings in namespace ORDER_TOPIC_CONFIG list for their topic."""
 
     brokers_max: int = 4096
     topics_max: int = 200_000

@@ -3,11 +3,11 @@
     100, 101, 102, 219     settings
     103, 104, 322, 904     brokers: register, unregister, compare versions, heartbeat
     105                    clients: the route of a topic
-    106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, names that are not users' topics,
+    106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, system topics (cluster and broker names),
     901, 205, 327, 216     replicas of a broker name, remove and restore write permission, delete a topic
     217, 319, 318          add a topic, show the configuration, and reject a change to it
 
-All other codes are answered REQUEST_CODE_NOT_SUPPORTED, as in 5.x (a 4.9 name server does not answer at all).
+All other codes are answered with REQUEST_CODE_NOT_SUPPORTED, as in 5.x (a 4.9 name server does not answer at all).
 Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
 """
 
@@ -48,18 +48,18 @@ from .settings import ORDER_TOPIC_CONFIG, Settings
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MIN_S = 1.0
-"""Lower bound of the timeouts that brokers request: with a shorter one, a broker could be dropped before it has its
-response."""
+"""Minimum of the timeouts that brokers request, in seconds: with a shorter one, a broker could be dropped before it has
+its response."""
 
 BODY_SIZE_MAX = 262_144
-"""Maximum bytes of a request's body, except of a registration."""
+"""Maximum size in bytes of a request's body; registrations may be larger."""
 
 LARGE_COUNT = 500
-"""Number of brokers or topics in an answer above which it is encoded in a worker thread. 1,000 brokers take about 5
-ms."""
+"""Number of brokers or topics in a response above which it is encoded in a worker thread. Encoding 1,000 brokers takes
+about 5 ms."""
 
 RunBlocking = Callable[..., Awaitable[Any]]
-"""Calls a function with arguments, without blocking the event loop."""
+"""Calls a function with arguments in a worker thread, so that it does not block the event loop."""
 
 
 class SettingRequest(Header):
@@ -149,7 +149,8 @@ class NameServerProcessor:
         return response if isinstance(response, RemotingCommand) else await response
 
     async def _encode(self, entry_count: int, get: Callable[[], Any], *, bare_integer_keys: bool = True) -> bytes:
-        """Encodes what `get` returns, in a worker if `entry_count` exceeds LARGE_COUNT; b"" if it returns None."""
+        """Returns the result of `get` as JSON, encoded in a worker thread if `entry_count` exceeds LARGE_COUNT; b"" if
+        the result is None. `bare_integer_keys`: as in `dumps`."""
 
         def encode(value: Any) -> bytes:
             return b"" if value is None else dumps(value, bare_integer_keys=bare_integer_keys)
@@ -206,7 +207,7 @@ class NameServerProcessor:
         )
 
     def _accepted_topics(self, broker_name: str, topics: Topics, now: float) -> Topics:
-        """Leaves out topics whose names are too long, so that these don't make the whole registration fail."""
+        """Returns `topics` without those whose names are too long, which would make the whole registration fail."""
         if max(map(len, topics), default=0) <= NAME_LENGTH_MAX:
             return topics
         accepted = {name: topic for name, topic in topics.items() if len(name) <= NAME_LENGTH_MAX}
@@ -222,7 +223,7 @@ class NameServerProcessor:
         return accepted
 
     def _log_duplicates(self, now: float) -> None:
-        """Logs, rate-limited, if the registration at `now` replaced a broker of the same name and ID."""
+        """Logs that the registration at `now` replaced a broker of the same name and ID, if it did. Rate-limited."""
         for each in self._routes.duplicates(now)[-1:]:
             times = self._log_limiter.admit((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
             if times:
@@ -237,7 +238,7 @@ class NameServerProcessor:
                 )
 
     async def _registered(self, body: bytes | memoryview, *, is_compressed: bool) -> tuple[DataVersion, Topics]:
-        """Returns the version and topics in the body of request 103, which is absent for a broker without topics."""
+        """Returns the version and topics in the body of request 103. The body is empty for a broker without topics."""
         if not body:
             return DataVersion(), {}
         if not is_compressed and (found := read_usual(body)) is not None:

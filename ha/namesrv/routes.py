@@ -19,7 +19,7 @@ from ha.protocol.codes import MASTER_ID, Permission
 from .registrations import Topics
 
 NAME_LENGTH_MAX = 255
-"""Maximum characters of a cluster, broker, address or topic."""
+"""Maximum number of characters in the name of a cluster, broker or topic, and in an address."""
 
 DUPLICATES_MAX = 256
 """Maximum number of duplicate brokers that are remembered."""
@@ -35,14 +35,14 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str
     broker_id: int
     broker_address: str
-    """host:port that clients use."""
+    """Address at which clients reach the broker, as host:port."""
     ha_address: str
-    """host:port that slaves use."""
+    """Address at which slaves reach the broker, as host:port."""
     data_version: DataVersion
     topics: Topics
     """The broker's topics; their names have at most NAME_LENGTH_MAX characters."""
     timeout_s: float
-    """Maximum time until the next registration or heartbeat."""
+    """Maximum time in seconds until the next registration or heartbeat; the broker is dropped after it."""
     acting_master: bool | None = None
     """Whether the slave with the lowest ID may act as a read-only master; None for brokers without this feature
     (4.9)."""
@@ -51,7 +51,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MasterAddresses(msgspec.Struct, frozen=True):
-    """Addresses of a slave's master; None without a master."""
+    """Addresses of a slave's master as host:port; None if no master is registered."""
 
     master_address: str | None = None
     ha_address: str | None = None
@@ -68,7 +68,7 @@ class LiveBroker(msgspec.Struct, kw_only=True):
     data_version: DataVersion
     timeout_s: float
     deadline: float
-    """Time of the trio clock at which it is dropped."""
+    """Time on the trio clock at which the broker is dropped, unless it registers again or sends a heartbeat."""
     channel: Hashable
 
 
@@ -78,10 +78,10 @@ class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str
     broker_id: int
     address: str
-    """host:port of the broker that registered later; `other_address` is that of the earlier."""
+    """host:port of the broker that registered later; `other_address` is that of the earlier one."""
     other_address: str
     seen_at: float
-    """Time of the trio clock."""
+    """Time of the later registration, on the trio clock."""
 
 
 class _Group(msgspec.Struct):
@@ -89,10 +89,10 @@ class _Group(msgspec.Struct):
 
     cluster_name: str
     replicas: dict[int, LiveBroker] = {}
-    """The registered brokers of the group, by broker id"""
+    """The registered brokers of the group, by broker id."""
     acting_master: bool = False
     topics: dict[str, None] = {}
-    """The topics of which the group has queues"""
+    """The topics of which the group has queues."""
 
 
 def _state_version(broker: Registration | LiveBroker) -> int:
@@ -116,9 +116,9 @@ class RouteTable:
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}
-        """Topic -> broker name -> queues"""
+        """Topic -> broker name -> queues."""
         self._queue_entry_count = 0
-        """Number of pairs of a topic and a broker name"""
+        """Number of pairs of a topic and a broker name in `_queues`."""
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._duplicates: OrderedDict[tuple[str, int], Duplicate] = OrderedDict()
 
@@ -277,7 +277,7 @@ class RouteTable:
 
     @property
     def next_deadline(self) -> float:
-        """The earliest deadline (trio clock); infinity without brokers."""
+        """The earliest deadline of a broker, on the trio clock; infinity if no broker is registered."""
         return min((broker.deadline for broker in self._live.values()), default=math.inf)
 
     def _remove_all(self, brokers: list[LiveBroker]) -> list[LiveBroker]:
@@ -367,7 +367,7 @@ class RouteTable:
         return list(self._queues)
 
     def topics_of_cluster(self, cluster_name: str) -> list[str]:
-        """Returns the topics of a cluster's brokers."""
+        """Returns the topics of which a cluster's brokers have queues."""
         topics: dict[str, None] = {}
         for name in self._clusters.get(cluster_name, {}):
             topics.update(self._groups[name].topics)

@@ -1,4 +1,4 @@
-"""The name server as a service: a remoting server for the route table, and the removal of silent brokers."""
+"""Runs a name server: a remoting server for the route table, and the removal of silent brokers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class NameServer:
         self._guard = guard
         self.server = RemotingServer(self._handle, self.options.remoting, tls=tls)
         self.address = ("memory", 0)
-        """Host and port, once it listens."""
+        """Host and port of the listener; ("memory", 0) until the server listens on a socket."""
 
     @property
     def codes(self) -> Collection[int]:
@@ -83,7 +83,7 @@ class NameServer:
         await self._answer(connection, requests)
 
     def statistics(self) -> NameServerStatistics:
-        """Returns a snapshot."""
+        """Returns a snapshot of the counters."""
         return NameServerStatistics(
             brokers=self.routes.broker_count,
             topics=self.routes.topic_count,

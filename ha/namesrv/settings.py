@@ -5,17 +5,18 @@ from __future__ import annotations
 from ha.errors import RemoteProtocolError
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""Namespace of the queues of ordered topics ("b0:4;b1:4"), which routes can contain."""
+"""Namespace of ordered topics. A key is a topic, its value lists broker names with their number of queues
+("b0:4;b1:4"); NameServerOptions.order_message_enable includes the value in routes."""
 
 ENTRY_SIZE_MAX = 65_536
 """Maximum characters of namespace, key and value together."""
 
 TOTAL_SIZE_MAX = 4_194_304
-"""Maximum characters of all settings. A namespace is encoded for each answer that lists it."""
+"""Maximum characters of all settings. A whole namespace is encoded for each response that lists it."""
 
 
 class Settings:
-    """Values by namespace and key, at most `entries_max`."""
+    """Stores up to `entries_max` values by namespace and key."""
 
     def __init__(self, *, entries_max: int) -> None:
         self._entries_max = entries_max
@@ -39,7 +40,7 @@ class Settings:
         self._values.setdefault(namespace, {})[key] = value
 
     def get(self, namespace: str, key: str) -> str | None:
-        """Returns a value, or None."""
+        """Returns the value of a key; None if it is not set."""
         return self._values.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: str) -> None:
@@ -53,7 +54,7 @@ class Settings:
             self._values.pop(namespace, None)
 
     def namespace(self, namespace: str) -> dict[str, str]:
-        """Returns the values of a namespace."""
+        """Returns a copy of the values of a namespace, by key."""
         return dict(self._values.get(namespace, {}))
 
 

@@ -1,4 +1,4 @@
-"""Reads a node's secrets and access control files, and creates the keys that other packages use."""
+"""Reads a node's secrets, and creates the credentials and the access control that other packages use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's access control (None: none) and credentials (None: it has none)."""
+    """A node's access control and secrets. A field is None if the node is configured without it."""
 
     acl_files: AclPolicyFiles | None
     credentials: AclCredentials | None

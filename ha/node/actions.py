@@ -1,6 +1,7 @@
-"""What an operator can change from the dashboard: requests to the node's own broker, as command-line tools send them.
+"""Carries out the changes that an operator makes on the dashboard, with the requests that command-line tools send.
 
-The broker checks each request like one from the network, but without access control: the operator has the adminToken.
+They go to the node's own broker, which checks them like requests from the network, but without access control, because
+the admin port has already checked the operator's adminToken.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ TIMEOUT_S = 10.0
 PRODUCER_GROUP = "halog-dashboard"
 READ_COUNT_MAX = 32
 _NOT_SENT_BACK = (CRC32, DELAY, WAIT)
-"""Properties that belong to the dead letter, not to the message."""
+"""Properties of a dead letter that are removed when its message is sent again, because they describe only the stored
+dead letter."""
 _STORED = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -52,7 +54,7 @@ _STORED = frozenset(
 
 
 class NodeActions:
-    """`DashboardActions` of one node."""
+    """Implements `DashboardActions` for one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -159,7 +161,8 @@ class NodeActions:
         return Outcome(True, f"Sent back {sent_count:,} messages to {group}.")
 
     async def _send_back_one(self, group: str, record: MessageRecord) -> str:
-        """Sends a dead letter to its group again, with the full number of retries. Returns why it failed, or ""."""
+        """Sends a dead letter to its group again, with the full number of retries. Returns why that failed; "" if it
+        was stored."""
         properties = decode_properties(record.properties)
         for name in _NOT_SENT_BACK:
             properties.pop(name, None)

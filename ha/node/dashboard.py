@@ -41,13 +41,13 @@ from .ports import join
 from .status import describe
 
 SEARCH_S = 2.0
-"""Time for a search of all topics, in seconds, before it returns what it has."""
+"""Maximum duration of a search of all topics, in seconds; after it, the search returns the messages found so far."""
 MEMBER_COUNT_MAX = 200
 """Maximum number of listed members of a group."""
 
 
 class NodeDashboard(MessageBrowser):
-    """`DashboardSource` of one node."""
+    """Implements `DashboardSource` for one node."""
 
     def __init__(self, node: Node, history: History, neighbours: Callable[[], Sequence[Neighbour]] = tuple) -> None:
         super().__init__(node.store)

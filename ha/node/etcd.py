@@ -14,8 +14,8 @@ from ha.failover.agreement import Agreement
 def open_etcd(
     config: Config, password: SecretStr | None, tls: Callable[[], ssl.SSLContext] | None
 ) -> AbstractAsyncContextManager[Agreement]:
-    """Opens the agreement of this node's group. `tls` returns the context for https. Raises ConfigError without
-    httpx."""
+    """Returns a context manager that connects to the etcd of this node's failover group. `tls` returns the TLS context
+    for https URLs. Raises ConfigError if httpx is not installed."""
     # Only members import it: it needs an extra, and loads httpx.
     try:
         from ha.failover.etcd import EtcdOptions, open_etcd_agreement

@@ -1,4 +1,4 @@
-"""What groups have consumed: committed offsets and lag, from the broker's tables and the consume queues.
+"""Computes committed offsets and lag of consumer groups, from the broker's tables and the consume queues.
 
 Calls yield to other tasks every few queues.
 """
@@ -21,14 +21,14 @@ KEYS_PER_SLICE = 4096
 
 
 class GroupProgress:
-    """The progress of all groups of a broker."""
+    """Computes the progress of all consumer groups of a broker."""
 
     def __init__(self, store: MessageStore, tables: Tables) -> None:
         self._store = store
         self._tables = tables
 
     async def topics_by_group(self) -> dict[str, list[str]]:
-        """Returns the topics in which each group has committed offsets, and every other known group without topics."""
+        """Returns, for each known group, the topics in which it has committed offsets; without any, an empty list."""
         found: dict[str, list[str]] = {name: [] for name in self._tables.groups.table}
         for number, key in enumerate(list(self._tables.offsets.table)):
             if number % KEYS_PER_SLICE == 0:
@@ -63,7 +63,8 @@ class GroupProgress:
 
 
 def topics_of(online: ConsumerGroup | None, committed_topics: Iterable[str]) -> list[str]:
-    """Returns the subscribed topics of a connected group, otherwise those with committed offsets."""
+    """Returns the topics of a group, sorted: those to which its connected members subscribe; if there are none, those
+    with committed offsets."""
     return sorted(online.subscriptions if online is not None and online.subscriptions else committed_topics)
 
 

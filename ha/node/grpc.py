@@ -1,7 +1,7 @@
 """The gRPC port of a node: the front (ha/proxy) over this node's own broker, without a socket in between.
 
 It serves while the broker is a master, and only its broker's queues. Clients of a failover group have the addresses of
-all members: the others close the connection, so that clients go on to the next address.
+all members; a member that is not master closes their connections, so that they try the next address.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from .platform import Port
 
 
 class OwnBroker:
-    """The node's broker as `ha.proxy.Brokers`: each client is a connection of the broker's, as over remoting."""
+    """Implements `ha.proxy.brokers.Brokers` for the node's own broker. Each gRPC client is a connection of the broker,
+    as over remoting."""
 
     def __init__(self, broker: Broker, processor: Processor) -> None:
         self._broker = broker

@@ -1,8 +1,8 @@
 """Repairs damaged bytes of a node's log with those of other brokers of the same name, read from their HA ports.
 
 A node asks the HA ports in healFrom first, then, on a slave, its master, then the other brokers of its name; slaves
-serve HA ports, too. Name servers report the remoting addresses of those brokers, and the HA port is the next one
-(RocketMQ's rule and halog's default); healFrom is for slaves that don't follow that rule.
+have HA ports, too. Name servers report the remoting addresses of those brokers. The HA port is assumed to be the next
+port number (RocketMQ's rule and halog's default); healFrom is for slaves that don't follow that rule.
 """
 
 from __future__ import annotations

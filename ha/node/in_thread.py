@@ -1,8 +1,9 @@
 """Runs a node in a thread, with its own Trio loop, for a program that runs on asyncio.
 
 The two loops only exchange callbacks (`call_soon_threadsafe`, `run_sync_soon`), so neither ever waits for the other's
-thread. Attributes with a comment "Trio" are used in the node's thread only, the others in asyncio's. `_token` and
-`_stop_at` are read in both, and set once: each side sets its own before it reads the other's, so a stop is not lost.
+thread. Attributes with a comment "Trio" are used in the node's thread only, the others in asyncio's. Two attributes are
+read in both threads: `_token`, which the node's thread sets, and `_stop_at`, which asyncio's sets. Each thread sets its
+attribute before it reads the other's, so that a request to stop is not lost while the node opens.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ async def open_node_in_thread(config: Config) -> AsyncIterator[NodeInThread]:
 
 
 class _NodeThread:
-    """The thread, and the calls into it."""
+    """The thread in which a node runs, and the calls that asyncio makes into it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -92,14 +93,15 @@ class _NodeThread:
         self.opened: asyncio.Future[Node] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._stop_at: float | None = None
-        """Loop time until which a requested stop has to be complete"""
+        """Time at which a requested stop has to be complete (the asyncio loop's clock); None without a request"""
         self._token: trio.lowlevel.TrioToken | None = None
         self._opening = trio.CancelScope()  # Trio
         self._calls: trio.Nursery | None = None  # Trio; None while the node opens
         self._stop = trio.Event()  # Trio
 
     async def serve(self) -> None:
-        """Runs the thread until it ends, and raises what ended it. Cancelled, it stops the node first."""
+        """Starts the thread and waits until it ends; raises the exception that ended it. If cancelled, stops the node
+        first."""
         thread = threading.Thread(target=self._run, name="halog-node", daemon=True)
         thread.start()
         try:
@@ -130,7 +132,8 @@ class _NodeThread:
             raise cancelled
 
     async def call(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Returns or raises what `function` does in the node's loop; cancels it there if cancelled here."""
+        """Calls `function` in the node's loop, and returns its result or raises its exception. If cancelled, cancels
+        the call. Raises RuntimeError if the node has stopped."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         scope = trio.CancelScope()
         if not self._in_thread(self._start_call, answer, scope, partial(function, *arguments)):
@@ -142,7 +145,7 @@ class _NodeThread:
             raise
 
     def _in_thread(self, function: Callable[..., object], *arguments: Any) -> bool:
-        """Makes the node's loop call `function` soon; False if it has ended or not begun."""
+        """Makes the node's loop call `function` soon. Returns False if the loop has ended or not started yet."""
         if self._token is None:
             return False
         try:
@@ -157,7 +160,7 @@ class _NodeThread:
         error: BaseException | None = None
         try:
             trio.run(self._serve_node)
-        except BaseException as caught:  # `serve` raises it; nobody sees what a thread raises
+        except BaseException as caught:  # `serve` raises it; raised here, it would only end the thread
             error = caught
         self._settle_soon(self._ended, None, error)
 
@@ -193,7 +196,7 @@ class _NodeThread:
         try:
             with scope:
                 result, error = await function(), None
-        except Exception as caught:  # for the caller in the other loop, whatever it is
+        except Exception as caught:  # raised by `call` in the other loop
             error = caught
         finally:
             self._settle_soon(answer, result, error)

@@ -1,4 +1,4 @@
-"""The remoting address of a slave's master, and what it and other brokers report about themselves."""
+"""Determines the remoting address of a slave's master, and asks servers for what they report about themselves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def ask_runtime_info(client: RemotingClient, address: str) -> Mapping[str,
 
 
 async def ask_min_offset(client: RemotingClient, address: str | None) -> int | None:
-    """Asks a RocketMQ master for its minimum physical offset; None if that fails."""
+    """Asks the master at `address` for its minimum physical offset; None if that fails, or if `address` is None."""
     if address is None:
         return None
     try:

@@ -7,8 +7,9 @@ an order that prevents logs from diverging:
     to master    stop the link, so that the log no longer grows → the store accepts puts → the epoch is durable in the
                  history → the HA port accepts members, and the sync-state set is in effect → the broker rebuilds its
                  tables and accepts puts
-    to slave     the broker stops accepting and acknowledging, and the sync-state set ends (in one step of the event
-                 loop) → pending appends complete → the store accepts a master's bytes → the link follows the new master
+    to slave     the broker stops accepting and acknowledging, and the sync-state set is dropped (in one step of the
+                 event loop) → pending appends complete → the store accepts a master's bytes → the link follows the new
+                 master
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ LEAVE_SHARE = 0.3
 STATE_FILE = "memberstate"
 """Name of the file with the member's durable state, in the store's directory."""
 STATE_RETRY_S = 1.0
-"""Interval of attempts to write the state while the disk is full."""
+"""Interval of attempts to write the state while the disk is full, in seconds."""
 
 FROM_GROUP_RECORD = "from the group's record"
 SWITCHING = "the group is switching to another master; send again"
 
 
 class NodeStateFile:
-    """`ha.failover.durable_state.StateFile` in the store's directory."""
+    """Implements `ha.failover.durable_state.StateFile` with a file in the store's directory."""
 
     def __init__(self, node: Node) -> None:
         self._path = node.config.root / STATE_FILE
@@ -86,7 +87,7 @@ class NodeStateFile:
 
 
 class NodeRole:
-    """`ha.failover.role.Role` of a node."""
+    """Implements `ha.failover.role.Role` for a node."""
 
     def __init__(self, node: Node) -> None:
         assert node.ha_client is not None
@@ -95,7 +96,7 @@ class NodeRole:
         self._client = node.ha_client
         self._leadership = node.ha_service.leadership
         self._is_promoted = False
-        """Whether a term has started, which `become_slave` must undo."""
+        """Whether `become_master` was called since the last `become_slave`, which then has to undo its steps."""
 
     @property
     def position(self) -> LogPosition:
@@ -205,7 +206,8 @@ class NodeRole:
 
 @asynccontextmanager
 async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncIterator[Member]:
-    """Makes the node a member of its group during the block. The other parts must be open before and after."""
+    """Makes the node a member of its group during the block. Store, replication and broker must be open before the
+    block begins and stay open until it has ended."""
     config = node.config
     async with node.platform.open_agreement(config, etcd_password, node.tls.etcd_context) as agreement:
         options = make.member_options(config, node.ha_address, node.remoting_address, node.run_id)

@@ -1,7 +1,7 @@
 """Finds single messages for the dashboard: by queue offset, key, time, ID and physical offset.
 
-Messages are read as for clients: bytes from disk are verified, cold ones are read in a worker thread, damaged and
-unconfirmed ones are not returned. A search ends after the message with which it has read READ_BYTES_MAX.
+Messages are read as for clients: bytes from disk are verified, cold messages are read in a worker thread, and damaged
+and unconfirmed messages are not returned. A search for a key ends once it has read READ_BYTES_MAX bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
-"""Number of record bytes after which a search for a key reads no further message."""
+"""Number of bytes of records that a search for a key has read when it ends, although it could find more messages."""
 PREVIEW_BYTES = 256
 """Maximum number of bytes of a body that a list of messages shows."""
 _LATEST_MS = (1 << 63) - 1
@@ -195,7 +195,7 @@ def queue_range(queue: ConsumeQueue, offset_at: int | None = None) -> Queue:
 
 def _line(record: MessageRecord) -> MessageLine:
     properties = record.property_map()
-    is_secret = record.topic == TABLES_TOPIC  # passwords
+    is_secret = record.topic == TABLES_TOPIC  # its bodies can contain passwords
     begin, is_cut, _ = (b"", False, "") if is_secret else _shown_body(record, PREVIEW_BYTES)
     return MessageLine(
         topic=record.topic,

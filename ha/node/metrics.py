@@ -49,7 +49,7 @@ def _plain(values: Mapping[str, float | Histogram]) -> Iterator[Sample]:
 
 
 def _one_of(name: str, states: Iterable[Enum], current: Enum, *labels: str) -> Iterator[Sample]:
-    """Yields a series for each state, which is 1 for the current one."""
+    """Yields a series for each state: 1 for the current state, 0 for the others."""
     for state in states:
         yield name, (*labels, state.value), float(state is current)
 

@@ -1,4 +1,4 @@
-"""The other brokers of a node's cluster: where their dashboards are, and which replication connections are theirs.
+"""Finds the other brokers of a node's cluster, with the addresses of their dashboards and replication connections.
 
 A name server lists the brokers of the cluster (request 106), and halog's brokers report their addresses among their
 runtime statistics (request 28); RocketMQ's don't. The name server and the brokers are asked at most once per REFRESH_S,
@@ -89,7 +89,8 @@ class Neighbours:
         return [found[key] for key in sorted(found)]
 
     async def _brokers(self) -> list[tuple[str, int, str]]:
-        """Returns name, ID and address of the other brokers of the cluster that a name server knows, own name first."""
+        """Returns name, ID and address of the other brokers of the cluster that a name server knows. The brokers with
+        this node's brokerName come first."""
         config, own = self._node.config, self._node.remoting_address
         for server, state in self._node.registration.states.items():
             if not state.is_registered:
@@ -126,7 +127,7 @@ class Neighbours:
     def _leads_there(self, url: str, *, is_here: bool) -> bool:
         """Whether a browser that shows this node's pages can open another broker's `url`.
 
-        If that is a loopback address, the browser must be on this machine, and so must the broker (`is_here`).
+        If `url` has a loopback address, the browser must be on this machine, and so must the broker (`is_here`).
         """
         match = _URL.fullmatch(url)
         if match is None:

@@ -1,4 +1,5 @@
-"""A running broker node: its parts, and what its owner can do with it. startup.py opens and closes the parts."""
+"""A running broker node: its parts, and the methods for programs that embed it. startup.py opens and closes the
+parts."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Node:
     broker: Broker
     registration: NameServerRegistration
     grpc_server: GrpcServer | None = None
-    """None without a gRPC port"""
+    """The server of the gRPC port; None if the node has no such port, or while it opens"""
 
     def __init__(
         self,
@@ -77,9 +78,10 @@ class Node:
         self.loop_delay = LoopDelay()
         self.ha_client = None
         self.member: Member | None = None
-        """Set once the node has joined its failover group."""
+        """Membership in a failover group; None before the node has joined, and outside a group"""
         self.master_addresses: MasterAddresses | None = None
-        """As name servers, or the failover group's record, report them; None if unknown, and on a master"""
+        """Addresses of the master, as reported by name servers or by the failover group's record; None if unknown, and
+        on a master"""
         self._slaves_scope = trio.CancelScope()
         self._slaves_ended = trio.Event()
         self.run_id = 1 + int.from_bytes(platform.random_bytes(7), "big")
@@ -94,7 +96,8 @@ class Node:
         self.name_server_address = None if own is None else join(reachable(own.host), own.port)
 
     async def put(self, message: Message) -> PutResult:
-        """Stores a message, and waits until it is as safe as the configuration requires. See `put_many`."""
+        """Stores a message, and waits until it is flushed and replicated as the configuration requires. See
+        `put_many`."""
         [result] = await self.put_many([message])
         return result
 
@@ -123,7 +126,8 @@ class Node:
     async def read(self, topic: str, queue_id: int, queue_offset: int, *, count_max: int = 32) -> ReadResult:
         """Reads up to `count_max` messages (at most 256, or 1 MiB) of a queue from `queue_offset` on.
 
-        Begins at the queue's first message if earlier ones were deleted. Returns none at the end of the queue."""
+        Begins at the queue's first message if earlier ones were deleted. At the end of the queue, the result has no
+        messages."""
         return await read_queue(self.store, topic, queue_id, queue_offset, count_max)
 
     def messages(self, topic: str, queue_id: int, queue_offset: int = 0) -> Reading:
@@ -133,7 +137,7 @@ class Node:
         return Reading(partial(wait_messages, self.store, topic, queue_id), queue_offset)
 
     async def _topic_fault(self, topic: str, queue_id: int) -> str:
-        """Creates the topic, with this queue, if necessary. Returns why it can't take messages, or ""."""
+        """Creates the topic, with this queue, if it does not exist. Returns why it can't be created, or ""."""
         topics = self.broker.topics
         if topics.get(topic) is not None:
             return ""
@@ -213,7 +217,8 @@ class Node:
 
 
 class _Storable(msgspec.Struct):
-    """The values of a `Message` that fit into a record. Nothing checks those of a library user."""
+    """The types and ranges of the fields of a `Message` that fit into a record, to check messages of programs that
+    embed the node."""
 
     topic: str
     queue_id: Annotated[int, Meta(ge=0, lt=QUEUE_COUNT_MAX)]
@@ -228,7 +233,7 @@ class _Storable(msgspec.Struct):
 
 
 def _message_fault(message: Message) -> str:
-    """Why a message fits into no record, or ""."""
+    """Returns why a message can't be stored as a record, or ""."""
     try:
         msgspec.convert(message, _Storable, from_attributes=True, builtin_types=(bytes, bytearray, memoryview))
     except msgspec.ValidationError as error:

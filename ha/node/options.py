@@ -31,19 +31,19 @@ from .ports import join
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 FLUSH_SHARE = 0.7
-"""Share (0 to 1) of shutdownTimeout for the store's last flush; the rest is for everything before it."""
+"""Share (0 to 1) of shutdownTimeout for the store's last flush; the rest is for the steps before it."""
 
 OPEN_FILES_UNLIMITED = 1 << 20
 GRPC_MESSAGE_OVERHEAD = 1 << 20
-"""Bytes of a gRPC request besides one body of the maximum size."""
+"""Number of bytes by which a gRPC request may exceed the maximum size of a message body."""
 CLIENTS_SHARE = 4
 SLAVES_SHARE = 16
 """Divisors of the process's limit of open files: the clients of one port may use a quarter of them, and slaves a
 sixteenth."""
 
 MEMBER_RECONNECT_S = 0.1
-"""Pause before a member reconnects. Shorter than a slave's: the group often names a new master before that one accepts
-connections, and all puts of the new master wait for its slaves.
+"""Pause before a member connects to its master again, in seconds. It is shorter than a slave's, because a new master is
+often announced before it accepts connections, and all its puts wait for its slaves.
 """
 
 
@@ -127,7 +127,8 @@ def reported_config(config: Config) -> dict[str, str]:
 
 
 def replica_policy(config: Config) -> ReplicaPolicy | None:
-    """Returns the values of RocketMQ 5's inSyncReplicas keys; None if none of them is set, for the rule of 4.9."""
+    """Returns the values of RocketMQ 5's keys inSyncReplicas, minInSyncReplicas and allAckInSyncStateSet. None if none
+    of them is set; then RocketMQ 4.9's rule applies."""
     wanted, least, all_in_sync = config.in_sync_replicas, config.min_in_sync_replicas, config.all_ack_in_sync_state_set
     if wanted is None and least is None and not all_in_sync:
         return None
@@ -135,9 +136,9 @@ def replica_policy(config: Config) -> ReplicaPolicy | None:
 
 
 def promised_copies(config: Config) -> int:
-    """Returns how many nodes have a message that a SYNC_MASTER acknowledges, by its configuration.
+    """Returns the number of nodes that a SYNC_MASTER with this configuration is expected to store each message on.
 
-    Waiting for all slaves or members in sync promises a second node, although sends succeed without one.
+    It is at least 2 if sends wait for all slaves or members in sync, although they also succeed while there are none.
     """
     policy = replica_policy(config)
     if policy is None:
@@ -217,7 +218,7 @@ def registration_options(config: Config) -> RegistrationOptions:
 
 
 def identity(config: Config, advertised: Advertised) -> BrokerIdentity:
-    """Returns how this broker registers at name servers."""
+    """Returns the names and addresses under which this broker registers at name servers."""
     return BrokerIdentity(
         cluster_name=config.cluster_name,
         broker_name=config.broker_name,

@@ -49,7 +49,7 @@ from .node import Node
 logger = logging.getLogger(__name__)
 
 EXPORT_S_MAX = 2.0
-"""Maximum time for a request, including retries."""
+"""Maximum time for a request, including retries, in seconds."""
 SPAN_COUNT_MAX = 2048
 """Maximum number of queued spans; the oldest are dropped."""
 

@@ -1,7 +1,7 @@
 """A node's environment: disk, threads, clocks, network and randomness.
 
-`Platform()` is the operating system. A simulation passes its own, and then a node has no other access to the outside,
-except for Trio's clock, which belongs to the run.
+`Platform()` is the operating system. A simulation passes its own `Platform`; the node then has no other access to the
+outside, except for Trio's clock, which is the one given to `trio.run`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
 
 
 class Port(Protocol):
-    """`host:port`, bound but not listening. See `BoundPort`."""
+    """A port that is bound but does not listen yet. See `BoundPort`."""
 
     @property
     def host(self) -> str:
@@ -49,7 +49,7 @@ class Port(Protocol):
         """Port number; chosen by the system if 0 was requested."""
 
     def listen(self) -> Listeners:
-        """Starts listening; once only. Raises AddressInUse."""
+        """Starts listening. May be called only once. Raises AddressInUse."""
 
 
 def open_files_max() -> int:
@@ -60,16 +60,17 @@ def open_files_max() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Everything that a node needs from outside; simulations replace it. `bind(key, host, port)` binds a port
-    (AddressInUse); `connect("host:port")` opens a stream (OSError).
+    """Everything that a node needs from outside; simulations replace it. `bind(key, host, port)` binds a port (raises
+    AddressInUse); `connect("host:port")` opens a stream (raises OSError).
 
-    `own_address` returns this machine's address, `resolve` a numeric address of a name (OSError); both block.
+    `own_address` returns this machine's address, `resolve` a numeric address of a name (raises OSError); both block.
     `open_files_max`: limit of open files, of which connections get a share.
     `process_id` and `process_hash` (31 bits) are parts of unique message IDs; handshakes use `random_bytes`.
     `jitter` returns numbers in [0, 1) that vary the time between attempts.
-    `open_agreement` opens the agreement of a failover group.
-    `boot_id` returns an ID of the current boot, or None; blocks. The page cache survives a process, but not a reboot.
-    `is_open_to_others` returns whether other users can read a file with a secret (OSError); it blocks.
+    `open_agreement` connects to the etcd of a failover group.
+    `boot_id` returns an ID of the machine's current boot, or None if unknown; it blocks. If the ID has changed, data
+    that was only in the page cache is lost.
+    `is_open_to_others` returns whether other users can read a file with a secret (raises OSError); it blocks.
     `file_check_interval_s`: how often the files of certificates and access control are checked for changes.
     """
 

@@ -18,7 +18,8 @@ BACKLOG = 1024
 
 
 class BoundPort:
-    """`host:port`, bound for the configuration key `key`. As a context manager, it releases an unused port."""
+    """A port that is bound on `host` for the configuration key `key`. As a context manager, it releases the port unless
+    it is listening."""
 
     def __init__(self, key: str, host: str, port: int) -> None:
         """Binds the port; 0 lets the system choose. Raises AddressInUse with `key`."""
@@ -40,7 +41,7 @@ class BoundPort:
         self.port = port
 
     def listen(self) -> list[trio.SocketListener]:
-        """Starts listening; the caller closes the listeners. Once only. Raises AddressInUse."""
+        """Starts listening; the caller closes the listeners. May be called only once. Raises AddressInUse."""
         listeners = []
         try:
             for bound in self._sockets:
@@ -70,7 +71,7 @@ def _addresses(host: str, port: int | None, flags: int = 0) -> list[tuple[int, i
     """Returns the addresses of `host` as getaddrinfo does. Raises OSError, also if `host` can't be a host name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    except UnicodeError:  # it has no IDNA encoding
+    except UnicodeError:  # `host` has no IDNA encoding
         raise OSError("it is no host name") from None
     return list(dict.fromkeys((int(a), int(b), c, d, (str(e[0]), *e[1:])) for a, b, c, d, e in found))
 
@@ -83,7 +84,7 @@ def resolve(host: str) -> str:
 
 
 def own_address() -> str:
-    """Returns the address that this machine uses for outgoing traffic; loopback without a route."""
+    """Returns the IPv4 address that this machine uses for outgoing traffic; 127.0.0.1 if it has no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing, only selects a route

@@ -17,7 +17,7 @@ from ha.protocol.record import MessageRecord, decode_records
 from ha.store.message_store import MessageStore
 
 UNREADABLE_RETRY_S = 1.0
-"""Pause before the next attempt to read messages that can't be read at present."""
+"""Pause before the next attempt to read messages that can't be read at present, in seconds."""
 
 
 class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class Reading:
 
 
 async def wait_messages(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> list[MessageRecord]:
-    """Returns messages of a queue from `queue_offset` on, at least one, and waits for it if necessary."""
+    """Returns at least one message of a queue from `queue_offset` on; waits until there is one."""
     dispatched = store.log.dispatched_offset
     while True:
         seen = dispatched.value

@@ -71,8 +71,8 @@ def master_address(node: Node) -> str | None:
 
 
 async def follow_master(node: Node, ha_client: HAClient) -> None:
-    """Passes on the master that name servers report: to replication, unless haMasterAddress is set, and to the sync
-    of tables."""
+    """Follows the master that name servers report, until cancelled: sets its address for replication, unless
+    haMasterAddress is set, and requests a sync of the tables whenever it changes."""
     while True:
         found = await node.registration.master.wait_value(lambda now: now != node.master_addresses)
         node.master_addresses = found
@@ -83,7 +83,10 @@ async def follow_master(node: Node, ha_client: HAClient) -> None:
 
 
 async def sync_tables(node: Node, ha_client: HAClient) -> None:
-    """Syncs the tables at each connection: a restarted master needs the consumer offsets committed here meanwhile."""
+    """Requests a sync of the tables whenever the link to the master is connected, until cancelled.
+
+    A master that was restarted needs the consumer offsets that were committed on this slave meanwhile.
+    """
     while True:
         await ha_client.state.wait_transition(HAClientState.TRANSFER)
         if node.broker.slave_sync is not None:
@@ -93,8 +96,8 @@ async def sync_tables(node: Node, ha_client: HAClient) -> None:
 async def finish_waiting_puts(node: Node) -> None:
     """Gives slaves a moment to catch up, then answers the puts that still wait for one.
 
-    The broker can still send responses, but must no longer read requests: a message that arrived now would be stored
-    without a slave or without a response.
+    The broker must still be able to send responses, but no longer read requests: a message that arrived now would be
+    stored without a slave or without a response.
     """
     caught_up = trio.Event()
     grace_s = min(GRACE_S_MAX, node.config.shutdown_timeout_ms / 1000 * GRACE_SHARE)

@@ -17,7 +17,7 @@ from .node import Node
 from .startup import open_node
 
 REGISTRATION_WAIT_S_MAX = 3.0
-"""Maximum time that a new member waits for name servers that don't respond."""
+"""Maximum time that a new member waits for name servers that don't respond, in seconds."""
 
 
 def _check_type(config: object) -> None:

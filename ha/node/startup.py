@@ -1,8 +1,8 @@
 """Opens and closes the parts of one broker process: store, replication, broker, admin port, in this order.
 
 Each part is an async context manager or a task of the node's nursery. An exception in one of them closes the others and
-leaves the block. Ports are bound first, so that a taken port is reported before a long recovery; a port listens once
-what serves it is ready.
+propagates. Ports are bound first, so that a port in use is reported before a long recovery; a port listens once the
+service behind it is ready.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _open_broker(
 
 
 def _sync_state(node: Node) -> SyncStateSet | None:
-    """Returns the sync-state set of a member's current term."""
+    """Returns the sync-state set of a member's current term; None while the member is not master."""
     leadership = node.ha_service.leadership
     return None if leadership is None else leadership.sync_state
 

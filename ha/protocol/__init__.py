@@ -1,4 +1,4 @@
-"""Encodes and decodes every format that halog shares with RocketMQ; each has one codec.
+"""Encodes and decodes the formats that halog shares with RocketMQ, and its own; each has one codec.
 
 Pure functions and sans-I/O parsers. Nothing here opens a file or socket, reads a clock or draws random numbers;
 timestamps, process ids and addresses are passed in. Untrusted bytes raise `ha.errors.RemoteProtocolError` and nothing
@@ -6,7 +6,8 @@ else. Some functions have compiled twins (compiled.py). The main modules:
 
     codes.py         request and response codes, languages, put statuses, sysFlag and permission bits
     properties.py    the property string of a message, tag codes (Java's String.hashCode)
-    record.py        commitlog records V1 and V2, filler; record_encoding.py writes them, record_digest.py digests
+    record.py        commitlog records V1 and V2, filler; record_encoding.py encodes them, record_digest.py converts
+                     them to consume-queue entries and index keys
     batch.py         the body of a batch send
     message_id.py    offset message ids, client-made unique ids
     ha_frame.py      the default HA protocol: reports and transfer frames

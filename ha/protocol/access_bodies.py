@@ -98,7 +98,8 @@ class AclInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class UserInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """A user as tools see it. Its representation does not show the password."""
+    """A user in the bodies of requests 3001 to 3005 and of their answers. Its representation does not show the
+    password."""
 
     username: str | None = None
     password: str | None = None
@@ -113,7 +114,7 @@ class UserInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class UserConfig(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """A user with its policies, as a broker keeps them. Its representation does not show the password."""
+    """A user with its policies, as a broker stores them. Its representation does not show the password."""
 
     username: str
     password: str

@@ -60,7 +60,7 @@ class SigningKey:
         return signing.digest()
 
     def has_signed(self, command: RemotingCommand) -> bool:
-        """Return whether the Signature of `command` was made with this key; takes constant time.
+        """Return whether the Signature of `command` was made with this key; compares in constant time.
 
         Raises UnicodeEncodeError if a string can't be encoded as UTF-8, which is not the case in parsed frames.
         """

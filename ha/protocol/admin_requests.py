@@ -202,7 +202,7 @@ class GroupConfigList(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class GroupList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 300."""
+    """Answer to request 300: the consumer groups of a topic."""
 
     group_list: list[str] = []
 
@@ -227,7 +227,7 @@ class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 204."""
+    """Answer to request 204: the members of a producer group."""
 
     connection_set: list[ClientConnection] = []
 
@@ -252,7 +252,7 @@ class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, QueueStats]:
-    """Return the answer to request 202. Raises RemoteProtocolError if `raw` is invalid."""
+    """Return the queues in the answer to request 202. Raises RemoteProtocolError if `raw` is invalid."""
     return {queue: java_json.as_type(QueueStats, value) for queue, value in _offset_table(raw).items()}
 
 

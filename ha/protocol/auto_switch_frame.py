@@ -19,8 +19,9 @@ Master to slave:
                                            36  n  commitlog bytes, within one segment and one epoch
 
 All big-endian and signed. A RocketMQ master that ends a frame at the end of an epoch puts the *next* epoch into it, so
-a frame may lie before the start offset that it contains. A RocketMQ master parses a handshake as soon as 12 bytes have
-arrived: send it with one call. Sources: AutoSwitchHAConnection, AutoSwitchHAClient; checked against captures of 5.5.0.
+a frame may lie before the start offset that it contains. A RocketMQ master parses a slave's handshake as soon as 12 of
+its bytes have arrived, so a slave must send it with one call. Sources: AutoSwitchHAConnection, AutoSwitchHAClient;
+checked against captures of 5.5.0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ha.protocol.epoch_file import EpochEntry
 from ha.protocol.ha_frame import REPORT_SIZE, MasterStreamParser
 
 EPOCH_COUNT_MAX = 1000
-"""Maximum epochs in a handshake that RocketMQ slaves can receive."""
+"""Maximum number of epochs in a master's handshake: RocketMQ slaves can't receive more."""
 NO_EPOCH = -1
 NOTHING_SENT = -1
 
@@ -69,19 +70,20 @@ class SlaveHandshake(msgspec.Struct, frozen=True):
     """Distinguishes this process from others with the same broker id; 0: not sent, as by RocketMQ"""
 
     def encode(self) -> bytes:
-        """Return the 16 bytes, or 24 with a run id."""
+        """Return the handshake: 16 bytes, or 24 with a run id."""
         flags = self.is_learner * _LEARNER + bool(self.run_id) * _HAS_RUN_ID
         head = _SLAVE_HANDSHAKE.pack(_HANDSHAKE, self.syncs_from_last_file, flags, self.broker_id)
         return head + _RUN_ID.pack(self.run_id) if self.run_id else head
 
 
 class EpochReport(msgspec.Struct, frozen=True, gc=False):
-    """The end of a slave's log: first its request, later acknowledgements."""
+    """Reports the end of a slave's log. The first report on a connection is the slave's request, later ones are
+    acknowledgements."""
 
     slave_max_offset: int
 
     def encode(self) -> bytes:
-        """Return the 12 bytes. Raises LocalProtocolError if the offset is negative."""
+        """Return the report, 12 bytes. Raises LocalProtocolError if the offset is negative."""
         if self.slave_max_offset < 0:
             raise LocalProtocolError(f"a report can't carry offset {self.slave_max_offset}")
         return _REPORT.pack(_TRANSFER, self.slave_max_offset)
@@ -129,7 +131,7 @@ def speaks_epochs(received: bytes) -> bool | None:
 
     In the default protocol the first eight bytes would be a report of just over 4 GiB, which is possible. The next
     eight are a broker id in this protocol, and in the default one a report, which can't be lower than the first. Slaves
-    of both protocols send their first message at once, so eight bytes followed by a pause are a report.
+    of both protocols send their first message with one call, so eight bytes followed by a pause are a report.
     """
     size = min(len(received), REPORT_SIZE)
     if not any(begin.startswith(received[:size]) for begin in _HANDSHAKE_BEGINS):

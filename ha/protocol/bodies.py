@@ -24,11 +24,11 @@ INFLATED_SIZE_MAX = 16 * 1024 * 1024
 """Maximum size of a decompressed registration in bytes: the largest that could be sent uncompressed"""
 
 HEARTBEAT_SIZE_MAX = 256 * 1024
-"""Maximum bytes of a heartbeat"""
+"""Maximum size of a heartbeat in bytes"""
 LIST_SIZE_MAX = 1024 * 1024
-"""Maximum bytes of a body with queues to lock (about 10,000), with consumer groups or with acknowledgements"""
+"""Maximum size in bytes of a body with queues to lock (about 10,000), with consumer groups or with acknowledgements"""
 REQUEST_SIZE_MAX = 256 * 1024
-"""Maximum bytes of other JSON bodies that clients send to brokers"""
+"""Maximum size in bytes of other JSON bodies that clients send to brokers"""
 
 StructT = TypeVar("StructT")
 
@@ -36,7 +36,7 @@ _INT32 = struct.Struct(">i")
 
 
 class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """Version of a table. Two versions are the same state only if all fields are equal."""
+    """Version of a table. Two tables are the same only if all fields of their versions are equal."""
 
     counter: int = 0
     state_version: int | None = 0
@@ -131,7 +131,7 @@ class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class BrokerData(msgspec.Struct, rename="camel", kw_only=True):
-    """The replicas of one broker name: id (0 is the master) to `ip:port`."""
+    """The replicas of one broker name. `broker_addrs`: broker id (0 is the master) -> `ip:port`."""
 
     broker_addrs: dict[int, str] = {}
     broker_name: str = ""
@@ -230,7 +230,7 @@ class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """consumerOffset.json and the answer to request 43: "topic@group" to queue id to queue offset."""
+    """consumerOffset.json and the answer to request 43. Both tables map "topic@group" -> queue id -> queue offset."""
 
     data_version: DataVersion | None = None
     group_topic_map: dict[str, list[str]] | None = None
@@ -271,8 +271,8 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
 
 class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """delayOffset.json and the answer to request 45: delay level (from 1) to the queue offset of the next message to be
-    delivered."""
+    """delayOffset.json and the answer to request 45. `offset_table`: delay level (from 1) -> queue offset of the next
+    message to be delivered."""
 
     data_version: DataVersion | None = None
     log_position: LogPosition | None = None

@@ -37,7 +37,8 @@ _NUMBER = Struct(">q")
 
 
 class ChecksumHead(msgspec.Struct, frozen=True):
-    """The segment that the entries describe. Sizes in bytes; `segment_start` is a physical offset."""
+    """Head of a checksum file: the size of a block, and size and start of the segment. Sizes in bytes; `segment_start`
+    is a physical offset."""
 
     block_size: int
     segment_size: int
@@ -59,7 +60,7 @@ class ChecksumHead(msgspec.Struct, frozen=True):
         return GROUP_SIZE * (1 + self.group_count)
 
     def pack(self) -> bytes:
-        """Return the 512 bytes."""
+        """Return the encoded head, 512 bytes."""
         fields = _HEAD.pack(
             CHECKSUM_MAGIC, CHECKSUM_VERSION, self.block_size, self.segment_size, self.segment_start
         ).ljust(_CRC_AT, b"\0")
@@ -90,7 +91,8 @@ def pack_group(number: int, crcs: array[int], lengths: array[int]) -> bytes:
 
 
 def unpack_group(number: int, raw: bytes) -> tuple[array[int], array[int]] | None:
-    """Return the CRCs and lengths in the 512 bytes of group `number`; None if they are damaged (zeros: all unknown)."""
+    """Return the CRCs and lengths in the 512 bytes of group `number`; None if they are damaged or fewer. A group of
+    zeros is valid: all its checksums are unknown."""
     if len(raw) < GROUP_SIZE:
         return None
     fields = raw[:_CRC_AT]

@@ -1,4 +1,4 @@
-"""Numbers that RocketMQ gave a name: request and response codes, languages, put statuses, flag bits.
+"""RocketMQ's constants: request and response codes, languages, put statuses, flag bits.
 
 Names and values are RocketMQ's (RequestCode, ResponseCode, LanguageCode, MessageSysFlag, PullSysFlag, PermName,
 PutMessageStatus). Codes that halog does not serve are listed as well, so that logs can name them.
@@ -271,7 +271,7 @@ class Permission:
 
 
 VERSION_STANDARD_JSON = 401
-"""V4_9_4: requests of this version or later get JSON with quoted integer keys"""
+"""Ordinal of V4_9_4: clients of this version or later get routes in standard JSON, with quoted integer keys"""
 
 VERSION_DEFAULT = 479
-"""V5_3_3: the version ordinal that halog puts into the frames it sends."""
+"""Ordinal of V5_3_3, the version that halog states in the frames that it sends."""

@@ -1,8 +1,8 @@
 """Selects between a Python function and its compiled twin from a Cython module.
 
 The twin of a function in `ha.protocol.batch` has the same name and is in `ha/protocol/_batch.pyx`. It takes the same
-arguments, returns the same values and raises the same errors; tests compare the two. The Python function runs if
-nothing is compiled or HALOG_PURE is set in the environment.
+arguments, returns the same values and raises the same errors of `ha.errors`; tests compare the two. The Python function
+runs if nothing is compiled or HALOG_PURE is set in the environment.
 
 The Python function also runs, after one log line per module, if the compiled module can't be loaded or was compiled
 from other sources than those next to it.
@@ -26,7 +26,7 @@ from zlib import crc32
 logger = logging.getLogger(__name__)
 
 _LAYOUT_FILE = __file__.removesuffix("compiled.py") + "_layout.pxd"
-"""Included by all twins"""
+"""Path of the file that all twins include"""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

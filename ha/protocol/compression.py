@@ -1,7 +1,7 @@
 """Compresses and decompresses bodies as RocketMQ's clients do: zlib, or lz4 and zstd if installed.
 
 sysFlag says whether and how a body is compressed; no compression type means zlib (clients up to 4.9.2 have only that).
-lz4 is the frame format. Sources: ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
+lz4 means LZ4's frame format. Sources: ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ha.protocol.codes import SysFlag
 BODY_SIZE_MAX = 4 * 1024 * 1024
 """Default maximum size of a body in bytes, after decompression (RocketMQ: maxMessageSize)"""
 _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
-"""Maximum window of a zstd frame in bytes: RFC 8878 requires every decoder to support it. If the window is the whole
-content, the maximum size of a body applies instead."""
+"""Maximum window size of a zstd frame in bytes, unless longer bodies are accepted: RFC 8878 recommends that encoders
+don't exceed it and that decoders support it."""
 _ZLIB_LEVEL = 5
-"""The default level of zlib compression, as RocketMQ's compressLevel."""
+"""Level of zlib and zstd compression: RocketMQ's default compressLevel."""
 
 
 class Compression(Enum):
@@ -54,7 +54,7 @@ def check_installed(compression: Compression) -> None:
 def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
     """Return the compressed body and its bits of sysFlag; `body` itself and 0 if compression doesn't make it shorter.
 
-    Call `check_installed` first: the package must be there.
+    The package of the compression type must be installed: call `check_installed` first.
     """
     if compression is Compression.NONE:
         return body, 0
@@ -77,8 +77,8 @@ def kind_of(sys_flag: int) -> Compression:
 def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | None:
     """Return `body` decompressed; None if that needs a package that is not installed.
 
-    Raises RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. At most that much is
-    produced: the content size in a frame's header is not trusted."""
+    Raises RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. Decompression stops at
+    that size: the content size in a frame's header is not trusted."""
     begun = inflated_begin(body, compression, size_max)
     if begun is None:
         return None

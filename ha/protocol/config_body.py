@@ -20,10 +20,11 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 
 
 def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryview) -> str:
-    """Return the remark with which a `server` ("broker") refuses the change in `body`: nothing can be changed while it
-    runs. "" if all values equal those in `present`, the current configuration.
+    """Return the remark that refuses the change in `body`, as nothing can be changed while the server runs. "" if all
+    values equal those in `present`, the current configuration.
 
-    Raises RemoteProtocolError if `body` is too long.
+    `server`: what the remark calls the server, such as "broker". Raises RemoteProtocolError if `body` is longer than
+    SIZE_MAX.
     """
     if len(body) > SIZE_MAX:
         raise RemoteProtocolError(f"configuration of {len(body)} bytes; at most {SIZE_MAX}")

@@ -39,14 +39,14 @@ SNAPSHOT_TAGS_CODE = tags_code(SNAPSHOT_TAG)
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, rename="camel"):
-    """The number of a snapshot part, from 0."""
+    """Number of a snapshot part, from 0, and whether it is the last part."""
 
     part: int
     is_last: bool = False
 
 
 class TablesRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
-    """One record; the module describes the fields."""
+    """The content of one record; the module's docstring describes the fields."""
 
     epoch: int
     snapshot: SnapshotPart | None = None
@@ -92,7 +92,8 @@ def decode_tables_record(body: bytes) -> TablesRecord:
 
 
 def remember_deleted(known: dict[str, int], more: Mapping[str, int]) -> None:
-    """Adds deleted topics to `known`, and removes the earliest beyond DELETED_TOPICS_MAX."""
+    """Adds the deleted topics `more` to `known` (name -> physical offset). If that has more than DELETED_TOPICS_MAX
+    topics, removes those with the lowest offsets."""
     for topic, before in more.items():
         known[topic] = max(before, known.get(topic, 0))
     for topic in sorted(known, key=lambda name: (known[name], name))[: max(0, len(known) - DELETED_TOPICS_MAX)]:
@@ -100,8 +101,8 @@ def remember_deleted(known: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def entry_size_max(name: str, queue_count: int) -> int:
-    """Return the maximum size in bytes of one entry of `offsets`, with queue ids of up to 10 and offsets of up to 20
-    characters."""
+    """Return the maximum size in bytes of the entry `name` of `offsets` with `queue_count` queues. Queue ids take up to
+    10 characters, offsets up to 20."""
     return len(_encode(name)) + 34 * queue_count + 8
 
 

@@ -61,8 +61,8 @@ class SendBackRequest(Header):
 
 
 class EndTransactionRequest(Header):
-    """Request 37 END_TRANSACTION. `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`; offsets are those of the
-    half message: queue offset, physical offset."""
+    """Request 37 END_TRANSACTION. `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`. `tran_state_table_offset`
+    and `commit_log_offset`: queue offset and physical offset of the half message."""
 
     producer_group: str
     tran_state_table_offset: Int64
@@ -239,7 +239,8 @@ def read_queue_map(value: Any) -> dict[QueueKey, Any]:
 
 
 def encode_queue_offsets(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return `{"offsetTable":{queue:offset,…}}`: the body of 220, and the offset file of a broadcasting consumer."""
+    """Return `{"offsetTable":{queue:offset,…}}`: the body of request 220, and the content of a broadcasting consumer's
+    offset file."""
     return java_json.dumps({"offsetTable": {queue_key(*queue): offset for queue, offset in offsets.items()}})
 
 
@@ -291,7 +292,8 @@ def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
 
 
 class RunningInfo(msgspec.Struct, kw_only=True):
-    """The answer to request 307."""
+    """The answer to request 307: the state of a consumer by queue, its properties, its statistics by topic, and its
+    subscriptions."""
 
     queues: dict[QueueKey, ProcessQueueInfo]
     properties: dict[str, str]

@@ -10,8 +10,8 @@ Master to slave, the only message, a transfer frame:
     8   4  body size n; 0 is a heartbeat, which carries the offset that will be sent next
     12  n  commitlog bytes [physical offset, physical offset + n); cut without regard to records, within one segment
 
-All big-endian and signed. The parsers do no I/O and know no log: callers check whether an offset fits theirs. Sources:
-DefaultHAConnection, DefaultHAClient; checked against captures of 4.9.7 and 5.5.0.
+All big-endian and signed. The parsers do no I/O and don't know the log: callers check whether an offset fits it.
+Sources: DefaultHAConnection, DefaultHAClient; checked against captures of 4.9.7 and 5.5.0.
 """
 
 from __future__ import annotations
@@ -152,11 +152,12 @@ class MasterStreamParser(ABC, Generic[HeadT]):
 
     @abstractmethod
     def _head_size(self, partial: bytes) -> int:
-        """Return the size of a head in bytes, as far as its first bytes determine it."""
+        """Return the size in bytes of the head that begins with `partial`. If these bytes don't determine the size yet,
+        return how many bytes of the head are needed to continue."""
 
     @abstractmethod
     def _parse_head(self, head: bytes) -> HeadT:
-        """Return the event for a complete head, after `_expect_body` if a body follows."""
+        """Return the event for a complete head. Calls `_expect_body` first if a body may follow."""
 
     def _expect_body(self, physical_offset: int, size: int, offset_min: int) -> None:
         if physical_offset < offset_min or not 0 <= size <= self._body_size_max:

@@ -9,7 +9,8 @@
     slave's proof  = HMAC-SHA256(secret, "halog ha 1 slave\\0"  + master's nonce + slave's nonce)
     master's proof = HMAC-SHA256(secret, "halog ha 1 master\\0" + slave's nonce + master's nonce)
 
-The HA protocol then starts as usual. (p, n) is the header of a transfer frame; no master sends a physical offset of -2.
+The HA protocol then starts as usual. 8, 64 and 12 + 32 are sizes in bytes. (p, n) is the header of a transfer frame
+with physical offset p and body size n; no master sends a physical offset of -2.
 The first message is the range question: a RocketMQ master ignores it, a halog master without a secret answers with its
 range, and no RocketMQ slave sends it. So the first answer, or its absence, shows each side what its peer is. Both
 proofs contain both nonces, so neither can be replayed; their labels differ, so neither can be reflected. A slave that
@@ -28,7 +29,7 @@ from struct import Struct
 from ha.errors import RemoteProtocolError
 
 HELLO = b"\xff" * 8
-"""The range question (ha/replication/range_question.py)."""
+"""The first message of a handshake, which equals the range question (ha/replication/range_question.py)."""
 NONCE_SIZE = 32
 PROOF_SIZE = 32
 ANSWER_SIZE = NONCE_SIZE + PROOF_SIZE
@@ -60,11 +61,11 @@ class HandshakeKey:
         return hmac.digest(self._secret, b"halog ha 1 master\0" + slave_nonce + master_nonce, "sha256")
 
     def is_slave_proof(self, proof: bytes, master_nonce: bytes, slave_nonce: bytes) -> bool:
-        """Return whether `proof` is from a slave that knows the secret; takes constant time."""
+        """Return whether `proof` is from a slave that knows the secret; compares in constant time."""
         return hmac.compare_digest(proof, self.slave_proof(master_nonce, slave_nonce))
 
     def is_master_proof(self, proof: bytes, master_nonce: bytes, slave_nonce: bytes) -> bool:
-        """Return whether `proof` is from a master that knows the secret; takes constant time."""
+        """Return whether `proof` is from a master that knows the secret; compares in constant time."""
         return hmac.compare_digest(proof, self.master_proof(master_nonce, slave_nonce))
 
 

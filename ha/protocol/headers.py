@@ -56,7 +56,7 @@ def _text(value: bool | int | str) -> str:
 
 
 class SendMessageRequest(Header):
-    """Request 10 SEND_MESSAGE; parsed from the one-letter names of 310 and 320 too.
+    """Request 10 SEND_MESSAGE. Also parsed from the one-letter names of requests 310 and 320.
 
     `queue_id` below 0 lets the broker choose; `properties` is the property string; times in ms.
     """
@@ -119,7 +119,7 @@ class SendMessageRequestV2(SendMessageRequest):
 
 
 class SendMessageResponse(Header):
-    """Answer to a send that stored the message (codes 0, 10, 11, 12).
+    """Answer to a send that stored the message (response code 0, 10, 11 or 12).
 
     `msg_id` is the offset message id; for a batch, the ids joined with ",", and `queue_offset` is that of its first
     message. `recall_handle`: only for a timer message.
@@ -166,7 +166,8 @@ class RecallMessageResponse(Header):
 
 
 class PullMessageRequest(Header):
-    """Request 11 PULL_MESSAGE. `sys_flag` holds the bits of `codes.PullSysFlag`; offsets are queue offsets."""
+    """Requests 11 PULL_MESSAGE and 361 LITE_PULL_MESSAGE. `sys_flag` holds the bits of `codes.PullSysFlag`; offsets are
+    queue offsets."""
 
     consumer_group: str
     topic: str
@@ -183,7 +184,7 @@ class PullMessageRequest(Header):
 
 
 class PullMessageResponse(Header):
-    """Answer to a pull with code 0, 19, 20 or 21. Offsets are queue offsets."""
+    """Answer to a pull with response code 0, 19, 20 or 21. Offsets are queue offsets."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -311,7 +312,8 @@ def topic_of_send(ext_fields: dict[str, str]) -> str:
 
 
 def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
-    """Parse with Java's rules for booleans. Raises RemoteProtocolError for any other error."""
+    """Parse again after an error, with Java's rules for booleans. Raises RemoteProtocolError if a field is still
+    missing or invalid."""
     fields = dict(ext_fields)
     for name in _BOOLEANS[header_type]:
         if name in fields:

@@ -9,7 +9,7 @@ from ha.protocol.store_files import INDEX_ENTRY
 Slots = memoryview
 """A slot table: int32 in native byte order"""
 PAGE_SLOTS = 1024
-"""Number of slots that are written together"""
+"""Number of slots in a page, the unit in which a slot table is written to its file"""
 SECONDS_MAX = 0x7FFFFFFF
 
 

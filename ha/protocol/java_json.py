@@ -44,8 +44,8 @@ def dumps(value: Any, *, bare_integer_keys: bool = True) -> bytes:
     """Return `value` (builtins and msgspec structs) as JSON in UTF-8 without whitespace.
 
     Struct fields and dict entries that are None are omitted. With `bare_integer_keys` the text is what a JVM writes by
-    default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers of version 401 or
-    later.
+    default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers of RocketMQ 4.9.4 or
+    later (VERSION_STANDARD_JSON).
     """
     parts: list[str] = []
     quote = encode_basestring if bare_integer_keys else encode_basestring_ascii
@@ -136,10 +136,10 @@ def _write_pretty(value: Any, parts: list[str], line_break: str) -> None:
 
 
 def loads(raw: bytes | bytearray | memoryview) -> Any:
-    """Return the value of the JSON text `raw`, references resolved. Raises RemoteProtocolError if it is not such a
-    text, or is nested deeper than DEPTH_MAX.
+    """Return the value of the JSON text `raw`, with references resolved. Raises RemoteProtocolError if the text or a
+    reference is invalid, or if the text exceeds a limit of this module.
 
-    Bad UTF-8 becomes U+FFFD, as in Java, wherever standard parsing fails.
+    Invalid UTF-8 is read as U+FFFD, as in Java.
     """
     text = bytes(raw)
     try:

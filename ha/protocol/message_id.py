@@ -72,7 +72,8 @@ class UniqueIdGenerator:
         self._counter = 0
 
     def next(self) -> str:
-        """Return the next id. A time before the start of the month, after a step of the clock, counts as the start."""
+        """Return the next id. If the clock was set back to before the start of the month, the id has the start of the
+        month as its time."""
         stem, number = self._stem_now(), self._counter
         self._counter = (number + 1) & 0xFFFF
         return f"{stem}{number:04X}"

@@ -50,7 +50,7 @@ INVISIBLE_MS_MAX = 1 << 62
 """Maximum invisible time in ms, so that due times are 64-bit numbers"""
 
 NORMAL, RETRY_V1, RETRY_V2 = 0, 1, 2
-"""Flags: which topic a message was read from"""
+"""Flags of a receipt handle: the message was read from the topic itself, or from its retry topic of version 1 or 2"""
 
 POP_CK = "POP_CK"
 FIRST_POP_TIME = "1ST_POP_TIME"
@@ -64,7 +64,8 @@ priority"""
 
 
 class PopMessageRequest(Header):
-    """Request 200050 POP_MESSAGE. `queue_id` −1: all queues. `init_mode`: 0 from the first message, 1 from the last."""
+    """Request 200050 POP_MESSAGE. `queue_id` −1: all queues. `init_mode`: where a group starts that has no consumer
+    offset yet; 0: at the first message of a queue, 1: at the last."""
 
     consumer_group: str
     topic: str
@@ -158,7 +159,8 @@ class NotificationRequest(Header):
 
 
 class NotificationResponse(Header):
-    """Answer to request 200054."""
+    """Answer to request 200054. `has_msg`: there is a message to pop. `polling_full`: too many requests are waiting, so
+    this one did not wait."""
 
     has_msg: bool
     polling_full: bool = False
@@ -300,7 +302,7 @@ class BatchAck(msgspec.Struct, kw_only=True):
 
     group: str = field(name="c")
     topic: str = field(name="t")
-    """The topic that was asked for"""
+    """The topic that was popped; its messages may come from the group's retry topic for it"""
     flag: str = field(default="0", name="r")
     start_offset: _Count = field(name="so")
     queue_id: _Count = field(name="q")
@@ -383,4 +385,4 @@ class AssignmentsBody(msgspec.Struct, rename="camel", kw_only=True):
     """Answer to request 400."""
 
     message_queue_assignments: list[Assignment] | None = []
-    """None: the client keeps its queues"""
+    """Queues assigned to the client; None: it keeps its present ones"""

@@ -1,10 +1,10 @@
-"""Records of the topic rmq_sys_halog_pop: what POP consumers have taken and acknowledged.
+"""Records of the topic rmq_sys_halog_pop: the messages that POP consumers have received and acknowledged.
 
 They are ordinary messages in queue 0, so that every RocketMQ broker replicates and keeps them. A record holds the
-changes of all connections since the one before. The body is JSON:
+changes by all connections since the previous record. The body is JSON:
 
     version   1; records with another version can't be interpreted
-    first     only in the last part of a snapshot, which has the tag `e`: queue offset of its first part
+    first     only in the last part of a snapshot, which has the tag `e`: queue offset of the snapshot's first part
     queues    an array of queues that changed, each an array:
         group, topic, queue id    the topic that the messages are read from, which may be a retry topic
         kind                      0 changes, 1 the whole state, 2 removed
@@ -74,7 +74,7 @@ class OrderRecord(msgspec.Struct, array_like=True):
 
 
 class QueueRecord(msgspec.Struct, array_like=True):
-    """The changes of one queue of one group."""
+    """The changes, or the whole state, of one queue of one group."""
 
     group: str
     topic: str
@@ -87,7 +87,7 @@ class QueueRecord(msgspec.Struct, array_like=True):
 
 
 class PopRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One record; the module describes the fields."""
+    """The content of one record; the module's docstring describes the fields."""
 
     queues: list[QueueRecord] = []
     first: _Number | None = None
@@ -130,7 +130,7 @@ def _count(runs: list[int]) -> int:
 
 
 def to_runs(offsets: Sequence[int]) -> list[int]:
-    """Return ascending `offsets` as runs."""
+    """Return the runs of ascending queue offsets: for each run, its first queue offset and its count."""
     if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:
         return [offsets[0], len(offsets)]
     runs: list[int] = []
@@ -145,6 +145,6 @@ def to_runs(offsets: Sequence[int]) -> list[int]:
 
 
 def from_runs(runs: list[int]) -> Iterator[int]:
-    """Yield the offsets in `runs`."""
+    """Yield the queue offsets in `runs`, as returned by `to_runs`."""
     for start, count in zip(runs[::2], runs[1::2], strict=True):
         yield from range(start, start + count)

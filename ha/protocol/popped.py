@@ -1,8 +1,8 @@
 """The messages in the response to a pop (request 200050) with their receipt handles, and requests with such a handle.
 
-A message's handle is made here, from the info strings of the response, unless the broker has put it into the message,
-as it does with those of retry topics. It gets a ninth word, the physical offset, which dead letters need. Sources:
-PopMessageProcessor of RocketMQ's proxy and client, ExtraInfoUtil.
+A message's handle is built from the info strings of the response, unless the broker has put one into the message, as
+it does for messages of retry topics. The handle gets a ninth word, the physical offset, by which the message can be
+moved to the dead letters. Sources: PopMessageProcessor of RocketMQ's proxy and client, ExtraInfoUtil.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         return self.handle.pop_time_ms + self.handle.invisible_ms
 
     def encode(self) -> str:
-        """Returns the handle as clients get it."""
+        """Returns the handle as clients receive it: one string of nine words."""
         return f"{self.handle.encode()} {self.physical_offset}"
 
     def real_topic(self, group: str, topic: str) -> str:
-        """Returns the topic that the message was read from."""
+        """Returns the topic that the message was read from: `topic`, which was popped, or its retry topic."""
         flag = self.handle.flag
         return topic if flag == NORMAL else retry_topic(group, topic, is_v2=flag == 2)
 
@@ -80,7 +80,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
 
     def changed(self, response: RemotingCommand) -> ReceiptHandle:
         """Returns the handle that replaces this one, from the response to `change_request`. Raises RemoteProtocolError
-        if that is malformed."""
+        if the response is malformed."""
         header = parse_header(ChangeInvisibleTimeResponse, response.ext_fields)
         new = msgspec.structs.replace(
             self.handle,
@@ -111,7 +111,7 @@ class Popped(msgspec.Struct):
 
 
 def read_popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
-    """Returns the messages of a response. Raises RemoteProtocolError if it is malformed."""
+    """Returns the messages in the response to a pop. Raises RemoteProtocolError if it is malformed."""
     header = parse_header(PopMessageResponse, response.ext_fields)
     starts = _starts(header.start_offset_info)
     counts = _counts(header.order_count_info)
@@ -142,7 +142,8 @@ def read_popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
 def _broker_handle(record: MessageRecord, properties: dict[str, str]) -> Handle | None:
     """Returns the handle that the broker put into a message of a retry topic.
 
-    None for other messages. Their producer may have copied the property from a message that it had received.
+    None for other messages, even if they have the property: their producer may have copied it from a message that it
+    had received.
     """
     text = properties.get(POP_CK)
     if text is None:
@@ -156,7 +157,8 @@ def _broker_handle(record: MessageRecord, properties: dict[str, str]) -> Handle 
 
 
 def _flag(topic: str) -> int:
-    """Returns the flag that a topic's name suggests. RocketMQ 4's retry topics, `%RETRY%group`, are taken for V1."""
+    """Returns NORMAL, RETRY_V1 or RETRY_V2, according to the topic's name. RocketMQ 4's retry topics, `%RETRY%group`,
+    are taken for V1."""
     if not topic.startswith(RETRY_PREFIX):
         return NORMAL
     return RETRY_V2 if "+" in topic else RETRY_V1

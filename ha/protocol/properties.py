@@ -18,7 +18,7 @@ from ha.errors import LocalProtocolError
 
 KEY_SEPARATOR = " "
 PROPERTIES_SIZE_MAX = 32767
-"""Maximum bytes of a property string"""
+"""Maximum size of a property string in bytes"""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -172,8 +172,8 @@ def find_values(raw: bytes | bytearray | memoryview, marks: tuple[str, ...]) -> 
 
 
 class _Marks(dict[bytes, tuple[bytes, bytes]]):
-    """The patterns before the value of a property, inside a string and at its start, for the names that halog looks
-    up."""
+    """Cache by property name: the bytes that precede the property's value inside a property string, and at the start of
+    one."""
 
     def __missing__(self, name: bytes) -> tuple[bytes, bytes]:
         self[name] = marks = (b"\x02" + name + b"\x01", name + b"\x01")

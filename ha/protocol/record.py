@@ -71,12 +71,12 @@ exactly where its segment does."""
 RECORD_SIZE_MIN = 91
 """Size of the smallest possible record, in bytes: V1, IPv4 hosts, and an empty body, topic and properties."""
 RECONSUME_TIMES_MAX = 0x7FFFFFFF
-"""Largest number of retries in a record, which a producer may have set"""
+"""Largest number of retries that fits a record's field. A producer can set any number, so increments stop here."""
 TOPIC_SIZE_V1_MAX = 127
 """Maximum bytes of the topic in a V1 record; longer topics (of retries and dead letters, topic_names.py) need V2"""
 CRC_MASK = 0x7FFFFFFF
 RECORD_PLACE = Struct(">i8xi4xqq")
-"""The start of any record: size, queue id, queue offset, physical offset"""
+"""Format of the start of any record: size, queue id, queue offset, physical offset"""
 
 _SIZE_AND_MAGIC = Struct(">ii")
 _UINT16 = Struct(">H")
@@ -174,7 +174,8 @@ class RecordHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class Filler(msgspec.Struct, frozen=True, gc=False):
-    """The rest of the segment, `total_size` bytes, has no records."""
+    """The filler at the end of a segment. `total_size`: the size in bytes that it states; no records follow in the
+    segment."""
 
     total_size: int
 
@@ -200,7 +201,7 @@ def decode_host(raw: bytes) -> tuple[str, int]:
 
 
 class _Layout(msgspec.Struct, frozen=True, gc=False):
-    """Where the variable parts of a record lie in its buffer; fixed fields as unpacked by HEADS."""
+    """Positions of the variable-length parts of a record in its buffer, and the fixed fields as unpacked by HEADS."""
 
     fields: tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
     body_at: int
@@ -356,10 +357,11 @@ def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool
 
 @with_compiled_twin
 def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
-    """Return the size in bytes of the sound records at the start of `buffer`, and the position of the last one (or -1).
+    """Return the total size in bytes of the sound records at the start of `buffer`, and the position of the last one;
+    -1 if there is none.
 
-    They are consecutive within the first `end` bytes; `verify_record` accepts each, and each is at the physical offset
-    that it names, `base_offset` being that of the buffer's first byte.
+    A record is sound if `verify_record` accepts it, and it is at the physical offset that it states. Only records
+    within the first `end` bytes count. `base_offset`: physical offset of the buffer's first byte.
     """
     position, last = 0, -1
     end = min(end, len(buffer))
@@ -373,10 +375,10 @@ def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
 def scan_record(
     buffer: Readable, position: int, end: int, *, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS
 ) -> RecordHead | Filler | Unparsable | None:
-    """Return what dispatch needs of the record at `position`; no CRC is checked, the body is not read.
+    """Return the fields of the record at `position` that dispatch needs. No CRC is checked, and the body is not read.
 
-    None: it ends (or claims to end) after `end`, so more bytes may complete it. If `end` is the end of the segment,
-    the record is damaged. Unparsable: no further bytes can make it a record.
+    None: the record ends (or claims to end) after `end`, so more bytes may complete it. If `end` is the end of the
+    segment, the record is damaged. Unparsable: no further bytes can make it a record.
     """
     layout = _parse(buffer, position, end)
     if not isinstance(layout, _Layout):
@@ -419,7 +421,8 @@ def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_l
 
 def timer_code(properties: bytes, code: int) -> int:
     """Return the tags code of a record in rmq_sys_wheel_timer: 2 × due time (ms since the epoch), plus 1 unless it
-    recalls another message, so that a recall comes before what it recalls. `code` if there is no usable due time.
+    recalls another message, so that a recall sorts before the message that it recalls. `code` if there is no usable
+    due time.
 
     RocketMQ stores the hash of the tags there and does not read it. Hashes are 32-bit numbers, timer codes larger ones.
     """
@@ -432,6 +435,6 @@ def timer_code(properties: bytes, code: int) -> int:
 
 
 _DUE_DIGITS_MAX = 19
-"""Maximum digits of a due time; int() refuses more than 4,300."""
+"""Maximum number of digits of a due time; int() refuses more than 4,300."""
 TIMER_CODE_MIN = 1 << 32
 """Smallest timer code; smaller tags codes in rmq_sys_wheel_timer are hashes, written by RocketMQ."""

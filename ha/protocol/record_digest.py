@@ -1,4 +1,4 @@
-"""Converts a run of records to consume-queue entries and index keys, for dispatch.
+"""Converts consecutive records to consume-queue entries and index keys, for dispatch.
 
 A consume-queue entry is a `store_files.ENTRY`. An index key is a `KEY`: its hash, and the record's physical offset and
 store time.
@@ -19,7 +19,7 @@ from ha.protocol.record import Filler, Readable, RecordHead, Unparsable, scan_re
 from ha.protocol.store_files import ENTRY, index_key, index_key_hash
 
 KEY = Struct("=iqq")
-"""Hash, physical offset, store time in ms"""
+"""Format of an index key: hash, physical offset, store time in ms"""
 KEY_SIZE = KEY.size
 TAG_INFIX = "T#"
 VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
@@ -47,7 +47,7 @@ class QueueRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordDigest(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive records of the log.
+    """Consume-queue entries and index keys of consecutive records of the log.
 
     count, size: the number of records and their size in bytes, including a filler after them.
     damage: describes the bytes that follow, if they are not a record and more bytes can't complete one; else None.
@@ -129,10 +129,10 @@ def digest_records(
     with_keys: bool,
     with_tags: bool,
 ) -> RecordDigest:
-    """Digest the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
+    """Return the digest of the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
 
-    At most `count_max` records, which start within the first `bytes_max` bytes. `segment_end` is a physical offset.
-    `with_keys`: whether there is an index; `with_tags`: whether it includes tags.
+    It has at most `count_max` records, which start within the first `bytes_max` bytes. `segment_end` is a physical
+    offset. `with_keys`: whether to make index keys; `with_tags`: whether these include tags.
     """
     end = len(buffer)
     position = count = 0

@@ -1,4 +1,4 @@
-"""Writes messages as the records of a commitlog: one, or a run of them. `record.py` describes a record."""
+"""Encodes messages as commitlog records, one at a time or several in a row. `record.py` describes the format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ResultT = TypeVar("ResultT")
 
 @lru_cache(maxsize=4096)
 def topic_field(topic: str) -> bytes:
-    """Return the length and name of a topic as in a record: V1's if it fits, otherwise V2's.
+    """Return a record's topic field, which is length and name: in V1's form if the topic fits it, otherwise in V2's.
 
     The length is wrong for a topic of more than 65535 bytes; `encode_record` refuses topics of more than 32767.
     """
@@ -185,8 +185,8 @@ def record_run(
 
 
 def encode_filler(remaining: int) -> bytes:
-    """Return the 8 bytes of a filler for the last `remaining` bytes of a segment. Raises LocalProtocolError if fewer
-    than 8."""
+    """Return the first 8 bytes of the filler for the last `remaining` bytes of a segment. Raises LocalProtocolError if
+    `remaining` is less than 8."""
     if remaining < FILLER_SIZE_MIN:
         raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes; {remaining} are left")
     return _SIZE_AND_MAGIC.pack(remaining, FILLER_MAGIC)

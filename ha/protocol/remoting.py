@@ -130,7 +130,8 @@ class _IncomingHeader(IncomingHeader, gc=False):
 
 
 class _LooseHeader(msgspec.Struct):
-    """Variants of other JSON libraries: numbers and booleans in extFields, numbers as strings, null anywhere."""
+    """A JSON header as other JSON libraries write it: numbers and booleans in extFields, numbers as strings, null
+    anywhere."""
 
     code: _Int32
     language: str | int | None = None
@@ -142,7 +143,7 @@ class _LooseHeader(msgspec.Struct):
 
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised by msgspec for a header that is not JSON or has wrong types"""
+"""Exceptions that msgspec raises for a header that is not JSON or has wrong types"""
 
 _encode_header = msgspec.json.Encoder().encode
 _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
@@ -174,8 +175,8 @@ class CommandTemplate:
     """
 
     def __init__(self, sample: RemotingCommand, marks: Sequence[tuple[bytes, bytes]]) -> None:
-        """`marks`, in header order: a placeholder that occurs once in the encoded sample, and the % conversion of its
-        values."""
+        """`marks`: the placeholders in header order, each of which occurs exactly once in the encoded sample, and the %
+        conversion for the values of each."""
         assert sample.serialize_type == SERIALIZE_JSON
         assert not sample.body
         rest = _encode_json(sample).replace(b"%", b"%%")
@@ -322,8 +323,8 @@ class RemotingParser:
         return commands
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int, int]:
-        """Return commands at the start of `data` that a subclass parses faster, where the rest begins, and the number
-        of frames before it."""
+        """Return the commands at the start of `data` that a subclass can parse faster, the position after their frames,
+        and the number of these frames."""
         return (), 0, 0
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:

@@ -1,12 +1,13 @@
 """The state of one remoting connection, without I/O: frames received, frames to be sent, and waiters for responses.
 
-A driver owns the stream and the tasks. It passes each chunk to `receive`, sends what `data_to_send` returns and reports
-what the kernel accepted to `data_sent`. It also tells the time: `now` is in seconds of one monotonic clock. There are
-two drivers: ha/remoting/connection.py on Trio for servers, ha/client/connection.py on anyio for the SDK.
+A driver owns the stream and the tasks. It passes each chunk to `receive`, sends the batches that `data_to_send`
+returns, and passes the number of bytes that the kernel accepted to `data_sent`. It also passes the time: `now` is in
+seconds of one monotonic clock. There are two drivers: ha/remoting/connection.py on Trio for servers,
+ha/client/connection.py on anyio for the SDK.
 
     OPENING    frames are queued; the stream isn't there yet
     OPEN       frames move both ways
-    CLOSING    there is a cause to end: frames are dropped in both directions, and the driver stops its tasks
+    CLOSING    `close` was called: frames are dropped in both directions, and the driver stops its tasks
     CLOSED     the stream is closed and there are no waiters
 """
 
@@ -25,7 +26,7 @@ from ha.protocol.remoting import FLAG_RESPONSE, RemotingCommand, RemotingParser
 OPAQUE_MAX = 0x7FFFFFFF
 
 Waiter = TypeVar("Waiter")
-"""What a driver needs to pass a response on to the task that waits for it."""
+"""Type of the object through which a driver passes a response to the task that waits for it."""
 
 
 class ConnectionState(Enum):
@@ -68,11 +69,12 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection. Sizes in bytes, times in seconds."""
 
     frame_size_max: int = 16_777_216
-    """Longest frame, its length field included (RocketMQ: com.rocketmq.remoting.frameMaxLength)."""
+    """Maximum size of a received frame, including its length field (RocketMQ:
+    com.rocketmq.remoting.frameMaxLength)."""
 
     header_size_max: int = 262_144
-    """Longest header of a received frame. A message's properties take at most 196,602 bytes: 32,767 characters, each
-    written as six characters of JSON."""
+    """Maximum size of the header of a received frame. A message's properties take at most 196,602 bytes: 32,767
+    characters, each written as six characters of JSON."""
 
     batch_size_max: int = 262_144
     """Maximum size in bytes of one send into which queued frames are joined."""
@@ -93,7 +95,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     serverChannelMaxIdleTimeSeconds)."""
 
     frame_timeout_s: float = 30.0
-    """Longest time from the first byte of a frame to the last."""
+    """Maximum time from the first byte of a received frame to its last; otherwise the connection is closed."""
 
     send_timeout_s: float = 30.0
     """Time within which the kernel must accept one batch (`batch_size_max`, or one longer frame); otherwise the
@@ -114,7 +116,7 @@ class Totals(msgspec.Struct):
 
 
 class RemotingProtocol(Generic[Waiter]):
-    """One connection. Not for use from several threads."""
+    """Protocol state of one connection. Not thread-safe."""
 
     def __init__(
         self,
@@ -129,28 +131,28 @@ class RemotingProtocol(Generic[Waiter]):
         self._parser = parser_type(frame_size_max=limits.frame_size_max, header_size_max=limits.header_size_max)
         self.state = ConnectionState.OPENING
         self.is_closed = False
-        """Whether the state is CLOSING or CLOSED; stored because every send asks."""
+        """Whether the state is CLOSING or CLOSED; stored because every send reads it."""
         self.cause = ""
-        """Why the connection ended, "" before that; one of a few strings."""
+        """Why the connection ended: a `CloseCause`, or the client driver's own text; "" while it is open."""
         self.cause_detail = ""
-        """What exactly happened, if `cause` doesn't say it all."""
+        """Details of `cause`, for people; "" if there are none."""
         self._pending: dict[int, Waiter] = {}
         self._last_opaque = 0
         self._outbox: list[bytes] = []
         self.outbox_bytes = 0
-        """Bytes that were queued and not accepted by the kernel yet."""
+        """Number of bytes that were queued and not accepted by the kernel yet."""
         self._sending_since = math.inf
         self.received_at = now
-        """Time at which the last chunk was received, by the clock of the times that the driver passes."""
+        """Time at which the last chunk was received, on the driver's clock."""
         self._active_at = now
         self.has_requested = False
         """Whether the peer has sent a request."""
         self.buffered_bytes = 0
-        """Size of the last chunk that completed a frame, plus what earlier chunks had buffered of its first frame."""
+        """Size in bytes of the last chunk that completed a frame, plus the bytes of that frame in earlier chunks."""
         self.is_mid_frame = False
         """Whether the last chunk ended within a frame: call `count_partial` when the chunk has been handled."""
         self.partial_bytes = 0
-        """Upper bound of the bytes held of an incomplete frame; off by less than one chunk."""
+        """Upper bound of the number of bytes buffered of an incomplete frame; too high by less than one chunk."""
         self._partial_since = math.inf
 
     # State
@@ -254,7 +256,8 @@ class RemotingProtocol(Generic[Waiter]):
     # Waiting for responses
 
     def next_opaque(self) -> int:
-        """Returns the opaque for the next request: 1 to OPAQUE_MAX, in turn, leaving out those in use."""
+        """Returns the opaque for the next request: the previous one plus 1, or 1 after OPAQUE_MAX; skips those in
+        use."""
         opaque = self._last_opaque
         while True:
             opaque = opaque + 1 if opaque < OPAQUE_MAX else 1

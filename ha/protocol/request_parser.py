@@ -40,7 +40,8 @@ class SendCommand(RemotingCommand, kw_only=True, gc=False):
 
 
 class AckedPop(NamedTuple):
-    """What acknowledgements of messages popped together have in common, from ext fields and receipt handle."""
+    """Values shared by the acknowledgements of messages that were popped together, from ext fields and receipt
+    handles."""
 
     group: str
     topic: str
@@ -86,21 +87,21 @@ UsualCommand = SendCommand | AckCommand | PopCommand
 
 
 class OnlyLong(SendMessageRequest, forbid_unknown_fields=True, gc=False):
-    """The fields of a send under their long names and no other."""
+    """Ext fields of a send under their long names. Any other field is an error."""
 
 
 class OnlyShort(SendMessageRequestV2, forbid_unknown_fields=True, gc=False):
-    """The fields of a send under their one-letter names and no other."""
+    """Ext fields of a send under their one-letter names. Any other field is an error."""
 
 
 class OnlyAck(AckMessageRequest, forbid_unknown_fields=True, gc=False):
-    """The fields of an acknowledgement and no other."""
+    """Ext fields of an acknowledgement. Any other field is an error."""
 
     broker_name: str | None = msgspec.field(default=None, name="bname")
 
 
 class OnlyPop(PopMessageRequest, forbid_unknown_fields=True, gc=False):
-    """The fields of a pop and no other."""
+    """Ext fields of a pop. Any other field is an error."""
 
     broker_name: str | None = msgspec.field(default=None, name="bname")
 

@@ -35,7 +35,7 @@ ENTRY_SIZE = ENTRY.size
 BLANK_SIZE = 0x7FFFFFFF
 """Record size in entries without a message, before the first message of a queue (RocketMQ: fillPreBlank)"""
 ENTRY_FILL = ENTRY.pack(0, BLANK_SIZE, 0)
-"""The blank entry that fills a queue that does not start at 0 up to its first entry"""
+"""Blank entry. A queue that does not start at 0 is filled with blank entries up to its first entry."""
 
 INDEX_HEADER = Struct(">qqqqii")
 INDEX_HEADER_SIZE = INDEX_HEADER.size
@@ -80,12 +80,12 @@ class IndexHeader(msgspec.Struct, gc=False):
     index_count: int = 1
 
     def pack(self) -> bytes:
-        """Return the 40 bytes."""
+        """Return the encoded header, 40 bytes."""
         return INDEX_HEADER.pack(*msgspec.structs.astuple(self))
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> IndexHeader:
-        """Return the header at the start of `raw`. Raises RemoteProtocolError if that is shorter."""
+        """Return the header at the start of `raw`. Raises RemoteProtocolError if `raw` is shorter than a header."""
         if len(raw) < INDEX_HEADER_SIZE:
             raise RemoteProtocolError(f"index header of {len(raw)} bytes")
         return cls(*INDEX_HEADER.unpack_from(raw))
@@ -98,12 +98,12 @@ def index_file_size(slot_count: int, index_count_max: int) -> int:
 
 
 def index_slot_position(slot: int) -> int:
-    """Return the byte position of a slot."""
+    """Return the position of a slot in an index file, in bytes."""
     return INDEX_HEADER_SIZE + slot * INDEX_SLOT_SIZE
 
 
 def index_entry_position(slot_count: int, entry_number: int) -> int:
-    """Return the byte position of an entry."""
+    """Return the position of an entry in an index file, in bytes."""
     return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + entry_number * INDEX_ENTRY_SIZE
 
 
@@ -138,7 +138,7 @@ class Checkpoint(msgspec.Struct, gc=False):
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> Checkpoint:
-        """Return the checkpoint in `raw`. Raises RemoteProtocolError if that is too short for one."""
+        """Return the checkpoint in `raw`. Raises RemoteProtocolError if `raw` is too short for one."""
         if len(raw) < _CHECKPOINT.size:
             raise RemoteProtocolError(f"checkpoint of {len(raw)} bytes")
         return cls(*_CHECKPOINT.unpack_from(raw))

@@ -12,30 +12,31 @@ also the maximum length of a directory name in most file systems"""
 AUTO_CREATE_TOPIC = "TBW102"
 """The topic whose settings and brokers are used for topics that are created by the first send"""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-"""Holds delayed messages until they are due"""
+"""Topic that holds delayed messages until they are due"""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Holds half messages until their producer ends the transaction"""
+"""Topic that holds half messages until their producer ends the transaction"""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""Lists the half messages whose transactions have ended"""
+"""Topic of op messages, which name the half messages whose transactions have ended"""
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Holds half messages whose producers are no longer asked"""
+"""Topic that holds half messages that are no longer checked, after the maximum number of checks or near the end of
+retention"""
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-"""Holds timer messages until they are due"""
+"""Topic that holds timer messages until they are due"""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-"""Holds the trace data of clients"""
+"""Topic that holds the trace data of clients"""
 TABLES_TOPIC = "rmq_sys_halog_tables"
-"""Holds the topics, consumer groups, offsets and users of a failover group (group_records.py). RocketMQ treats all
-topics that begin with rmq_sys_ as system topics and keeps their queues."""
+"""Topic that holds the topics, consumer groups, offsets and users of a failover group (group_records.py). RocketMQ
+treats all topics that begin with rmq_sys_ as system topics and keeps their queues."""
 
 POP_TOPIC = "rmq_sys_halog_pop"
-"""Holds what POP consumers have taken and acknowledged (pop_records.py)"""
+"""Topic that records which messages POP consumers have received and acknowledged (pop_records.py)"""
 
 RETRY_PREFIX = "%RETRY%"
-"""Prefix of a consumer group's name: the topic of its retries"""
+"""With a consumer group's name after it: the name of the group's retry topic"""
 DLQ_PREFIX = "%DLQ%"
-"""Prefix of a consumer group's name: the topic of its dead letters"""
+"""With a consumer group's name after it: the name of the group's dead-letter topic"""
 REPLY_SUFFIX = "_REPLY_TOPIC"
-"""Suffix of a cluster's name: the topic of replies (RocketMQ: getReplyTopic)"""
+"""With a cluster's name before it: the name of the cluster's topic of replies (RocketMQ: getReplyTopic)"""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Prefix of system topics"""
 INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
@@ -46,9 +47,9 @@ _SYSTEM_TOPICS = frozenset(
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether a topic is a system, retry or dead-letter topic by its name alone.
+    """Return whether a topic's name alone shows that it is a system, retry or dead-letter topic.
 
-    Topics named after brokers and clusters are not: their names can be anything.
+    False for the topics that are named after brokers and clusters: their names can be anything.
     """
     return topic in _SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX))
 

@@ -15,11 +15,12 @@ from ha.process import Entry
 from ha.protocol.remoting import FRAME_SIZE_MAX
 
 STOP_GRACE_S = 0.3
-"""Time in seconds for calls in progress at the end; then the others, such as long polls, are cancelled."""
+"""Time in seconds that calls in progress have to finish when the front stops; after that, calls that still run, such as
+long polls, are cancelled."""
 MESSAGE_OVERHEAD = 1 << 20
 """Maximum bytes of a request in addition to one body of the maximum size."""
 BODY_SIZE_MAX = FRAME_SIZE_MAX - MESSAGE_OVERHEAD
-"""Maximum bytes of a body, whatever maxMessageSize says: a request to a broker is one frame."""
+"""Maximum bytes of a body, even if maxMessageSize is larger: a request to a broker must fit in one frame."""
 
 
 @asynccontextmanager

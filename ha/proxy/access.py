@@ -39,7 +39,7 @@ Needs = Iterator[tuple[str, int]]
 
 
 LoadUser = Callable[[str], Awaitable[None]]
-"""Makes the account of an access key known to the guard, if it has one. Raises BrokerUnreachable."""
+"""Loads the account of an access key, if there is one, so that the guard knows it. Raises BrokerUnreachable."""
 
 
 class GuardedCalls:
@@ -56,7 +56,7 @@ class GuardedCalls:
         metadata = _metadata(call)
         if self._load_user is not None:
             claimed = _claimed_access_key(metadata)
-            if self._guard.policy.account(claimed) is None:  # an account of the file needs no broker
+            if self._guard.policy.account(claimed) is None:  # accounts of the policy files need no broker
                 await self._load_user(claimed)
         try:
             session.access_key = self._admit(session, metadata, name, _needs(name, request))
@@ -98,7 +98,8 @@ class Signatures:
     """Signs requests to brokers and name servers, so that brokers check the rights of the client that made the call.
 
     A client's requests are signed with the client's key, which `guard` knows. The signature of the gRPC call can't be
-    used, because it covers only the call's time. The front's own requests are signed with `own`; None: not at all.
+    used, because it covers only the call's time. The front's own requests are signed with `own`, or with None not
+    signed.
     """
 
     def __init__(self, guard: AclGuard, own: AclCredentials | None) -> None:
@@ -129,7 +130,7 @@ def _claimed_access_key(metadata: dict[str, str]) -> str:
 
 
 def _needs(name: str, request: Any) -> Needs:
-    """Yields each topic or group of a request, with the set of rights of which the account needs one."""
+    """Yields each topic or group of a request, with a set of rights: the account needs at least one of them."""
     if request is None:
         return
     if name == "QueryRouteRequest":

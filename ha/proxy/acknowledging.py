@@ -117,7 +117,8 @@ class Acknowledging:
         )
 
     async def forward(self, session: Session, request: Any) -> Any:
-        """ForwardMessageToDeadLetterQueue. Raises CallRefused, BrokerUnreachable."""
+        """ForwardMessageToDeadLetterQueue: puts a message into the dead letters of its group. Raises CallRefused,
+        BrokerUnreachable."""
         group, topic = group_name(request.group), topic_name(request.topic)
         receipt = await self._current(session, request.receipt_handle)
         await self.bury(session, group, topic, receipt)

@@ -35,7 +35,7 @@ _ACCEPTED = {
     "MIXED": (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION),
 }
 UNTYPED = (*_ACCEPTED["MIXED"], MessageType.PRIORITY)
-"""Accepted by topics of brokers that know no message types (RocketMQ 4)."""
+"""Message types that a topic accepts if its brokers know no message types (RocketMQ 4)."""
 
 
 class BrokerUnreachable(Exception):  # noqa: N818
@@ -48,8 +48,8 @@ class BrokerUnreachable(Exception):  # noqa: N818
 
 @contextmanager
 def reading_answer() -> Iterator[None]:
-    """For a block that reads a server's answer. Raises BrokerUnreachable, not RemoteProtocolError, if it is malformed:
-    the client is not at fault."""
+    """Context manager for reading a server's answer: raises a RemoteProtocolError of the block as BrokerUnreachable,
+    because the client is not at fault if the answer is malformed."""
     try:
         yield
     except RemoteProtocolError as error:
@@ -76,7 +76,7 @@ class BrokerQueues(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where a topic is, by broker name, and which messages it accepts."""
+    """The queues of a topic on each broker that has it, and the message types that the topic accepts."""
 
     topic: str
     message_types: tuple[MessageType, ...]
@@ -115,8 +115,8 @@ class Brokers(Protocol):
     def invoke_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
     ) -> bool:
-        """Sends a request for a client, if it can do so without waiting; returns whether it did. Only then,
-        `on_response` is called."""
+        """Sends a request for a client, if it can do so without waiting; returns whether it did. `on_response` is
+        called only if the request was sent."""
         ...
 
     async def heartbeat(self, session: Session) -> None:

@@ -1,9 +1,9 @@
 """The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
 
-Brokers may be halog's or RocketMQ's. Answers about topics and groups are used for ROUTE_AGE_S_MAX, and for as long as
-nobody can be asked, so that clients go on without name servers. If a master does not answer, or answers
+Brokers may be halog's or RocketMQ's. Answers about topics and groups are cached for ROUTE_AGE_S_MAX, and longer while
+no server answers, so that clients continue without name servers. If a master does not answer, or answers
 SERVICE_NOT_AVAILABLE, its address is looked up again at the next request, because another broker may be the master now.
-Each broker has one connection, for all clients, over which it also asks about transactions.
+Each broker has one connection, for all clients, over which it also sends its transaction checks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _UNKNOWN_GROUP = (
 """Codes that mean that the group has no configuration (SUCCESS: if the body is empty), or that the broker (RocketMQ 4)
 has no request for one group's configuration"""
 ROUTE_AGE_S_MAX = 10.0
-"""Seconds after which a topic or group is asked about again."""
+"""Age of an answer about a topic or group, in seconds, from which it is requested again."""
 KNOWN_COUNT_MAX = 16_384
 """Maximum number of topics, and of groups, whose answers are kept."""
 
@@ -184,7 +184,7 @@ class Cluster:
                 attributes = _read(TopicConfig, answer).attributes or {}
                 return accepted_types(attributes.get("message.type"))
         if failure is not None:
-            raise failure  # no guess: clients would keep it for half a minute
+            raise failure  # returning a default is no option: clients would keep it for half a minute
         return accepted_types(None)
 
     async def group(self, group: str) -> GroupConfig | None:
@@ -197,7 +197,7 @@ class Cluster:
         if answer.code == ResponseCode.SUCCESS and answer.body:
             return _read(GroupConfig, answer)
         if answer.code not in _UNKNOWN_GROUP:
-            # A guess would pop the messages of an ordered group out of order.
+            # With a default configuration, the messages of an ordered group would be popped out of order.
             raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
         return GroupConfig(group_name=group)  # a broker that may create the group does so when it is first used
 
@@ -297,7 +297,7 @@ class Cluster:
         except trio.TooSlowError:
             reason = f"{address} has not answered code {command.code} within {timeout_s:g} s"
             raise BrokerUnreachable(reason, is_timeout=True) from None
-        except (OSError, trio.BrokenResourceError, LocalProtocolError) as error:  # the last one: a frame too large
+        except (OSError, trio.BrokenResourceError, LocalProtocolError) as error:  # LocalProtocolError: frame too large
             raise BrokerUnreachable(f"{address}: {error}") from None
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:

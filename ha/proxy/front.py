@@ -62,7 +62,7 @@ class Front:
         wall_clock_ms: Callable[[], int],
         access: Access | None = None,
     ) -> None:
-        """`client_id`: the one with which the front registers at brokers. `access`: None without access control."""
+        """`client_id`: client id with which the front registers at brokers. `access`: None without access control."""
         self._brokers = brokers
         self._options = options
         self._client_id = client_id

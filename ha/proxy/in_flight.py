@@ -40,13 +40,13 @@ CHANGES_AT_ONCE = 32
 RENEWED_BEFORE_S = 45.0
 """Time before a message becomes visible at which it is renewed, in seconds."""
 RETRY_INTERVAL_S = 5.0
-"""Pause after a failed attempt to renew a message."""
+"""Pause after a failed attempt to renew a message, in seconds."""
 RENEWED_S_MAX = 3 * 3600.0
 """Time after its receipt, in seconds, from which a message is no longer renewed."""
 RETURN_S = 10.0
 """Time for which the messages of a disconnected client are kept for it, in seconds."""
 RELEASED_MS = 1_000
-"""Invisible time of a released message."""
+"""Invisible time, in ms, that a message gets when it is released."""
 SETTLED_WITHIN_S = 10.0
 """Upper bound, in seconds, of the time that it takes to acknowledge a message or to change its invisible time: two
 requests to its broker."""
@@ -92,7 +92,7 @@ class _Client(msgspec.Struct):
     def is_gone(self, now: float) -> bool:
         """Returns whether to release the client's messages: it has been gone for RETURN_S, or won't come back."""
         if self.gone_at is None:
-            return self.session.is_ended  # with another account by then, so that `gone` did not find this entry
+            return self.session.is_ended  # it used another account by then, and `gone` missed this entry
         return now - self.gone_at >= RETURN_S
 
 
@@ -158,7 +158,7 @@ class InFlight:
         return message is not None and message.changed is not None
 
     async def wait_unchanged(self, session: Session, handle: str) -> None:
-        """Waits while `is_changing`."""
+        """Waits until the message is neither being renewed nor released; returns at once if it is not in the table."""
         while (message := self._message(session, handle)) is not None and message.changed is not None:
             await message.changed.wait()
 

@@ -31,7 +31,8 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     polling_ms_max: int = 20_000
     """Highest poll time of a receive; requests outside polling_ms_min to polling_ms_max get the nearer limit."""
     heartbeat_interval_s: float = 30.0
-    """Interval at which the front registers at brokers for its producers' transactions."""
+    """Interval at which the front registers at brokers as a producer of its clients' topics, to get transaction
+    checks."""
     is_message_type_checked: bool = True
     """Whether a message must have a type that its topic accepts."""
 

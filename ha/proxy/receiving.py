@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FROM_LAST = 1
-"""initMode: a group without offsets begins with new messages."""
+"""Value of initMode for a pop: a group without committed offsets begins with new messages."""
 ALL_QUEUES = -1
 ANSWER_MARGIN_MS = 200
 """Time before a client's deadline at which it gets its answer, in ms."""

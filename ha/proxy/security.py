@@ -30,7 +30,7 @@ class FrontTls:
     """The certificates of the gRPC port and of the connections to brokers and name servers."""
 
     def __init__(self, config: ProxyConfig, wall_clock_ms: Callable[[], int]) -> None:
-        """Loads the files. Blocks. Raises ConfigError."""
+        """Loads the certificate and key files of `config`, which blocks the thread. Raises ConfigError."""
         handshakes = Handshakes()
         server = load_server(config, wall_clock_ms, role="grpc", protocols=("h2",))
         client = load_client(config, wall_clock_ms) if config.tls_enable else None

@@ -114,7 +114,7 @@ class Sending:
 
         if self._brokers.invoke_nowait(session, broker.broker_name, command, answer):
             return True
-        self._turn = turn  # `send` chooses the broker
+        self._turn = turn  # `send` will choose the broker again
         return False
 
     async def send(self, session: Session, request: Any) -> Any:
@@ -131,7 +131,7 @@ class Sending:
         turn = self._turn
         prepared = [self._prepare(session, message, route) for message in messages]
         if len(messages) > 1 and all(kind is MessageType.NORMAL for _, _, kind in prepared):
-            self._turn = turn + 1  # all go to the first one's broker
+            self._turn = turn + 1  # all go to the broker of the first message
             return await self._send_batch(session, messages, prepared)
         entries = []
         for message, (broker, command, kind) in zip(messages, prepared, strict=True):

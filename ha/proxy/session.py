@@ -67,7 +67,7 @@ class Producers:
                 self._by_topic.setdefault(topic, {})[session] = None
 
     def remove(self, session: Session) -> None:
-        """Removes a client."""
+        """Removes a client from all of its topics."""
         for topic in self._topics_of.pop(session, ()):
             sessions = self._by_topic[topic]
             del sessions[session]

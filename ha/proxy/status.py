@@ -1,4 +1,4 @@
-"""The statuses of responses."""
+"""Creates the statuses of gRPC responses."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Telemetry:
 
     async def _answer(self, session: Session, call: Call, command: Any) -> None:
         if not command.HasField("settings"):
-            return  # the results of commands that this front does not send
+            return  # ignores results of commands, as this front sends none that has a result
         if self._access is not None:
             await self._access.check(session, call, command)
         settings = command.settings
@@ -154,7 +154,7 @@ class Telemetry:
             steps = customized.get("next") if isinstance(customized, dict) else None
             if not isinstance(steps, list) or not steps:
                 steps = [1000 * seconds for seconds in CONSUMER_BACKOFF_S]
-            policy.customized_backoff.Clear()  # of steps that the client sent
+            policy.customized_backoff.Clear()  # removes steps that the client sent
             for step in steps[:64]:
                 set_milliseconds(policy.customized_backoff.next.add(), _integer(step, 1000))
         settings.metric.on = False

@@ -1,7 +1,7 @@
 """A cache of the users of ACL 2.0, read from brokers (requests 3004, 3009), as in RocketMQ's proxy.
 
-A user is read at its first call, and then every REFRESH_S until it has made no call for UNUSED_S. While no broker can
-be asked, a user may be used for AGE_S_MAX after it was last read, and is refused after that. Sources:
+A user is read at its first call, and then every REFRESH_S until it has made no call for UNUSED_S. While no broker
+answers, a cached user is valid for AGE_S_MAX after it was last read, and its calls are refused after that. Sources:
 ClusterMetadataService, ProxyAuthenticationMetadataProvider.
 """
 
@@ -35,7 +35,7 @@ from .brokers import BrokerUnreachable
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 10.0
-"""Interval at which users are read again, and for which a name counts as unknown."""
+"""Interval in seconds at which users are read again; also the time for which a name without a user is remembered."""
 AGE_S_MAX = 60.0
 """Time in seconds for which a user may be used after it was last read."""
 UNUSED_S = 600.0
@@ -63,7 +63,7 @@ class BrokerUsers:
     """A cache of users. `serve` keeps it fresh."""
 
     def __init__(self, ask: Ask, *, has_policies: bool) -> None:
-        """`has_policies`: also read the users' policies."""
+        """`has_policies`: whether to read the users' policies as well."""
         self._ask = ask
         self._has_policies = has_policies
         self._known: dict[str, _Known] = {}

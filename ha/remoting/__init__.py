@@ -1,6 +1,6 @@
 """The remoting transport on Trio: connections that send and receive frames in batches, with limits and timeouts.
 
-Knows no request code. `RemotingServer` and `RemotingClient` run `RemotingConnection`s.
+Request codes are interpreted by the handlers. `RemotingServer` and `RemotingClient` run `RemotingConnection`s.
 """
 
 from ha.protocol.remoting_protocol import CloseCause

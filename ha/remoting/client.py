@@ -1,7 +1,7 @@
-"""The remoting client of servers: for a broker's requests to name servers and to its master.
+"""The remoting client of brokers and gRPC fronts, for requests to name servers and to other brokers.
 
-One connection per address, opened for the first request, shared by all requests to it, and reopened for the next
-request after it was lost. Applications use ha.client, not this.
+There is one connection per address. It is opened for the first request, shared by all requests to the address, and
+reopened for the next request if it was lost. Applications use ha.client instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ async def refuse(connection: RemotingConnection, request: RemotingCommand) -> Re
 
 
 class _Slot:
-    """The connection to one address: being opened until `ready`; then `connection` is set, or `error`."""
+    """The connection to one address. Once the attempt to open it has ended, `ready` is set, and either `connection` or
+    `error` is not None."""
 
     __slots__ = ("address", "connection", "error", "ready")
 
@@ -68,14 +69,14 @@ class _Slot:
         self.error: OSError | None = None
 
     def fail(self, reason: str) -> None:
-        """Ends the wait for the connection with an error, unless it was opened."""
+        """Wakes the tasks that wait for the connection. If it was not opened, they get an OSError with `reason`."""
         if self.connection is None and self.error is None:
             self.error = OSError(reason)
         self.ready.set()
 
 
 class RemotingClient:
-    """Sends requests to addresses. Usable while `serve` runs (see `open_remoting_client`)."""
+    """Sends requests to servers by address. Usable while `serve` runs (see `open_remoting_client`)."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class RemotingClient:
             connection = await self.connection(address)
         signed = self._signed(command)
         left_s = deadline - trio.current_time()
-        if left_s <= 0:  # the process was paused; the peer is not to blame
+        if left_s <= 0:  # the process was paused; connection.invoke would close a connection that works
             raise trio.TooSlowError
         return await connection.invoke(signed, left_s)
 
@@ -195,7 +196,7 @@ async def open_remoting_client(
 ) -> AsyncIterator[RemotingClient]:
     """Runs a client for the duration of the block, and then closes its connections.
 
-    `sign` is called with a copy of each request before that is sent."""
+    `sign` is called with a copy of each request before the copy is sent."""
     client = RemotingClient(options, connect=connect, handler=handler, sign=sign)
     async with trio.open_nursery() as nursery:
         await nursery.start(client.serve)

@@ -1,15 +1,15 @@
 """One remoting connection on Trio, opened by either side: drives a `RemotingProtocol` over a stream that it owns.
 
-Two tasks: the reader passes all requests of a chunk to the handler in one call; the writer sends what could not be sent
-without waiting. Knows no request code.
+Each connection has two tasks. The reader receives chunks of bytes, and passes all requests of a chunk to the handler in
+one call. The writer sends the frames that can't be sent without waiting. Request codes are interpreted by the handler.
 
-`take` serves the requests that need no wait, and the handler the rest. With a poller (ha/poller.py) chunks are received
-and taken in its turns, and frames queued meanwhile are sent when the turn ends. Frames queued by a handler are sent by
-the reader when the handler returns, in one call; others by `send_now`, or by the writer, which is woken once however
-many frames are queued.
+`take` serves the requests that need no wait, and the handler serves the others. With a poller (ha/poller.py), chunks
+are received and passed to `take` in the poller's turns, and frames that are queued during a turn are sent when it ends.
+Frames that a handler queues are sent together by the reader when the handler returns. Other frames are sent by
+`send_now`, or by the writer, which is woken once for any number of queued frames.
 
-At most a chunk and one incomplete frame are held on the way in. The reader pauses above `outbox_high_bytes`, and the
-connection is closed above `outbox_bytes_max`. Timeouts are checked by the connection's owner (watch.py).
+At most one chunk and one incomplete frame are buffered for reading. The reader pauses above `outbox_high_bytes`, and
+the connection is closed above `outbox_bytes_max`. Timeouts are checked by the connection's owner (watch.py).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _SUCCESS = CommandTemplate(
 """Encodes successful responses without fields, remark or body, given their opaques"""
 
 Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingCommand]]
-"""Called once per chunk with every complete request in it, in order. Serves those that need no wait, and returns the
-rest, which the connection's reader calls the `Handler` with."""
+"""Called once per chunk with every complete request in it, in order. Serves the requests that need no wait, and returns
+the others; the reader passes them to the `Handler`."""
 
 Handler = Callable[["RemotingConnection", list[RemotingCommand]], Awaitable[None]]
 """Handles the requests of one chunk, in their order. It answers each of them with `connection.reply`, before or after
@@ -59,7 +59,8 @@ call `connection.reply_error`, or wrap a function that handles a single request 
 
 
 class _Invocation:
-    """A request of ours in flight: `response` is set, or stays None because the connection ended."""
+    """A request that this side has sent. When `done` is set, `response` is the peer's response, or None if the
+    connection has ended."""
 
     __slots__ = ("done", "response")
 
@@ -69,7 +70,8 @@ class _Invocation:
 
 
 class RemotingConnection:
-    """A connection that runs inside `run`. Every method that is not async may be called from any Trio task."""
+    """A remoting connection, which is served while `run` runs. Methods that are not async may be called from any Trio
+    task."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class RemotingConnection:
         poller: Poller | None = None,
         is_own: bool = False,
     ) -> None:
-        """`tls`: how TLS handshakes are done, and whether plain peers are served, too; None: only plain peers are.
+        """`tls`: how TLS handshakes are done, and whether peers without TLS are served, too; None: TLS is rejected.
 
         `take` is called before the handler, in the turns of `poller` if there is one.
         """
@@ -95,7 +97,7 @@ class RemotingConnection:
         """Whether the connection uses TLS."""
         self.opened_at = trio.current_time()
         self.in_flight = 0
-        """Number of requests that were taken and will be answered later; counted by a handler that limits them."""
+        """Number of requests that a handler has accepted but not answered yet; maintained by handlers that limit it."""
         self._stream = stream
         self._tls = tls
         self._take = take
@@ -111,9 +113,9 @@ class RemotingConnection:
         self._scope = trio.CancelScope()
         self._reader: trio.lowlevel.Task | None = None
         self._untaken: list[RemotingCommand] | None = None
-        """Requests of the last chunk that are left for the reader; None if the chunk wasn't parsed"""
+        """Requests of the last chunk that the reader has to pass to the handler; None if the chunk wasn't parsed"""
         self._is_corked = False
-        """Whether the handler runs, so that the reader sends what is queued when it returns"""
+        """Whether the handler is running; the reader then sends the frames that it queues when it returns"""
         self._is_flush_due = False
         self._drained = trio.lowlevel.ParkingLot()
         self._close_callbacks: list[Callable[[], None]] = []
@@ -139,12 +141,12 @@ class RemotingConnection:
 
     @property
     def outbox_bytes(self) -> int:
-        """Bytes that were queued and not accepted by the kernel yet."""
+        """Number of queued bytes that the kernel has not accepted yet."""
         return self.protocol.outbox_bytes
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
+        """Number of received bytes that belong to an incomplete frame; may be too high by less than one chunk."""
         return self.protocol.partial_bytes
 
     @property
@@ -155,7 +157,7 @@ class RemotingConnection:
     def send_soon(self, frame: bytes) -> None:
         """Queues encoded frames. Those that the handler queues are sent together when it returns.
 
-        Does nothing on a closed connection, as the caller can't prevent that. If the outbox then exceeds
+        Does nothing on a closed connection, because a connection can close at any time. If the outbox then exceeds
         `outbox_bytes_max`, the connection is closed.
         """
         if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
@@ -165,10 +167,11 @@ class RemotingConnection:
                 self._writer.wake()
 
     def send_now(self, frame: bytes) -> None:
-        """As `send_soon`, but sends what is queued at once, as far as the kernel accepts it, without a task switch.
+        """Queues frames as `send_soon` does, and sends all queued frames at once, without a task switch, as far as the
+        kernel accepts them.
 
-        For a frame that is likely to be the only one: sending two together is cheaper. In a turn of the poller it is
-        sent when the turn ends, and if the handler calls this, when the handler returns.
+        Use it for a frame that is likely to be the only one: sending two together is cheaper. Frames are sent later if
+        a turn of the poller is in progress (when it ends), or if the handler calls this (when it returns).
         """
         if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
@@ -194,7 +197,7 @@ class RemotingConnection:
         self.send_soon(frame)
 
     def reply_success(self, request: RemotingCommand) -> None:
-        """As `reply`, with SUCCESS and nothing else."""
+        """Answers a request as `reply` does, with SUCCESS and without fields, remark or body."""
         if request.serialize_type != SERIALIZE_JSON:
             self.reply(request, request.reply(ResponseCode.SUCCESS))
         elif not request.flag & FLAG_ONEWAY:
@@ -205,19 +208,19 @@ class RemotingConnection:
         self.reply(request, request.reply(ResponseCode.SYSTEM_ERROR, str(error)))
 
     def flush(self) -> None:
-        """Sends the frames that the running handler has queued; for a handler that is about to wait."""
+        """Wakes the writer to send the frames that the running handler has queued. A handler calls it before a wait."""
         if self.protocol.outbox_bytes:
             self._writer.wake()
 
     async def flushed(self, bytes_left_max: int = 0) -> None:
-        """Waits until at most `bytes_left_max` wait to be sent, or the connection has ended."""
+        """Waits until at most `bytes_left_max` bytes are left to send, or the connection has ended."""
         self.flush()
         while self.protocol.outbox_bytes > bytes_left_max and not self.protocol.is_closed:
             await self._drained.park()
 
     async def is_ready(self) -> bool:
-        """Returns whether the connection is open. If more than `outbox_high_bytes` are queued, first waits until at
-        most half of that is.
+        """Returns whether the connection is open. If more than `outbox_high_bytes` bytes are queued, first waits until
+        at most half as many are.
 
         For a handler between two requests whose responses may be long. A checkpoint only if it waits.
         """
@@ -238,9 +241,9 @@ class RemotingConnection:
     async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
         """Sends a copy of `command`, with a new opaque, and returns the response.
 
-        Raises LocalProtocolError if it exceeds the frame size, trio.TooSlowError after `timeout_s`, and
+        Raises LocalProtocolError if the request exceeds the frame size, trio.TooSlowError after `timeout_s`, and
         trio.BrokenResourceError if the connection ends first. The timeout also closes the connection if the peer has
-        sent nothing at all meanwhile. If this is cancelled, a late response is dropped.
+        sent nothing at all meanwhile. If this call is cancelled, a late response is dropped.
         """
         protocol = self.protocol
         if protocol.is_closed:
@@ -266,22 +269,24 @@ class RemotingConnection:
         return invocation.response
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once when the connection has ended; at once if it has. It must not raise."""
+        """Calls `callback` once when the connection has ended, or immediately if it already has. `callback` must not
+        raise."""
         if self.protocol.state is ConnectionState.CLOSED:
             callback()
         else:
             self._close_callbacks.append(callback)
 
     def close(self, cause: CloseCause, detail: str = "") -> None:
-        """Ends the connection: both its tasks, at their next wait. The first cause given is logged and counted."""
+        """Ends the connection by cancelling its tasks. Only the cause of the first call is logged and counted."""
         self.protocol.close(cause, detail)
         self._scope.cancel()
 
     async def run(self, handler: Handler) -> None:
         """Serves the connection until it ends; then closes the stream, ends pending invocations, and calls callbacks.
 
-        Returns when the peer is gone or has broken a rule, or after `close`. What the handler raises propagates after
-        the same clean-up, except RemoteProtocolError, TooSlowError and Trio's broken and closed errors.
+        Returns when the peer has disconnected or violated the protocol, or after `close`. If the handler raises
+        RemoteProtocolError, TooSlowError or one of Trio's broken and closed errors, only the connection ends; any other
+        exception propagates after the same clean-up.
         """
         self._reader = trio.lowlevel.current_task()
         try:
@@ -340,7 +345,7 @@ class RemotingConnection:
         self.close(CloseCause.END_OF_STREAM)
 
     async def _receive_first(self) -> bytes:
-        """Returns the first chunk, after the TLS handshake if the peer begins one. Errors as in `secured`."""
+        """Returns the first chunk, after the TLS handshake if the peer begins one. Raises the errors of `secured`."""
         chunk = await self._transport.receive()
         stream = await secured(self._stream, chunk, self._tls, without_tls=WITHOUT_TLS)
         if stream is not None:
@@ -358,7 +363,7 @@ class RemotingConnection:
         return self._take(self, requests) if requests and self._take is not None else requests
 
     def _serve_now(self, chunk: bytes) -> bool:
-        """Serves a chunk without waiting. False if something has to wait: the reader then handles the rest."""
+        """Serves a chunk if that needs no wait, and returns whether it did; if not, the reader serves the rest."""
         shared, options, protocol = self._shared, self._options, self.protocol
         if (
             not shared.is_reading
@@ -399,8 +404,8 @@ class RemotingConnection:
                 shared.paused_readers.unpark_all()
 
     async def _wait_for_handlers(self) -> None:
-        """Waits until handlers hold at most `handled_bytes_max`. Checked once per chunk, so each connection exceeds
-        that by at most one chunk."""
+        """Waits until handlers hold at most `handled_bytes_max` bytes of requests. This is checked once per chunk, so
+        each connection can exceed the limit by at most one chunk."""
         while self._shared.handled_bytes > self._options.handled_bytes_max and not self.protocol.is_closed:
             await self._shared.paused_readers.park()
         self.protocol.restart_timeouts(trio.current_time())
@@ -409,13 +414,15 @@ class RemotingConnection:
 
     @property
     def _may_send_here(self) -> bool:
-        """Whether nothing is being sent, and the caller is not the handler, whose frames the reader sends."""
+        """Whether the calling task may send: the writer is idle, and the caller is not the handler, whose frames the
+        reader sends."""
         return self._writer.is_idle and not (self._is_corked and trio.lowlevel.current_task() is self._reader)
 
     def _enforce_outbox_limits(self) -> bool:
-        """Acts on `queue` returning False; returns whether this connection is still open.
+        """Called if `protocol.queue` returned False. Returns whether this connection is still open.
 
-        If `queue` has not closed it, all outboxes together exceed their limit: closes the connection with the fullest.
+        If `queue` has not closed it, the outboxes of all connections together exceed their limit; then the connection
+        with the most bytes in its outbox is closed.
         """
         protocol, shared = self.protocol, self._shared
         if not protocol.is_closed:
@@ -439,7 +446,7 @@ class RemotingConnection:
             self.close(CloseCause.CONNECTION_LOST, str(error))
 
     def _send_batch(self) -> None:
-        """Sends a batch without a task switch, unless something is being sent; leaves the rest to the writer."""
+        """Sends a batch without a task switch, unless the writer is sending; leaves the rest to the writer."""
         protocol, writer = self.protocol, self._writer
         if writer.is_idle and (batch := protocol.data_to_send()):
             if size := writer.try_send(batch):

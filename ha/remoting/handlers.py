@@ -1,4 +1,4 @@
-"""Handlers made of a function of one request."""
+"""Makes the handler of a connection from a function that handles a single request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ha.protocol.remoting import RemotingCommand
 from .connection import Handler, RemotingConnection
 
 RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
-"""Called for one request; what it returns is sent as the response, None sends nothing."""
+"""Handles one request. The returned command is sent as the response; None: no response is sent."""
 
 
 async def serve_each(
@@ -23,8 +23,8 @@ async def serve_each(
 ) -> None:
     """Calls `serve` for each request of a chunk, which may be full of expensive ones.
 
-    Between requests it lets other tasks run after a time slice, and waits while `connection.is_ready` does. If the
-    connection is closed, it drops the remaining requests.
+    Between requests, it lets other tasks run if the time slice (TIME_SLICE_S) is over, and waits until queued responses
+    are sent (`connection.is_ready`). If the connection is closed, it drops the remaining requests.
     """
     slice_ends = trio.current_time() + TIME_SLICE_S
     for request in requests:

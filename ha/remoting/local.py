@@ -1,7 +1,7 @@
 """A connection without a network: requests that this process makes to its own handlers on behalf of a client.
 
-Handlers see the client's address and answer as on any connection. Answers that they encode are decoded again, which
-costs 3 µs, so that all connections are answered in the same way.
+Handlers see the client's address and answer as on any connection. A response that a handler has encoded is decoded
+again, which costs 3 µs, so that handlers need no special case for this kind of connection.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OnResponse = Callable[[RemotingCommand | None], None]
 
 OPAQUE_MAX = 0x7FFFFFFF
 HEADER_SIZE_MAX = 16_777_215
-"""Maximum header size in bytes of answers, which this process itself makes. The answer to a batch lists all of its
-messages in the header."""
+"""Maximum header size of a response in bytes. It is large because the response to a batch lists all messages in its
+header, and because responses come from this process and not from a peer."""
 
 
 class LocalConnection(RemotingConnection):
-    """A connection within the process, over which other code makes requests on behalf of a client to the handlers."""
+    """A connection within the process: its owner passes requests to the handlers on behalf of a client."""
 
     def __init__(
         self,
@@ -59,12 +59,13 @@ class LocalConnection(RemotingConnection):
     # For the code that makes requests on behalf of the client
 
     def expect(self, command: RemotingCommand, on_response: OnResponse) -> None:
-        """Gives a request its opaque, and calls `on_response` when a handler answers it."""
+        """Assigns an opaque to a request, and registers `on_response` to be called with its response, or with None if
+        the connection ends first."""
         self._opaque = command.opaque = (self._opaque + 1) & OPAQUE_MAX
         self._expected[command.opaque] = on_response
 
     def forget(self, command: RemotingCommand) -> None:
-        """Drops the response to a request if it still comes."""
+        """Makes the connection drop the response to a request, if there is one later."""
         self._expected.pop(command.opaque, None)
 
     def end(self) -> None:

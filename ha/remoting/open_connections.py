@@ -1,4 +1,4 @@
-"""The open connections of a server: limits their number, evicts one for another, and logs how they ended."""
+"""The open connections of a server: limits their number, evicts unused ones for new ones, and logs why they ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ha.log_rate_limiter import LogRateLimiter
 
 
 class ServedConnection(Protocol):
-    """A connection of a server."""
+    """The part of a server's connection that `OpenConnections` uses."""
 
     peer: tuple[str, int]
     opened_at: float
@@ -62,7 +62,8 @@ class OpenConnections(Generic[ConnectionT]):
         self._log_limiter = LogRateLimiter()
 
     def make_room(self, host: str) -> bool:
-        """Returns whether one more connection of `host` can be served, after evicting one if necessary."""
+        """Returns whether one more connection of `host` can be served, after evicting one if necessary. Logs a refusal,
+        rate-limited."""
         counts = self._counts
         is_host_full = self._count_by_host[host] >= counts.per_host_max
         if not is_host_full and len(self.all) < counts.total_max:
@@ -81,7 +82,7 @@ class OpenConnections(Generic[ConnectionT]):
 
     @contextmanager
     def added(self, connection: ConnectionT) -> Iterator[None]:
-        """Counts a connection during the block."""
+        """Includes a connection in `all` and in the count of its host during the block."""
         host = connection.peer[0]
         self.all[connection] = None
         self._count_by_host[host] += 1

@@ -16,7 +16,7 @@ class ConnectionOptions(ConnectionLimits, frozen=True, kw_only=True):
     connection is read."""
 
     outbox_high_bytes: int = 1_048_576
-    """Bytes waiting to be sent on a connection above which no further request is read from it."""
+    """Number of bytes waiting to be sent on a connection above which no further request is read from it."""
 
 
 class RemotingServerOptions(ConnectionOptions, frozen=True, kw_only=True):
@@ -27,7 +27,8 @@ class RemotingServerOptions(ConnectionOptions, frozen=True, kw_only=True):
     evicted (`evictable_after_s`). An idle connection takes 2 tasks and 12 KiB."""
 
     connections_per_host_max: int = 4096
-    """Maximum number of connections from one IP address; further ones are treated as beyond `connections_max`."""
+    """Maximum number of connections from one IP address; further ones are treated like those beyond
+    `connections_max`."""
 
     evictable_after_s: float = 5.0
     """Minimum age of a connection that may be evicted: when a limit is reached, the oldest connection that has sent no

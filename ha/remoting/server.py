@@ -1,6 +1,6 @@
-"""The remoting server: accepts connections, limits their number and duration, and passes their requests to a handler.
+"""The remoting server: accepts connections, enforces limits and timeouts, and passes their requests to a handler.
 
-Knows no request code: the handler does (ha/broker, ha/namesrv).
+Request codes are interpreted by the handler (ha/broker, ha/namesrv).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _EXPECTED_CAUSES = frozenset(
 
 
 class RemotingServer:
-    """One handler behind any number of listeners. `serve` runs it; `handle` serves one stream accepted elsewhere."""
+    """A server with one handler and any number of listeners. `serve` runs it; `handle` serves a single stream that was
+    accepted elsewhere."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class RemotingServer:
         take: Take | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`take` is called before `handler`; with a `poller`, which has to outlive the server, without waking a task.
+        """`take` is called before `handler`. A `poller`, which has to outlive the server, calls `take` in its own task,
+        without waking another one.
 
         `parser_type` parses the requests for both.
         """
@@ -78,7 +80,7 @@ class RemotingServer:
             ended="remoting.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
         )
         self.connections = self._open.all
-        """The connections that run now. For reading only."""
+        """The open connections, in the order in which they were opened. For reading only."""
         self._shared = SharedState(connections=self.connections)
 
     def statistics(self) -> RemotingStatistics:
@@ -93,7 +95,8 @@ class RemotingServer:
     ) -> NoReturn:
         """Accepts and serves until cancelled; then closes the listeners and every connection.
 
-        A peer's misbehaviour ends its connection. Whatever else a handler raises ends the server and propagates.
+        An error that a peer causes ends only its connection. Any other exception of a handler stops the server and
+        propagates.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_connections, self.connections, self._options)
@@ -134,7 +137,7 @@ class RemotingServer:
         self._shared.is_reading = False
 
     async def drain(self, grace_s: float) -> None:
-        """`stop_reading`, then sends what waits to be sent, for at most `grace_s`."""
+        """Calls `stop_reading`, then waits until queued responses are sent, for at most `grace_s` seconds."""
         self.stop_reading()
         with trio.move_on_after(grace_s):
             for connection in list(self.connections):
@@ -150,7 +153,7 @@ async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketL
     fails."""
     try:
         return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-    except UnicodeError:  # it has no IDNA encoding
+    except UnicodeError:  # `host` has no IDNA encoding
         raise AddressInUse(key, host, port, "it is no host name") from None
     except (OSError, OverflowError) as error:
         raise AddressInUse(key, host, port, getattr(error, "strerror", None) or str(error)) from error

@@ -1,4 +1,4 @@
-"""What the connections of one server or client share: totals, limits over all of them, and statistics."""
+"""State that the connections of one server or client share: totals, joint limits, and statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ha.protocol.remoting_protocol import CloseCause, Totals
 
 
 class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start, and current sizes in bytes. `closed` counts connections by `CloseCause`."""
+    """Counts since the start, except for the current values `connections`, `outbox_bytes`, `partial_bytes` and
+    `handled_bytes`. Sizes in bytes. `closed` counts connections by `CloseCause`."""
 
     connections: int
     opened: int
@@ -31,22 +32,22 @@ class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BufferOwner(Protocol):
-    """The part of a connection that the limits of all connections together use."""
+    """The part of a connection that is needed to limit the buffers of all connections together."""
 
     @property
     def outbox_bytes(self) -> int:
-        """Bytes that wait to be sent."""
+        """Number of bytes that wait to be sent."""
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
+        """Number of received bytes that belong to an incomplete frame."""
 
     def close(self, cause: CloseCause, detail: str = "") -> None:
-        """Closes the connection and drops what it holds."""
+        """Closes the connection and drops its buffered bytes."""
 
 
 class SharedState(Totals):
-    """Totals of one server or client, and the state that all of its connections obey."""
+    """Totals of one server or client, and the state by which all of its connections limit themselves."""
 
     connections: Collection[BufferOwner] = ()
     opened: int = 0
@@ -57,7 +58,7 @@ class SharedState(Totals):
     paused_readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
     """Readers that wait until `handled_bytes` is at most `handled_bytes_max`."""
     is_reading: bool = True
-    """Whether connections read; if not, requests received before are still answered."""
+    """Whether connections are read; if not, requests received before are still answered."""
 
     def statistics(self) -> RemotingStatistics:
         """Returns a snapshot."""

@@ -5,7 +5,7 @@
     any other          plain      plain        closed
 
 The byte is part of the first chunk, so the check costs a plain connection nothing; the chunk of a TLS client is passed
-to the handshake. Knows no files and no certificates: `secure` does the handshake.
+to the handshake. The handshake itself, with its files and certificates, is the function `PortTls.secure`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import trio
 from ha.errors import RemoteProtocolError
 
 Secure = Callable[[trio.abc.Stream, bytes], Awaitable[trio.abc.Stream]]
-"""Takes a stream and what was read of it already, and returns the encrypted one. Closes the stream if it raises
-HandshakeFailed."""
+"""Does the TLS handshake on a stream, given the bytes that were already read from it, and returns the encrypted stream.
+If the handshake fails, it closes the stream and raises HandshakeFailed."""
 
 TLS_HANDSHAKE = 0x16
 

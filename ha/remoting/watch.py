@@ -1,7 +1,7 @@
 """Closes the connections whose timeouts have expired, with one task for all of them.
 
-A cancel scope with a deadline per connection would have to be moved with every chunk. Here the connections only record
-when something happened, and are checked when the earliest of their deadlines is due.
+The deadline of a cancel scope per connection would have to be moved with every chunk. Instead, connections only record
+the times of their events, and are checked when the earliest of their deadlines is due.
 """
 
 from __future__ import annotations

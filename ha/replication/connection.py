@@ -18,7 +18,7 @@ A member of a failover group starts with a handshake (ha/protocol/auto_switch_fr
 headers, made by `EpochFrames`. A master of such a group serves any other slave as usual.
 
 While the writer is idle, the code that makes the log grow sends the frame for it, if the slave has acknowledged all
-that was sent: a single put is sent without a turn of the event loop, and puts that arrive while others are in flight
+that was sent: a single put is sent without waiting for the event loop, and puts that arrive while others are in flight
 are sent together. (Nagle's algorithm, with acknowledgements of the log's bytes.)
 """
 
@@ -60,8 +60,8 @@ takes a separate send (a header alone wakes the slave once more). Copying this m
 loopback."""
 
 OPENING_S_MAX = 0.5
-"""Time in seconds that the slave's first bytes, if they may be a report or half a handshake, are kept back; if nothing
-follows, they are a report."""
+"""Time in seconds to wait for more bytes if the first eight bytes of a slave can be a report or the first half of a
+handshake. If none follow, they are a report."""
 
 
 class HAConnection:
@@ -81,8 +81,8 @@ class HAConnection:
     ) -> None:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
 
-        `on_handshake` returns how to serve a member of a failover group, or why not to; None: this node is not in such
-        a group. With a `poller` (ha/poller.py), its task receives the reports.
+        `on_handshake` returns the encoder for the messages to a member of a failover group, or the reason for refusing
+        it; None: this node is not in such a group. With a `poller` (ha/poller.py), its task receives the reports.
         """
         self.progress = progress
         self._stream = stream
@@ -126,7 +126,7 @@ class HAConnection:
                         nursery.start_soon(self._run_half, self._read)
                         nursery.start_soon(self._run_half, self._write)
                         # Only a complete message is a sign of life. RocketMQ counts any byte, so that a peer that sends
-                        # single bytes can stay connected for ever. Slaves send their eight bytes at once.
+                        # single bytes can stay connected for ever. Slaves send a report in one piece.
                         due, wake = self._heartbeat_due, self._writer.wake
                         await keep_time(self._options, lambda: self.progress.last_report_at, due, wake)
                         self.close(CloseReason.HOUSEKEEPING_TIMEOUT)
@@ -339,11 +339,11 @@ class HAConnection:
                 await trio.lowlevel.checkpoint()  # a send that does not block is no checkpoint
 
     def _on_log_grew(self) -> None:
-        """Send what is new, or wake the writer for it. Also called when the log is truncated: closes the connection if
-        more was sent than the log now has."""
+        """Send the new bytes of the log, or wake the writer to send them. Also called when the log is truncated: closes
+        the connection if more was sent than the log now has."""
         progress = self.progress
         if self._log.max_offset.value < progress.transfer_offset:
-            # Now: a writer that waits would not notice that other bytes have taken the place of those it has sent.
+            # Closed at once: a waiting writer would not notice if other bytes replaced those that it has sent.
             self.close(CloseReason.LOG_TRUNCATED)
             return
         now = trio.current_time()
@@ -363,7 +363,7 @@ class HAConnection:
         self._writer.wake()
 
     def _try_send(self, now: float) -> bool:
-        """Send what is new as one frame without waiting; return False if something is left for the writer."""
+        """Send all new bytes as one frame without waiting; return False if something is left for the writer."""
         progress, log = self.progress, self._log
         position = progress.transfer_offset
         size = log.max_offset.value - position

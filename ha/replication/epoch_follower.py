@@ -1,14 +1,14 @@
-"""The terms of a member of a failover group that follows a master, for one connection.
+"""Epochs (terms) on one connection of a member of a failover group to the master that it follows.
 
     handshake ──▶ meet: is it still a master? ──▶ settle: truncate to the common part ──▶ request, frames, reports
 
-Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). What the slave
-has after that was written by a master whose bytes did not reach the sync-state set. It was not acknowledged, or only by
-that master, and is truncated. Confirmed records are never truncated: a master that lacks one was elected against the
-rules, or has lost bytes, and only an operator can decide to follow it. A part of a record proves nothing, even if it is
-confirmed: the set may have acknowledged the first bytes of a record, which a new master removes.
+Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). The slave's
+later bytes were written by a master whose bytes did not reach the sync-state set. They were not acknowledged, or only
+by that master, and are truncated. Confirmed records are never truncated: a master that lacks one was elected against
+the rules, or has lost bytes, and only an operator can decide to follow it. A part of a record proves nothing, even if
+it is confirmed: the set may have acknowledged the first bytes of a record, which a new master removes.
 
-The history is written with the bytes: a term is durable in it before a byte of the term is in the log, so before any is
+A term is durable in the history before a byte of the term is in the log, and so before any of its bytes is
 acknowledged. When a connection starts, all terms that start up to the log's end are added. They come from the master's
 handshake, not from its frames as in RocketMQ's slaves: frames may carry the next epoch (epoch_frames.py).
 """

@@ -1,8 +1,9 @@
-"""What a master sends in one term to slaves that speak the protocol with epochs (ha/protocol/auto_switch_frame.py).
+"""Encodes a master's messages in one term to slaves that use the protocol with epochs
+(ha/protocol/auto_switch_frame.py).
 
 A frame carries the epoch of its bytes, and ends where that epoch ends. RocketMQ's masters put the next epoch into the
 frame that ends there; slaves accept either. Bytes before the first epoch (of a log that is older than its group) are
-sent with the number of the first epoch, in a frame that ends at its start; RocketMQ never sends those.
+sent with the number of the first epoch, in a frame that ends where that epoch starts; RocketMQ never sends such bytes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class FlowMonitor:
         self.total_bytes += size
 
     def budget(self, now: float) -> int | None:
-        """Bytes that may be sent at `now`; None if there is no limit."""
+        """Number of bytes that may be sent at `now`; None if there is no limit."""
         if self._bytes_per_s_max is None:
             return None
         return max(0, self._bytes_per_s_max * self._part(now) // _PART_COUNT - self._counted)
@@ -41,7 +41,7 @@ class FlowMonitor:
         return self._window_start + part * (1 / _PART_COUNT)
 
     def bytes_per_s(self, now: float) -> int:
-        """Bytes in the window before the present one (RocketMQ: transferredByteInSecond)."""
+        """Number of bytes in the window before the current one (RocketMQ: transferredByteInSecond)."""
         self._roll(now)
         return self._rate
 

@@ -100,7 +100,7 @@ class GroupTransfer:
                 nursery.start_soon(self._timer.run)
                 while True:
                     requests = list(await submitted.receive())
-                    with suppress(trio.WouldBlock):  # awaiting each batch would cost a turn of the event loop
+                    with suppress(trio.WouldBlock):  # awaiting each batch would cost an iteration of the event loop
                         while True:
                             requests += submitted.receive_nowait()
                     self._take(requests)
@@ -112,7 +112,7 @@ class GroupTransfer:
     def submit_nowait(self, requests: list[AckRequest]) -> None:
         """Process a batch directly, unless `run` is not active or batches are queued in the channel: then queue it.
 
-        Some requests may be completed before this returns. Raises what `submit_channel.send_nowait` raises.
+        Some requests may be completed before this returns. Raises the errors of `submit_channel.send_nowait`.
         """
         if self._is_running and not self._submitted.statistics().current_buffer_used:
             self._take(requests)

@@ -7,8 +7,8 @@ reconnect.py decides how long to wait between two attempts; another master addre
 condition, not once per attempt.
 
 haOutOfRange=resync: a master that no longer holds the slave's next byte sends heartbeats for ever, just like a master
-without new messages. A halog master says which it is (range_question.py). For a RocketMQ master the owner can inject
-`master_min_offset`, for example request 28 (commitLogMinOffset) over remoting, which is asked at most once per
+without new messages. A halog master states which case it is (range_question.py). For a RocketMQ master the owner can
+inject `master_min_offset`, for example request 28 (commitLogMinOffset) over remoting, which is called at most once per
 heartbeat; without it a slave of RocketMQ waits, as a RocketMQ slave does. A resync happens only on such an explicit
 statement that the master's first offset is above our end, never on silence, errors or a closed connection, and at most
 once per RESYNC_PAUSE_S.
@@ -101,7 +101,7 @@ class HAClient:
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()
-        """Cancels the attempt to connect"""
+        """Scope of the attempt to connect, for cancelling it"""
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
@@ -184,7 +184,7 @@ class HAClient:
         address: str | None = None
         while address is None:
             await self._master.wait_value(lambda current: current is not None)
-            address = self._master.value  # which may have changed since that
+            address = self._master.value  # may have changed since the wait ended
         return address
 
     async def _follow(self, address: str) -> SessionEnd:
@@ -243,7 +243,7 @@ class HAClient:
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
         asks_only = is_empty and not first and self._is_diagnosing and not self._has_asked_only
-        # The master refused because the bytes were deleted, or not written yet: later ones must be compared.
+        # The master sent no bytes before this end of the log: deleted, or not written yet. Later ends must be compared.
         compares = self._refused_overlap_at != self._log.max_offset.value
         asks_range = first or resync or (not is_empty and (self._is_diagnosing or not compares)) or asks_only
         return SessionPlan(

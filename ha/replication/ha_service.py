@@ -1,4 +1,5 @@
-"""The master's side of replication: accepts slaves, tracks their positions, decides which count (DefaultHAService).
+"""The master's side of replication: accepts slaves, tracks their positions, and decides which of them count
+(RocketMQ: DefaultHAService).
 
 RocketMQ counts every socket. Here:
 - A slave is an identity, by default its IP address. Several connections of one identity count once, with the highest
@@ -62,7 +63,7 @@ EXPLAINED_SLAVES_MAX = 3
 
 
 class HAService:
-    """One master's slaves. `serve` accepts them and owns every task."""
+    """Serves the slaves of one master. `serve` accepts them and owns every task."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class HAService:
         self._push2_slave_max_offset = 0
         self._changed = trio.lowlevel.ParkingLot()
         self.replicate_times = Histogram()
-        """Time from an append until a slave that counts acknowledges it: one sample at a time per connection"""
+        """Times in seconds from an append until a slave that counts acknowledges it; one sample at a time per
+        connection"""
         self.group_transfer = GroupTransfer(
             self,
             waiting_count_max=self._options.waiting_request_count_max,
@@ -180,7 +182,7 @@ class HAService:
             self._changed.unpark_all()
 
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
-        """Close a connection that has not become a slave's."""
+        """Close a connection that failed before an HAConnection was made for it. Logs that, at a limited rate."""
         self._closed_counts[reason] += 1
         times = self._log_limiter.admit((host_of(peer), reason), trio.current_time())
         level = logging.WARNING if times else logging.DEBUG
@@ -466,7 +468,7 @@ class HAService:
 
 
 HOSTILE_ENDS = frozenset({CloseReason.MALFORMED_REPORT, CloseReason.REPORT_BEYOND_END, CloseReason.OFFSET_MISMATCH})
-"""Ends that show that the peer was no slave of this log: its position is not kept for retention."""
+"""Close reasons that show that the peer was no slave of this log: its position is not kept for retention."""
 
 ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.SLAVE_CLOSED: "closed its connection",
@@ -491,4 +493,4 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
 EXPECTED_ENDS = frozenset(
     {CloseReason.SLAVE_CLOSED, CloseReason.REPLACED, CloseReason.TERM_ENDED, CloseReason.SERVICE_STOPPED}
 )
-"""Ends that need no attention: logged as INFO, not WARNING."""
+"""Close reasons that need no attention: logged as INFO, not WARNING."""

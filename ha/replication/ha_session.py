@@ -1,4 +1,4 @@
-"""One connection of a slave to its master: appends frames to the log and reports how far the log is.
+"""One connection of a slave to its master: appends the master's frames to the log, and reports the log's end.
 
 At most three tasks in one nursery; the first one that ends closes the connection:
 - the reader appends body bytes as they arrive, so that a frame of any size costs no memory. Complete frames that only
@@ -10,8 +10,8 @@ At most three tasks in one nursery; the first one that ends closes the connectio
 - the watch, only with haOutOfRange=resync against a master that does not answer the range question: it asks the
   injected `master_min_offset` after each idle heartbeat.
 
-What a frame means in each state of the connection: slave_protocol.py. A member of a failover group speaks the protocol
-with epochs; `EpochFollower` does what is different there.
+slave_protocol.py decides what a frame means in each state of the connection. A member of a failover group uses the
+protocol with epochs; `EpochFollower` implements the differences.
 
 The task that runs these keeps the time. Reports never decrease on one connection. The first one goes out at once, as in
 RocketMQ 5.x; 4.9 waits five seconds. With `ack_flushed` they carry the flushed offset, and the request waits until
@@ -64,7 +64,7 @@ BULK_TURNS = 2
 the order of the tasks."""
 
 REPORT_STEP_BYTES = 4 << 20
-"""Unreported bytes above which a report is not delayed."""
+"""Number of unreported bytes from which on a report is not delayed."""
 
 
 class HASession:
@@ -84,7 +84,8 @@ class HASession:
         """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
         in that condition.
 
-        With a `poller` (ha/poller.py), the pump and the work that its frames cause, such as dispatch, run in its turns.
+        With a `poller` (ha/poller.py), the pump and the work that its frames cause, such as dispatch, run in the
+        poller's turns.
         """
         self._poller = poller
         self._stream = stream
@@ -298,7 +299,8 @@ class HASession:
         bulk_count = 0
         while True:
             offset = self._reportable_offset
-            # Before byte 0 is restored there is nothing to acknowledge. RocketMQ 4.9 closes if its log is shorter.
+            # Before byte 0 is restored there is nothing to acknowledge. A RocketMQ 4.9 master whose log is empty would
+            # close the connection at a report of 1.
             is_restoring = self._protocol.state.value is SessionState.RESTORING
             is_due = trio.current_time() >= self._heartbeat_due() and not is_restoring
             if bulk_count != self._bulk_count and 0 < offset - self.reported_offset < REPORT_STEP_BYTES and not is_due:
@@ -328,7 +330,7 @@ class HASession:
             follower.note_held(self._acknowledged.value, greeting.max_offset)
 
     def _on_log_grew(self) -> None:
-        """Report what is new, or wake the reporter for it."""
+        """Report the new end of the log, or wake the reporter to do that."""
         self._note_held()
         if not self._reporter.is_idle:
             return  # the reporter checks the log again before it becomes idle, or has ended
@@ -425,8 +427,8 @@ class HASession:
             except OSError as error:
                 return SessionEnd(Condition.DAMAGED, f"the end of the log here can't be read: {error}")
             except DamagedBytes as damaged:
-                # Nothing is sent meanwhile. Shorter than the master's housekeeping interval, after which it would close
-                # the connection, and the damage would not be the condition that is shown.
+                # Shorter than the master's housekeeping interval, as nothing is sent meanwhile: if the master closed
+                # the connection, status pages would show that, and not the damage.
                 wait_s = min(self._options.reconnect_interval_s, self._options.housekeeping_interval_s / 2)
                 with trio.move_on_after(wait_s) as scope:
                     await log.wait_healed(damaged.begin, damaged.end)

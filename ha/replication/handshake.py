@@ -26,15 +26,14 @@ class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     key: HandshakeKey
     random_bytes: Callable[[int], bytes]
     timeout_s: float = 10.0
-    """Limit for the whole handshake. More than 5 s, because a RocketMQ 4.9 slave sends its first report after that
-    time.
-    """
+    """Maximum time for the whole handshake, in seconds. More than 5 s, because a RocketMQ 4.9 slave sends its first
+    report after that time."""
 
 
 async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:
-    """Authenticate the slave, as master; None if that succeeded, else the reason to close and its details.
+    """Authenticate a slave, on the master. Returns None if that succeeded, else the reason to close and its details.
 
-    Nothing is sent to a peer that does not start the handshake. Raises what the stream raises.
+    Nothing is sent to a peer that does not start the handshake. Raises the errors of the stream.
     """
     with trio.move_on_after(options.timeout_s):
         hello = await _receive(stream, len(HELLO))
@@ -58,9 +57,9 @@ async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions)
 
 
 async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
-    """Authenticate both sides, as slave; an empty string if that succeeded, else why not.
+    """Authenticate both sides, on the slave. Returns an empty string if that succeeded, else the reason as a text.
 
-    Raises what the stream raises, and RemoteProtocolError.
+    Raises the errors of the stream, and RemoteProtocolError if the master's messages are not those of the handshake.
     """
     with trio.move_on_after(options.timeout_s):
         await stream.send_all(HELLO)

@@ -28,10 +28,11 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 RECEIVE_SIZE = 256 << 10
 SILENCE_S_MAX = 5.0
-"""Time without a byte from the peer after which it is assumed not to have the bytes, or not to be able to send them
-now."""
+"""Time in seconds without a byte from the peer after which it is assumed not to have the bytes, or not to be able to
+send them now."""
 FETCH_S_MAX = 60.0
-"""Time for one range. The bytes received by then are used, and other peers are asked for the rest."""
+"""Maximum time in seconds for one range. The bytes received by then are used, and other peers are asked for the
+rest."""
 ANSWER_COUNT = 2
 """Number of empty frames with which a halog peer answers the range question."""
 

@@ -43,7 +43,7 @@ RETRY_S_MAX = 300.0
 
 
 class HealedLog(Protocol):
-    """What `ha.store.log_repair.LogRepair` offers to the healer."""
+    """The part of `ha.store.log_repair.LogRepair` that the healer uses."""
 
     damage: DamageRegistry
 
@@ -51,17 +51,18 @@ class HealedLog(Protocol):
         """Read a damaged range again; return whether it is sound now."""
 
     async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, for offset `begin`, are proven to be what was written there."""
+        """Return how many bytes of `raw`, to be written at physical offset `begin`, are proven to be the original
+        ones."""
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         """Like `proves`, but for the start of a damaged range whose end is not available."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Write proven bytes over damaged ones, synced and compared. Raises OSError, or OffsetGone if the range is no
-        longer listed."""
+        """Write proven bytes over damaged ones, sync them, and read them back. Raises OSError if that fails, OffsetGone
+        if the range is no longer registered as damaged."""
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
-        """Whether `raw` equals the bytes on disk here: then their checksum was wrong, and is replaced."""
+        """Return whether `raw` equals the bytes on disk here; if so, correct their checksum, which was wrong."""
 
     def after_heal(self, damage: DamagedRange) -> None:
         """Call after a range was healed: blocks of it that have no checksum are checked again, and get one."""

@@ -1,4 +1,4 @@
-"""The timer of one connection, on either side: heartbeats, and the end of a connection whose peer is silent."""
+"""The timer of one HA connection, on either side: wakes the sender for heartbeats, and detects a silent peer."""
 
 from __future__ import annotations
 

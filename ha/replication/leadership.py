@@ -8,10 +8,10 @@ rules propose are written to the agreement service by the owner of the role: `pr
 `confirm_set` the result.
 
 A member is a broker id with one connection: a new one replaces the previous one, and messages on replaced connections,
-or on those of an ended term, don't count. If two processes use one broker id, only the one counts whose key is in the
-agreement service; processes are distinguished by their run ids. A process that was cut off from the service may not
-know that another has its id now, and keeps connecting. Slaves that send no run id count unless one is known for their
-broker id.
+or on those of an ended term, don't count. If two processes use one broker id, only the process whose key is in the
+agreement service counts; processes are distinguished by their run ids. A process that was cut off from the service may
+not know that another has its id now, and keeps connecting. Slaves that send no run id count unless one is known for
+their broker id.
 
 `lead` and `step_down` are synchronous: no acknowledgement counts in another term, and none is given once `step_down`
 has returned.
@@ -63,9 +63,9 @@ class Leadership:
         self._term_changed = trio.lowlevel.ParkingLot()
         self._reported = trio.lowlevel.ParkingLot()
         self.sync_state: SyncStateSet | None = None
-        """The set in the present term; None while this node does not lead"""
+        """The set in the current term; None while this node does not lead"""
         self.proposed_set: AsyncValue[frozenset[int] | None] = AsyncValue(None)
-        """The sync-state set that should replace the present one, None if there is no need. A proposal doesn't change
+        """The sync-state set that should replace the current one, None if there is no need. A proposal doesn't change
         until `confirm_set` or the end of the term."""
 
     # Called by the owner of the role
@@ -132,8 +132,8 @@ class Leadership:
             self.remove(connection)
 
     def _is_other_run(self, broker_id: int, run_id: int) -> bool:
-        """Whether the broker id is known to belong to another process than `run_id` (0: not sent) now. False for a run
-        id that was never known: it may be newer than the known one."""
+        """Whether the broker id is now known to belong to another process than `run_id` (0: the slave sent none). False
+        for a run id that was never known: it may be newer than the known one."""
         if not run_id:
             return broker_id in self._run_ids
         return run_id != self._run_ids.get(broker_id) and run_id in self._past_run_ids.get(broker_id, ())
@@ -156,7 +156,8 @@ class Leadership:
         return None if self.sync_state is None else self.sync_state.acknowledged(self._log.max_offset.value)
 
     def admit(self, connection: HAConnection, handshake: SlaveHandshake) -> EpochFrames | CloseReason:
-        """Admit a member; return how to serve it, or why it is refused (`close_detail` may say more)."""
+        """Admit a member; return the encoder for the messages to it, or the reason for refusing it (`close_detail` may
+        say more)."""
         state, broker_id, progress = self.sync_state, handshake.broker_id, connection.progress
         if state is None:
             return CloseReason.NOT_MASTER

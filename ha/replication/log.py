@@ -27,7 +27,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def flushed_offset(self) -> WatchedOffset:
-        """End of what is durable on disk; at most `max_offset`."""
+        """End of the bytes that are durable on disk; at most `max_offset`."""
 
     @property
     def segment_size(self) -> int:
@@ -65,8 +65,8 @@ class ReplicatedLog(Protocol):
         """Publish `size` bytes that the caller has written at the `tail`. `began`: when that began, on Trio's clock."""
 
     async def reset(self, first_offset: int) -> None:
-        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment, which is created: a
-        log without a segment would be continued with the master's last segment.
+        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment. Creates that
+        segment, because a slave without a segment would start at the master's last one.
 
         After DiskFull or OSError nothing has changed; after DiskFailed the node must stop.
         """
@@ -80,7 +80,7 @@ class ConfirmedLog(Protocol):
         """The confirm offset, or ha.store.commitlog.UNLIMITED if dispatch has no limit."""
 
     def limit_dispatch(self, offset: int) -> None:
-        """Stop consumers from reading at or after a physical offset; what was dispatched before stays readable."""
+        """Stop consumers from reading at or after a physical offset; messages dispatched before stay readable."""
 
 
 class MemberStore(Protocol):

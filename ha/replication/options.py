@@ -10,8 +10,8 @@ from ha.replication.handshake import HandshakeOptions
 
 
 class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of HAService, GroupTransfer and HAClient. `__post_init__` asserts their ranges; config/ reports errors
-    before."""
+    """Settings of HAService, GroupTransfer and HAClient. `__post_init__` asserts their ranges; ha/config reports
+    invalid values before that."""
 
     heartbeat_interval_s: float = 5.0
     """haSendHeartbeatInterval: time without sending after which either side sends a heartbeat (strictly more than
@@ -23,23 +23,23 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_batch_size_bytes: int = 1 << 20
     """haTransferBatchSize: largest body of a frame. RocketMQ's default is 32 KiB; its slaves take up to 4 MiB - 12."""
     fall_behind_max_bytes: int = 256 << 20
-    """haSlaveFallbehindMax / haMaxGapNotInSync: number of bytes behind the master from which on a slave is not in
-    sync."""
+    """haSlaveFallbehindMax / haMaxGapNotInSync: lag in bytes from which on a slave is not in sync."""
     transfer_bytes_per_s_max: int | None = None
     """maxHaTransferByteInSecond if haFlowControlEnable, per connection, headers included, at least 1024; None:
     unlimited."""
     connection_count_max: int = 64
-    """Maximum HA connections. When full, a connection that never reported is evicted for a new one."""
+    """Maximum number of HA connections. When full, a connection that never reported is evicted for a new one."""
     waiting_request_count_max: int = 100_000
-    """Maximum puts that wait for acknowledgements; further ones are answered FLUSH_SLAVE_TIMEOUT at once."""
+    """Maximum number of puts that wait for acknowledgements; further ones are answered FLUSH_SLAVE_TIMEOUT at once."""
     submitted_batch_count_max: int = 1024
     """Capacity of GroupTransfer's channel, in batches. While it is full, `send` waits and `submit_nowait` raises
     trio.WouldBlock."""
 
     reconnect_interval_s: float = 5.0
-    """Slave: maximum wait after a failed or ended connection (`ha.replication.reconnect`)."""
+    """Slave: maximum wait before the next attempt after a connection was lost or could not be made
+    (`ha.replication.reconnect`)."""
     connect_timeout_s: float = 5.0
-    """Slave: timeout for a connection, and for the injected `master_min_offset`."""
+    """Slave: timeout for connecting, and for each call of the injected `master_min_offset`."""
     range_answer_timeout_s: float = 1.0
     """Slave: timeout for the master's answer to the question which offsets it has (range_question.py). A RocketMQ
     master never answers it."""
@@ -49,13 +49,14 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     start_from: Literal["last", "first"] = "last"
     """haStartFrom: where an empty slave starts: the master's last segment (as RocketMQ) or its first offset."""
     out_of_range: Literal["wait", "resync"] = "wait"
-    """haOutOfRange: reaction of a slave whose position the master has deleted."""
+    """haOutOfRange: whether a slave whose next byte the master has deleted waits, or moves its log aside and copies the
+    master's from the first byte that it still has."""
     overlap_bytes_max: int = 64 << 10
     """haOverlapMax: number of bytes before its log's end that a slave compares with the master's when it connects; more
     if its last record begins before these. 0: no comparison, as RocketMQ."""
     ack_flushed: bool = False
-    """Report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here. A failover
-    group's master confirms only what it has flushed, too."""
+    """Report only flushed bytes (SYNC_FLUSH), so that acknowledged bytes survive a power loss here. A failover group's
+    master also confirms only the bytes that it has flushed."""
 
     handshake: HandshakeOptions | None = None
     """haSharedSecret: no data is sent to a slave, or accepted from a master, before the peer has proved that it knows

@@ -27,7 +27,7 @@ SEARCH_BYTES_MAX = 64 << 20
 """Maximum bytes before the log's end in which the head of a record is searched. No record is that large unless
 maxMessageSize is"""
 SECTOR_SIZE = 512
-"""Bytes that a disk writes whole or not at all"""
+"""Size in bytes of a sector, which a disk writes as a whole or not at all"""
 _MAGIC = Struct(">i")
 _MAGICS = _MAGIC.pack(MAGIC_V1), _MAGIC.pack(MAGIC_V2)
 _MAGIC_AT = 4
@@ -66,7 +66,8 @@ class Overlap:
         return chunk
 
     def _skip_torn(self) -> bool:
-        """Whether the bytes here are zeros from `position` to the end of the sector, which is then not compared."""
+        """Skip the bytes from `position` to the end of its sector, as torn. Returns False if the bytes here are not all
+        zeros, so that the logs differ."""
         self._torn_to = min((self.position // SECTOR_SIZE + 1) * SECTOR_SIZE, self.end)
         if self.torn_at is None:
             self.torn_at = self.position
@@ -74,7 +75,7 @@ class Overlap:
 
     @property
     def is_compared(self) -> bool:
-        """Whether everything was compared and is equal."""
+        """Whether all bytes were compared, and are equal except in torn sectors."""
         return self.position == self.end
 
 

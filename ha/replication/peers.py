@@ -48,7 +48,7 @@ def _join(host: str, port: int) -> str:
 def local_name(stream: trio.abc.Stream) -> str:
     """Return the local end of a TCP or TLS stream as `host:port`, which is the peer's name for it; an empty string for
     other streams."""
-    stream = getattr(stream, "transport_stream", stream)  # of TLS
+    stream = getattr(stream, "transport_stream", stream)  # the TCP stream below TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return ""
     try:
@@ -60,7 +60,7 @@ def local_name(stream: trio.abc.Stream) -> str:
 def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
     """Whether `stream`, which this process opened, leads to its own HA port: both ends have the same address, and the
     peer's port is `own_port`."""
-    stream = getattr(stream, "transport_stream", stream)  # of TLS
+    stream = getattr(stream, "transport_stream", stream)  # the TCP stream below TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a master knows of one slave's connection: its state, its offsets, and the transitions between states.
+"""State of one slave's connection on the master: the slave's offsets, and the transitions between states.
 
     CONNECTED ──become_transfer──▶ TRANSFER ──become_out_of_range──▶ OUT_OF_RANGE
         │                              │                                  │
@@ -54,14 +54,14 @@ class CloseReason(Enum):
     """The master's own log now ends before the slave's position."""
     DAMAGED_HERE = "damaged_here"
     """The peer reads to heal its log, and the bytes that it needs are damaged here, too; or the disk here can't read
-    what a peer needs."""
+    the bytes that a peer needs."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     HANDSHAKE_FAILED = "handshake_failed"
     """TLS failed, or the slave's certificate is not among those that are accepted."""
     NOT_AUTHENTICATED = "not_authenticated"
     """The slave has not proved that it knows haSharedSecret."""
     NOT_MASTER = "not_master"
-    """A member of the group connected to this node as its master, which it is not, or not yet."""
+    """A member of the group connected to this node as its master, but this node is not the master, or not yet."""
     NO_MEMBER = "no_member"
     """The peer states the broker id of this node as its own."""
     OTHER_RUN = "other_run"
@@ -74,7 +74,8 @@ class CloseReason(Enum):
 
 
 class SlaveProgress:
-    """One connection's slave. Owned by its HAConnection; others read. Offsets physical, in bytes; times trio's, in s.
+    """State and offsets of one slave's connection. HAConnection owns it; HAService and Leadership set a few fields.
+    Offsets are physical, in bytes; times are Trio's, in seconds.
 
     request_offset   first report, -1 before it (RocketMQ: slaveRequestOffset)
     start_offset     where the transfer began, -1 before it; differs from the request only if that was 0
@@ -88,7 +89,7 @@ class SlaveProgress:
     run_id           identifies its process among those with that id, 0 if unknown
     sample_offset    the log's end when a measurement of the replication time started; -1 if none is running
     waits_for        the damaged range of the log here at which the transfer waits, None if it doesn't
-    close_detail     why it was closed, for people; "" if close_reason says it all
+    close_detail     details of close_reason, for people; "" if there are none
     """
 
     __slots__ = (
@@ -162,7 +163,7 @@ class SlaveProgress:
         self.close_reason = reason
 
     def contradicts(self, offset: int) -> bool:
-        """Whether a report of `offset` contradicts what happened on this connection before.
+        """Whether a report of `offset` contradicts the earlier reports on this connection, or the bytes sent on it.
 
         A slave's end never falls while it is connected: RocketMQ's and halog's slaves truncate only before their first
         report, so a lower one means another log behind the same socket. Nor can a slave have what it wasn't sent.
@@ -181,8 +182,8 @@ class SlaveProgress:
         self.flow.count(size, now)
 
     def behind_s(self, end: int, now: float) -> float:
-        """Return the time since the slave last had the whole log or, if that is later, since it connected. 0 if it has
-        the whole log, which ends at `end`."""
+        """Return the time in seconds since the slave last had the whole log or, if that is later, since it connected. 0
+        if it has the whole log, which ends at `end`."""
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)
 
     @property
@@ -192,7 +193,7 @@ class SlaveProgress:
 
     @property
     def acknowledged_offset(self) -> int:
-        """Physical offset up to which the slave acknowledges puts.
+        """Physical offset up to which the slave acknowledges puts; 0 while it may have another log.
 
         A request proves nothing: the slave's log may have another history. The slave notices that when it compares the
         end of its log with the bytes it receives (overlap.py), so it acknowledges only with a report beyond its

@@ -31,9 +31,9 @@ def pump(
     written to descriptor `file` from `position` on, `room` bytes at most. Then the report of the new end is sent,
     unless the frames had `bulk_size_min` bytes or more.
 
-    Returns the numbers of bytes received (0 at the end of the stream), taken from the buffer, appended, and sent of the
-    report. If the disk does not accept all bodies, nothing is taken; if the socket does not accept the report, less of
-    it is sent. Raises OSError if receiving fails.
+    Returns four numbers of bytes: received (0 at the end of the stream), taken from the start of the buffer, appended
+    to the log, and sent of the report. If the disk does not accept all bodies, nothing is taken; if the socket does not
+    accept the whole report, the last number is less than its size. Raises OSError if receiving fails.
     """
     received = os.readv(source, (buffer,))
     taken = size = 0

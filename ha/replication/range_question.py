@@ -1,4 +1,5 @@
-"""How a halog slave asks a master which offsets it has, over RocketMQ's default HA protocol and compatibly with it.
+"""The range question, with which a halog slave asks a master which physical offsets its log has. It is compatible with
+RocketMQ's default HA protocol.
 
 The protocol has one message from slave to master, an offset. It can neither request "everything" nor answer "deleted":
 a request of 0 means the master's *last* segment, and a request for deleted bytes is answered by heartbeats for ever.
@@ -21,7 +22,7 @@ connection gets the same answer and the requested bytes, but doesn't count. Rock
 connection counts, as all do, with an offset below what any put waits for.
 
 A slave asks only if the answer matters: if it is empty and has haStartFrom=first, if it is not empty and has
-haOutOfRange=resync, if its last connection ended before usable bytes came, to find out why, and if the master sent
+haOutOfRange=resync, if its last connection ended before usable bytes came, to find out why, or if the master sent
 nothing from before the end of the slave's log.
 
 Alternatives considered: configuring the master (both sides' files must agree, and all slaves must want the same);
@@ -42,7 +43,7 @@ def encode_range_answer(min_offset: int, max_offset: int) -> bytes:
 
 
 class OpeningParser:
-    """Removes the question from the start of what a slave sends on one connection; the rest passes unchanged."""
+    """Removes the range question from the start of the bytes that a slave sends on one connection."""
 
     __slots__ = ("_count", "_front")
 

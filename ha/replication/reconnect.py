@@ -3,7 +3,7 @@
 | what ended | next attempt |
 | --- | --- |
 | a connection on which the master was followed | at once, but at most once in `interval_s_max` |
-| that attempt, or any other connection or attempt | after FIRST_S, doubled each time up to `interval_s_max` |
+| an attempt that failed, or any other connection | after FIRST_S, doubled each time up to `interval_s_max` |
 | an obstacle: other log, wrong secret, full disk | after `interval_s_max`, doubled each time up to OBSTACLE_S_MAX |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
@@ -20,7 +20,7 @@ from ha.replication.statistics import Condition
 
 FIRST_S = 0.1
 OBSTACLE_S_MAX = 5.0
-"""Maximum wait after an obstacle, which is usually left to an operator. A member of a failover group, whose
+"""Maximum wait in seconds after an obstacle, which is usually left to an operator. A member of a failover group, whose
 `interval_s_max` is shorter, would otherwise cost its master several connections per second, and lines in its log."""
 JITTER_SHARE = 0.5
 """Maximum share (0 to 1) by which a wait is shortened at random."""
@@ -32,7 +32,7 @@ LOST = frozenset(
 
 
 class Reconnect:
-    """The waits of one slave; `jitter` returns numbers in [0, 1)."""
+    """Computes the waits of one slave between its attempts to connect. `jitter` returns numbers in [0, 1)."""
 
     def __init__(self, interval_s_max: float, jitter: Callable[[], float]) -> None:
         self._interval_s_max = interval_s_max
@@ -41,8 +41,8 @@ class Reconnect:
         self._failed_count = self._obstacle_count = 0
 
     def wait_s(self, condition: Condition, now: float, *, has_followed: bool) -> float:
-        """Return the wait after a connection or attempt that ended with `condition`. `has_followed`: whether the master
-        was followed on it."""
+        """Return the time to wait, in seconds, after a connection or attempt that ended with `condition`.
+        `has_followed`: whether the master was followed on that connection."""
         if condition not in LOST:
             self._obstacle_count += 1
             return min(OBSTACLE_S_MAX, math.ldexp(self._interval_s_max, min(self._obstacle_count - 1, 32)))

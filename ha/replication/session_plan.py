@@ -1,4 +1,4 @@
-"""Records for one connection of a slave: what its client decides before it, and what the session returns at its end."""
+"""Plan and result of one connection of a slave: HAClient makes the plan, HASession returns the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ha.replication.statistics import Condition
 
 
 class Retry(Enum):
-    """A change of behavior of the next connection, which is made at once."""
+    """The way in which the next connection, which is made at once, differs from the last one."""
 
     FROM_LAST_SEGMENT = "from_last_segment"
     """The master has no byte at offset 1: request 0, which means its last segment."""
@@ -40,7 +40,7 @@ class SessionEnd(msgspec.Struct, frozen=True):
 
 
 class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one connection does before it follows the master."""
+    """Settings for the beginning of one connection of a slave, before it follows the master."""
 
     asks_range: bool
     asks_only: bool = False

@@ -1,4 +1,5 @@
-"""The slave's side of one connection as a state machine without I/O: whether a frame fits, and what it means.
+"""The slave's side of one connection as a state machine without I/O: decides whether a frame fits the log, and what it
+means.
 
     CONNECTED ─┬─▶ GREETING ──▶ RECONCILING ─┬─▶ PREPARING ─┬─▶ REQUESTED ─┬─▶ FOLLOWING
                ├─▶ ASKING ───────────────────┤              ├─▶ COMPARING ─┤
@@ -30,7 +31,7 @@ class SessionState(Enum):
     """State of a slave's connection to its master, on the slave."""
 
     CONNECTED = "connected"
-    """Nothing is sent yet but the proof of haSharedSecret, if one is set."""
+    """Nothing has been sent yet, except the proof of haSharedSecret if that is set."""
     GREETING = "greeting"
     """A member of a failover group sends its handshake and waits for the master's."""
     RECONCILING = "reconciling"
@@ -69,11 +70,12 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 }
 
 Piece = tuple[int, memoryview]
-"""Bytes to append at a physical offset."""
+"""(physical offset, bytes to append there)"""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The first report of a connection, and how the bytes that come first are checked."""
+    """The first report of a connection. `check`: checks the first bytes that the master sends; None if they need no
+    check."""
 
     offset: int
     check: Overlap | FirstByte | None = None
@@ -99,7 +101,8 @@ class SlaveProtocol:
         self._master_min_offset: int | None = None
         self.state: AsyncValue[SessionState] = AsyncValue(SessionState.CONNECTED)
         self.master_range: tuple[int, int] | None = None
-        """Begin and end of the master's log, if it answered the range question: then it is a halog master."""
+        """Begin and end of the master's log; None unless the master has answered the range question, which only halog
+        masters do."""
         self.has_followed = False
         """Whether FOLLOWING was reached."""
         self.end: SessionEnd | None = None
@@ -137,13 +140,14 @@ class SlaveProtocol:
             self.become(SessionState.CLOSED)
 
     def starts_empty_log(self, offset: int, size: int) -> bool:
-        """Whether a heartbeat sets where an empty log starts: as in RocketMQ, the slave creates the segment there."""
+        """Whether a frame is a heartbeat that determines where an empty log starts: as in RocketMQ, the slave creates
+        the segment at its offset."""
         is_awaited = self.state.value is SessionState.REQUESTED and self._log.min_offset < 0
         return is_awaited and not size and offset != self.expected_offset and not offset % self._log.segment_size
 
     def take_header(self, offset: int, size: int) -> SessionEnd | None:
-        """Check a frame's position before any of its bytes is taken. Returns None if the connection continues, else why
-        it ends.
+        """Check a frame's position before its body is processed. Returns None if the connection continues, else why it
+        ends.
 
         Raises RemoteProtocolError if no master sends such a frame in this state.
         """

@@ -25,7 +25,8 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     transfer_offset: int
     ack_offset: int
     lag_bytes: int
-    """The master's end minus the acknowledged offset, or all of it before the first report (HARuntimeInfo: diff)."""
+    """The end of the master's log minus the acknowledged offset, or the end itself before the first report
+    (HARuntimeInfo: diff)."""
     lag_s: float
     """Lower bound of the time since the slave last had the whole log or, if that is later, since it connected; 0 if it
     has the whole log."""
@@ -44,12 +45,12 @@ class SyncStateStatistics(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     members: tuple[int, ...]
     wished: tuple[int, ...] | None
-    """The set that the master has proposed instead, None if there is no proposal."""
+    """The set that the master has proposed to replace `members`, None if there is no proposal."""
     confirm_offset: int
 
 
 class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The master's side."""
+    """Snapshot of the master's side of replication."""
 
     min_offset: int
     max_offset: int
@@ -62,7 +63,7 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     closed_counts: Mapping[CloseReason, int]
     waiting_request_count: int
     sync_state: SyncStateStatistics | None = None
-    """State of the set; None unless this node leads a failover group."""
+    """The sync-state set; None unless this node leads a failover group."""
 
 
 class HAClientState(Enum):
@@ -92,7 +93,7 @@ class Condition(Enum):
     mappedFileSizeCommitLog.
     """
     OFFSET_MISMATCH = "offset_mismatch"
-    """The master sends from an offset that isn't our end."""
+    """The master sends from a physical offset that is not the end of our log."""
     STALE_MASTER = "stale_master"
     """The group has reached a later term than this master's, which may not know that it was replaced."""
     NO_COMMON_EPOCH = "no_common_epoch"
@@ -104,7 +105,7 @@ class Condition(Enum):
     DIVERGED = "diverged"
     """The end of our log differs from the master's bytes at that position."""
     OUT_OF_RANGE = "out_of_range"
-    """The master has deleted the bytes that come next here, or, if it can't be asked, sends nothing from there."""
+    """The master has deleted the bytes that our log needs next, or, if it can't be asked, sends nothing from there."""
     NOT_AUTHENTICATED = "not_authenticated"
     """The two sides don't know the same haSharedSecret, or one of them has none."""
     DAMAGED = "damaged"
@@ -115,12 +116,12 @@ class Condition(Enum):
 
 
 class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The slave's side."""
+    """Snapshot of the slave's side of replication. Counts are since the start."""
 
     state: HAClientState
     condition: Condition
     detail: str
-    """The condition with its details, for people."""
+    """Details of the condition, for people."""
     master_address: str | None
     max_offset: int
     reported_offset: int
@@ -132,6 +133,6 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     ended_counts: Mapping[Condition, int]
     resync_count: int
     skipped_bytes: int
-    """Bytes that resyncs skipped, from the end of the old log to the master's first offset."""
+    """Number of bytes that resyncs skipped, from the end of the old log to the master's first offset."""
     last_read_age_s: float | None
     last_write_age_s: float | None

@@ -1,4 +1,5 @@
-"""The rules of the sync-state set on a master, for one term: which slaves must have a byte before it counts.
+"""The rules of the sync-state set on a master, for one term: which slaves must have a byte before it is acknowledged,
+and before consumers can read it.
 
 The agreement service keeps the set (broker ids, including the master's own). Every member of the set has every
 acknowledged byte, so any of them may become the next master; if `ack_count` is lower, enough of them have it that an
@@ -10,7 +11,7 @@ slave may have truncated what it acknowledged to an earlier master.
                service may have either
     joining    slaves that are about to be proposed: they count here already, and only here
 
-All of these sets count, so that a byte is never acknowledged by less than what the service requires of the next master.
+All of these sets count, so that no byte is acknowledged that the next master, elected from any of them, may lack.
 RocketMQ #5663: while a slave was being added, the old set was enough to acknowledge a byte that the new member, which
 was then elected, didn't have. The loss of a slave acknowledges nothing: until the agreement service has dropped it,
 puts wait for it.
@@ -46,14 +47,14 @@ from ha.replication.caught_up import CaughtUp
 from ha.replication.options import TICK_S
 
 ALONE = 1
-"""Value of `ack_count`: the master's own log is enough. What it acknowledges may be lost with it."""
+"""Value of `ack_count`: the master's own log is enough. Acknowledged bytes may be lost with the master."""
 
 UNKNOWN = -1
 """Stands for an offset that is not known."""
 
 
 STALL_FORGOTTEN_S = 60.0
-"""Time in seconds since a slave's last stall after which its next one has the normal limit again."""
+"""Time in seconds since a slave's last stall after which the limit of its next one is `stalled_s_max` again."""
 
 
 class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +110,9 @@ def confirmed(
 ) -> int:
     """Return the confirm offset: every member of `sets` that may be elected has the log up to here. It never falls.
 
-    A member whose offset is unknown keeps it from rising. RocketMQ #6662: it was the minimum of the connected members,
-    so a master that was cut off with one of two slaves confirmed what the other slave, once elected, didn't have.
+    A member whose offset is unknown keeps it from rising. In RocketMQ (issue #6662) it was the minimum of the connected
+    members, so a master that was cut off with one of two slaves confirmed bytes that the other slave, once elected,
+    didn't have.
     """
     return max(previous, min(held_by(needed_count(len(members), ack_count), members, held) for members in sets))
 
@@ -162,8 +164,8 @@ class _Slave:
 
 
 class _Stalls:
-    """Number of times that a slave was dropped for a stall without a pause of STALL_FORGOTTEN_S, and the time of the
-    last."""
+    """`count`: number of times that a slave was dropped for a stall, each at most STALL_FORGOTTEN_S after the previous
+    one. `last_at`: time of the last one."""
 
     __slots__ = ("count", "last_at")
 
@@ -173,7 +175,7 @@ class _Stalls:
 
 
 class SyncStateSet:
-    """The set in one term of one master. Owned by Leadership, which reports all events to it."""
+    """The sync-state set in one term of one master. Owned by Leadership, which reports all events to it."""
 
     def __init__(
         self,
@@ -186,7 +188,8 @@ class SyncStateSet:
         now: float,
         rules: SyncStateRules | None = None,
     ) -> None:
-        """`agreed`: the set with which this master was elected. `confirm_offset`: the one that it knew as a slave."""
+        """`agreed`: the set with which this master was elected. `confirm_offset`: the confirm offset that it knew
+        before its election."""
         assert own_id in agreed, (own_id, agreed)
         self.own_id = own_id
         self.epoch = epoch

@@ -1,6 +1,6 @@
-"""The log in Spark: the data source `halog` for batches and streams, its sink, and the jobs.
+"""Spark integration: the data source `halog` for batch and streaming queries, its sink, and the jobs of `ha spark`.
 
-Names are imported when they are used, so that `read_arrow`, which needs no Spark, works without it.
+Public names are imported on first access, so that `read_arrow` works without PySpark.
 """
 
 from __future__ import annotations

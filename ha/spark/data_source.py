@@ -1,6 +1,7 @@
 """The data source `halog`, from which Spark gets readers and writers.
 
-Spark starts a process to find data sources, one to create ours, and one to plan: each imports only what it needs.
+Spark starts one process to find data sources, one to create this one, and one to plan the query. Methods import the
+modules that they need, so that each process loads only its part.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def reader(self, schema: StructType) -> HalogReader:
-        """Return a batch reader of the columns in `schema`, which may be the user's."""
+        """Return a batch reader of the columns in `schema`, which is that of `schema()` or given by the user."""
         from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
         from ha.spark.source.options import parse_options
         from ha.spark.source.pushdown import pushdown_is_on
@@ -56,7 +57,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
-        """Return a stream reader of the columns in `schema`, which may be the user's."""
+        """Return a stream reader of the columns in `schema`, which is that of `schema()` or given by the user."""
         from ha.spark.source.options import parse_options
         from ha.spark.source.stream_reader import HalogStreamReader
         from ha.spark.tables import refuse_table

@@ -10,12 +10,15 @@ logger = logging.getLogger("ha.spark")
 
 
 def quoted(text: str) -> str:
-    """Return `text` escaped for the value of a label."""
+    """Return `text` escaped for use as a label value."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def replace_metrics(file: Path, text: str) -> None:
-    """Replace `file` atomically, so that the collector never reads a part of it; logs a warning if that fails."""
+    """Replace the content of `file` atomically, so that the collector never reads a partial file.
+
+    If writing fails, a warning is logged and the old file remains.
+    """
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         temporary.write_text(text)

@@ -28,7 +28,7 @@ JSON_FORMS = {
 }
 """JSON option -> accepted form, for error messages"""
 QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
-"""Matches the name of a queue: its number, which a broker's name and a colon may precede."""
+"""Matches the name of a queue: `<queue id>` or `<broker name>:<queue id>`."""
 
 Reader = Callable[[str, str], Any]
 """Returns the value of an option, given its name and its text, which is not empty. Raises OptionError if it is
@@ -40,8 +40,8 @@ Table = Mapping[str, tuple[str, Reader]]
 def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
     """Return the canonical name of the option `key`, which may be in any case.
 
-    `names`: canonical names by lower-case name. Raises OptionError with a suggestion for any other key; `purpose`
-    ("reading") completes its message.
+    `names`: canonical names by lower-case name. `purpose`: what the options are for, such as "reading", for
+    the error message. Raises OptionError for an unknown option, and suggests a similar name if there is one.
     """
     lower = key.lower()
     if lower in names:
@@ -53,7 +53,10 @@ def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
 
 
 def words(name: str, text: str) -> tuple[str, ...]:
-    """Return the names that `text` lists, separated by commas. Implements `Reader`, like `servers` and `flag`."""
+    """Return the comma-separated names in `text`. A `Reader`, like `servers` and `flag`.
+
+    Raises OptionError if `text` contains no name.
+    """
     found = tuple(word for word in (part.strip() for part in text.split(",")) if word)
     if not found:
         raise OptionError(name, f"{text!r} names nothing", "names, separated by commas")
@@ -61,9 +64,9 @@ def words(name: str, text: str) -> tuple[str, ...]:
 
 
 def servers(name: str, text: str) -> tuple[str, ...]:
-    """Return the addresses (host:port) of the name servers that `text` lists, separated by commas or semicolons.
+    """Return the name servers in `text`: addresses (host:port) separated by commas or semicolons.
 
-    The SDK and the command line accept the same.
+    The SDK and the command line accept the same syntax.
     """
     from ha.client.options import name_server_addresses  # the client is needed only with servers
 
@@ -103,9 +106,10 @@ def count(least: int = 1, most: int = _LARGEST) -> Reader:
 
 
 def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> Reader:
-    """Returns a reader of whole numbers with an optional suffix in `units`, by whose value they are multiplied.
+    """Returns a reader of a whole number with an optional unit; its value is the number times the factor of the unit.
 
-    `least` and `most` are bounds of the product; `accepted` describes valid texts, for the error message.
+    `units`: unit -> factor, with "" for a number without a unit. `least` and `most` are the bounds of the value;
+    `accepted` describes valid texts, for the error message.
     """
 
     def read(name: str, text: str) -> int:
@@ -120,7 +124,7 @@ def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> R
 def milliseconds(
     least: int = 0, most: int = _LARGEST, accepted: str = "a time such as 500ms, 30s, 15m or 2h"
 ) -> Reader:
-    """Returns a reader of times in ms from `least` to `most` ms."""
+    """Returns a reader of times from `least` to `most` ms, in ms; a number without a unit is in ms."""
     return _scaled(_DURATION_MS, least, most, accepted)
 
 

@@ -1,6 +1,6 @@
 """Runs a job or a streaming query again if Spark could not start one of its Python processes.
 
-Spark gives a process ten seconds to connect to the JVM, which can't be changed. The process needs 0.3 seconds of CPU
+A process must connect to the JVM within ten seconds, a fixed timeout in Spark. The process needs 0.3 seconds of CPU
 time for that, before it loads any data source, so it may be late on a machine with thirty runnable processes per core.
 """
 
@@ -18,9 +18,9 @@ logger = logging.getLogger("ha.spark")
 Result = TypeVar("Result")
 
 DELAYS_S = (5, 10, 20, 40)
-"""Delays before successive restarts; an error after the last restart is raised."""
+"""Delays before successive restarts, in seconds; an error after the last restart is raised."""
 _HEALTHY_S = 600.0
-"""Minimum duration of a run after which the delays begin again."""
+"""Minimum duration of a run, in seconds, after which the number of restarts is reset to 0."""
 _NOT_STARTED = re.compile(
     r"Python worker failed to connect back|waiting for the Python worker to connect back"
     r"|Python (daemon )?failed to launch worker"
@@ -44,7 +44,8 @@ def with_restarts(
         ha.spark.with_restarts(lambda: stream.writeStream.option("checkpointLocation", "c").start().awaitTermination())
 
     Further restarts follow after 10, 20 and 40 s; then the error is raised. After a run of ten minutes or more, the
-    count begins at zero again. Only for work that resumes: a query with a checkpoint, or a job of `ha.spark.jobs`.
+    count begins at zero again. Use it only for work that resumes where it stopped: a query with a checkpoint, or a job
+    of `ha.spark.jobs`.
 
     Other errors are raised at once. When `stop` is set, a wait ends, and the error is raised instead of a restart.
     `report` is called before each wait with the delay in seconds and the error (default: log a warning).

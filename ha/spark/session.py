@@ -24,7 +24,7 @@ def has_java() -> bool:
 
 
 def check_java() -> None:
-    """Raises OptionError if `has_java` finds none."""
+    """Raises OptionError if no Java runtime is found."""
     if not has_java():
         raise OptionError(
             "JAVA_HOME", "Spark requires Java, but no Java was found", "Java 17 or newer, on the PATH too"
@@ -43,7 +43,7 @@ def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | 
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
-        # Arrow batches between the JVM and Python: a fifth less CPU time than over TCP.
+        # Arrow batches between the JVM and Python take 20% less CPU time over Unix sockets than over TCP.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

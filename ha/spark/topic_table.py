@@ -1,8 +1,8 @@
-"""A topic as one table: the messages in an archive, then the later ones in the log, each once.
+"""Combines the messages of a topic in an archive and the later ones in the log into one table, each message once.
 
 An archive covers the log of a broker up to a physical offset, and records the queue offsets of each file. Each queue of
 the log is read from the first message that the archive does not cover. A table is made from one state of the archive:
-what `ha spark archive` adds later is read from the log, as long as retention keeps it there.
+messages that `ha spark archive` adds later are read from the log, if they are still there.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:
-    """Return the parsed options. Raises OptionError if they are invalid, or select a part of the topic or other
-    columns."""
+    """Return the parsed options. Raises OptionError if they are invalid, or select a part of the topic, other
+    columns or only committed rows."""
     parsed = parse_options(options, "batch")
     if not parsed.reads_whole_topics:
         option = parsed.ending_option if parsed.starting == AtEdge(EARLIEST) else parsed.starting_option
@@ -118,13 +118,13 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict[QueueKey, int]:
-    """Return the queue offset from which each queue of topic `name` is read from the log.
+    """Return for each queue of topic `name` the queue offset at which reading the log starts.
 
-    It is that of the first message after the physical end of the broker's archive (`states`); without an archive of
-    the broker, that of the queue's first message. Messages before it that neither the archive nor the log has were
-    deleted before they could be archived; they are not reported as lost again. If the log may lack messages after it,
-    or the queue ends before its last archived message, the result is an offset that the queue does not have, so that
-    the query fails with RecordsGone. Raises OptionError while a node recovers.
+    For a broker with an archive in `states`, reading starts at the first message at or after the physical end of the
+    archive; for any other broker, at the queue's first message. Earlier messages that neither the archive nor the log
+    has were deleted before they could be archived; they are not reported as lost again. If the log may lack later
+    messages, or the queue ends before its last archived message, the result is an offset that the queue does not have,
+    so that the query fails with RecordsGone. Raises OptionError while a node recovers.
     """
     brokers = source.brokers()
     archived = {brokers.name_of(state.broker_name): state for state in states if state.holds(name)}
@@ -181,7 +181,7 @@ def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expe
 
 
 def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
-    """Returns a struct of the columns that `ha spark archive` decodes from the body with the same schemas."""
+    """Returns a struct column with the columns that `ha spark archive` decodes from message bodies with `columns`."""
     size_max = options.message_size_max
 
     def decode(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
@@ -189,15 +189,16 @@ def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
         for bodies, sys_flags in batches:
             yield decoder.decode(name, bodies, sys_flags, size_max)
 
-    sys_flag = F.lit(0) if options.decompress else F.col("sysFlag")  # of the body as the source returns it
+    sys_flag = F.lit(0) if options.decompress else F.col("sysFlag")  # 0: the source returned plain bodies
     kind = from_arrow_schema(pa.schema(body_fields([columns])))
     column: Column = arrow_udf(decode, kind)("body", sys_flag)  # type: ignore[call-overload]
     return column
 
 
 def _inflated(size_max: int) -> Column:
-    """Returns a column with the decompressed bodies, which the Spark source returns too; archives contain bodies as
-    stored.
+    """Returns a column with the bodies of an archive decompressed, as the Spark source returns them.
+
+    An archive contains bodies as they are stored in the log.
 
     A body that is damaged or longer than `size_max` bytes is null.
     """

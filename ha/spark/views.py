@@ -1,4 +1,4 @@
-"""Temporary views of a log's topics, for SQL."""
+"""Creates temporary views of a log's topics, for SQL."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _WORKER_MODULE = "pyspark.worker_util"
 def without_traceback() -> Iterator[None]:
     """Makes Spark show a HalogError of the block as its class and text, without a traceback; the error propagates.
 
-    Other errors are bugs, and keep their traceback. The process ends with the error, so the setting hides no other one.
+    Other errors are bugs, and keep their traceback. The process ends with the error, so the setting affects no other.
     Can decorate functions, but not generators.
     """
     try:

@@ -10,8 +10,8 @@ halog adds three parts:
     "HBEG", int64, CRC-32 of all before   physical offset at which the log begins, to detect missing first segments that
                                           retention did not delete
 
-A damaged checkpoint counts as none, and so does, after a crash, one that RocketMQ wrote over halog's; recovery then
-scans the whole log.
+A checkpoint that is damaged, or whose fields RocketMQ has overwritten, is treated as missing: recovery after a crash
+then scans the whole log.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _BEGIN_MAGIC = b"HBEG"
 
 
 def min_timestamp_ms(checkpoint: Checkpoint) -> int:
-    """Returns the store time up to which records are certainly in log and queues, so that recovery may start there; 0
-    if unknown."""
+    """Returns the store time, in ms, up to which log and queues were synced, so that recovery may start there; 0 if
+    unknown."""
     newest = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms)
     return max(0, newest - SAFETY_MARGIN_MS)
 

@@ -1,7 +1,8 @@
-"""Syncs queues and index, at intervals and when a store closes, and records up to where the store is durable.
+"""Syncs queues and index, at intervals and when a store closes, and notes up to where the store is durable.
 
-Recovery trusts these records after a crash: the checkpoint (checkpoint.py), the checksums of flushed bytes, and the
-ends of the queues. Nothing is recorded before it is on the disk. Source: StoreCheckpoint.
+It notes that in the checkpoint (checkpoint.py), the checksums of flushed bytes, and the file with the ends of the
+queues. Recovery relies on them after a crash, so they are written only after the data is on the disk. Source:
+StoreCheckpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Checkpointer:
         self.checkpoint = Checkpoint()
         self._saved_checkpoint: tuple[bytes, int, int] | None = None
         self._saved_ends: QueueEnds | None = None
-        """The ends of queues in the file; None if they are not known"""
+        """Ends of the queues that the file `queueends` has; None if its content is not known"""
 
     async def run(self) -> None:
         """Saves the checkpoint every `checkpoint_interval_s`, and the derived files every `derived_flush_interval_s`.
@@ -70,7 +71,8 @@ class Checkpointer:
     async def write(self, begin: int | None = None) -> None:
         """Writes the checkpoint, unless it is unchanged. Raises OSError.
 
-        `begin`: physical offset at which the log will begin after a deletion; by default where it begins now.
+        `begin`: physical offset at which the log will begin after a deletion; by default the one at which it begins
+        now.
         """
         parts = self._parts
         log = parts.log
@@ -151,14 +153,14 @@ class Checkpointer:
         dirty_ms = [unwritten.end_timestamp_ms for unwritten in taken if unwritten.is_dirty]
         try:
             if dirty_ms and min(dirty_ms) <= self.checkpoint.index_msg_timestamp_ms:
-                # More keys of a millisecond that the checkpoint covers: if the power fails during this write, the file
-                # must not be taken for the one that was synced before.
+                # Some new keys are of a millisecond up to which the index is synced according to the checkpoint. If the
+                # power fails during this write, the file must not be taken for the one that was synced before.
                 self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
                 await self.write()
             await self._run_blocking(index.write, taken)
             index.write_pending()  # keys put meanwhile
         finally:
-            index.give_back(taken)  # not written: the stop came first, or the disk refuses
+            index.give_back(taken)  # nothing is left of it, unless the store stops or the disk refuses
 
     # ---- for truncation
 

@@ -27,7 +27,7 @@ from ha.store.mapped_file import segment_starts
 logger = logging.getLogger(__name__)
 
 LOADED_COUNT_MAX = 64
-"""Number of segments whose entries are kept in memory: 256 KiB each at RocketMQ's segment size."""
+"""Maximum number of segments whose entries are kept in memory: 256 KiB each at RocketMQ's segment size."""
 
 
 class SegmentSums:
@@ -61,7 +61,7 @@ class Checksums:
         self.block_size = block_size
         self._loaded: dict[int, SegmentSums] = {}
         self.rebuilt_count = 0
-        """Number of damaged files or groups of entries, which are recomputed"""
+        """Number of damaged checksum files, and groups of entries, that were found; they are recomputed"""
 
     def peek(self, start: int) -> SegmentSums | None:
         """Returns the checksum entries of the segment that starts at physical offset `start`; None if they are not in
@@ -84,7 +84,7 @@ class Checksums:
         return ChecksumHead(self.block_size, self.segment_size, start)
 
     def path_of(self, start: int) -> Path:
-        """Returns the path of the file of the segment at `start`."""
+        """Returns the path of the checksum file of the segment at `start`."""
         return self._directory / segment_name(start)
 
     def _read(self, start: int) -> SegmentSums:
@@ -189,7 +189,8 @@ class Checksums:
         return False
 
     def covered_end(self, start: int) -> int:
-        """Returns the physical offset after the last byte of a segment that has an entry; `start` if none has."""
+        """Returns the physical offset after the last byte that an entry of the segment at `start` covers; `start` if it
+        has no entry. Raises OSError."""
         sums = self.load(start)
         for block in range(len(sums.lengths) - 1, -1, -1):
             if sums.lengths[block]:
@@ -234,7 +235,8 @@ class Checksums:
             break
 
     def delete(self, start: int) -> None:
-        """Deletes the file of a segment that is deleted."""
+        """Drops the entries of the segment at `start`, and deletes its checksum file if there is one. Raises
+        OSError."""
         self._loaded.pop(start, None)
         path = self.path_of(start)
         if self._disk.exists(path):

@@ -1,10 +1,10 @@
 """The commitlog: consecutive records in segments of one size.
 
 Messages that are put together become consecutive records, which one system call writes to the file of the last segment;
-the bytes that a slave receives are written in the same way. Readers find both in the map. Such a write does not wait
-for the disk. Appended bytes are first written (`max_offset`), later flushed (`flushed_offset`, raised by the flusher)
-and dispatched (`dispatched_offset`, raised by dispatch). Records are made by record_maker.py; queues and peers are
-unknown here.
+the bytes that a slave receives are written in the same way. Such a write does not wait for the disk. Readers find the
+written bytes in the map. Appended bytes are first written (`max_offset`), later flushed (`flushed_offset`, raised by
+the flusher) and dispatched (`dispatched_offset`, raised by dispatch). Records are made by record_maker.py; queues and
+peers are unknown here.
 
 A record that would leave less than 8 bytes of its segment goes to the next one, and a filler takes the rest. Sources:
 CommitLog (asyncPutMessage, appendData), MappedFileQueue.
@@ -53,7 +53,7 @@ class CommitLog(SegmentedLog):
         self._wall_clock_ms = wall_clock_ms
         self._maker = RecordMaker(options, initial_queue_offset)
         self.is_slave = options.is_slave
-        """Whether its bytes come from a master; changes at run time in a member of a failover group"""
+        """Whether the log's bytes come from a master; changes at run time in a member of a failover group"""
         self.last_store_timestamp_ms = 0
         """Store time of the newest record known; on a slave dispatch sets it"""
         self.allocator = SegmentAllocator(
@@ -66,12 +66,13 @@ class CommitLog(SegmentedLog):
         )
         self._torn_to = 0
         self._failure: DiskFailed | None = None
-        """The first failed write of records, after which nothing is appended: the node stops"""
+        """Error of the first failed write of records; None if none failed. Nothing is appended after it, and the node
+        stops"""
         self._append_lock = trio.StrictFIFOLock()
         self.append_times = Histogram()
-        """Times of appends, from the first try until the bytes are in the file, including all waits"""
+        """Durations of appends in seconds, including all waits, from the first try until the bytes are in the file"""
         self.verified = VerifiedReads(self, checksums, options, run_blocking)
-        """Checks what comes back from the disk"""
+        """Reads bytes from the files and compares them with their checksums"""
         self.on_reset: Callable[[], None] | None = None
         """Called during a reset, while the log is empty, to forget what is derived from the files that were set
         aside"""
@@ -102,8 +103,9 @@ class CommitLog(SegmentedLog):
         `read_cached`), otherwise from the disk, read by a worker.
 
         At least one byte, up to `size_max`, of one segment; empty at `max_offset`. Bytes from the disk are verified
-        (verified_reads.py). Raises DamagedBytes if the first byte isn't what was written; `found_by` then says who
-        noticed. Raises OffsetGone outside [`min_offset`, `max_offset`]. Raises OSError if the disk can't read.
+        (verified_reads.py). Raises DamagedBytes if the first byte isn't what was written; the range is then listed
+        as found by `found_by`. Raises OffsetGone outside [`min_offset`, `max_offset`]. Raises OSError if the disk can't
+        read.
         """
         is_pull = found_by == "pull"
         known = self.read_nowait(physical_offset, size_max) if is_pull else self.read_hot(physical_offset, size_max)
@@ -190,7 +192,7 @@ class CommitLog(SegmentedLog):
     async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Appends messages in order, independently, waiting for segments as needed; returns the result of each.
 
-        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. Raises
+        A message for which no segment was available within `segment_wait_s` gets CREATE_MAPPED_FILE_FAILED. Raises
         DiskFailed if a file can't be written. If cancelled, the first messages may be in the log and the others not.
         For users of a store without a broker.
         """
@@ -237,13 +239,13 @@ class CommitLog(SegmentedLog):
         self._publish(segment, position + len(records))
 
     def _store_clock_ms(self) -> int:
-        """Returns the wall clock, but never less than the store time of the last record.
+        """Returns the time of the wall clock in ms, but never less than the store time of the last record.
 
         Recovery relies on ascending store times: it compares them with the checkpoint's to decide which records were
         flushed and which have queue entries. RocketMQ relies on them, too, but stores whatever the clock says, so that
         records stored after the clock was set back seem older than those before. Here such records get the last
-        record's store time until the clock has caught up. A lookup by time finds them in both cases, off by the step of
-        the clock.
+        record's store time until the clock has caught up. In both cases a lookup of these records by time is inaccurate
+        by the step of the clock.
         """
         now_ms, last_ms = self._wall_clock_ms(), self.last_store_timestamp_ms
         return now_ms if now_ms > last_ms else last_ms
@@ -289,8 +291,8 @@ class CommitLog(SegmentedLog):
             self.append_times.observe(trio.current_time() - began)
 
     def tail(self) -> LogTail | None:
-        """Returns the place in a file at which the caller may write the master's next bytes itself. It must call
-        `note_appended` without an await in between.
+        """Returns the place in a file at which the caller may write the master's next bytes itself. The caller must
+        then call `note_appended`, without an await in between.
 
         None if only `append_raw` can append them: a new segment is needed, appends are held, or the file has no
         descriptor.
@@ -302,8 +304,8 @@ class CommitLog(SegmentedLog):
         return LogTail(descriptor, position, self.segment_size - position)
 
     def note_appended(self, size: int, began: float) -> None:
-        """Publishes `size` bytes that the caller has written at the `tail`, as `append_raw` does. `began`: trio's
-        time."""
+        """Raises `max_offset` by `size` bytes that the caller has written at the `tail`. `began`: trio's time at which
+        the write began."""
         segment, position = self._tail()
         assert segment is not None
         self._publish(segment, position + size)
@@ -314,8 +316,8 @@ class CommitLog(SegmentedLog):
 
         Commitlog, consume queues, index and all that belongs to them are renamed to `NAME.aside-N` (log_reset.py);
         nothing is deleted. Afterwards `max_offset` is the start of that segment. After DiskFull or OSError nothing has
-        changed. After DiskFailed the node must stop, and the next start continues with what it finds. If cancelled, the
-        reset has either not begun or is complete.
+        changed. After DiskFailed the node must stop; the next start completes the reset, or deletes the new segment
+        (`finish_reset`). If cancelled, the reset has either not begun or is complete.
         """
         first_offset -= first_offset % self.segment_size
         run, disk, options = self._run_blocking, self._disk, self._options
@@ -349,8 +351,8 @@ class CommitLog(SegmentedLog):
         super()._truncate_memory(end)
 
     def set_next_queue_offsets(self, next_offsets: dict[tuple[str, int], int]) -> None:
-        """Sets the next queue offset of each queue that has records which are not dispatched yet; those of other queues
-        are looked up."""
+        """Sets the next queue offset of each queue that has records which are not dispatched yet. For other queues it
+        is the end of the consume queue."""
         self._maker.set_next_offsets(next_offsets)
 
     # ---- writing
@@ -394,7 +396,8 @@ class CommitLog(SegmentedLog):
         return self._torn_to > self.max_offset.value
 
     def _publish(self, segment: Segment, position: int) -> None:
-        """Makes what was written up to `position` of the last segment visible, once for a whole chunk."""
+        """Raises `max_offset` to `position` in the last segment, up to which bytes were written. Once for a whole
+        chunk; requests the next segment if more than half of this one is used."""
         end = segment.start + position
         self.max_offset.raise_to(end)
         if position > self.segment_size // 2:

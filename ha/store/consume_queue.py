@@ -1,7 +1,7 @@
-"""A consume queue: where in the commitlog the messages of one topic and queue id are.
+"""A consume queue: the positions in the commitlog of the messages of one topic and queue id.
 
 An entry is 20 bytes (`ha.protocol.store_files.ENTRY`): physical offset int64, record size int32, tags code int64.
-Derived: every entry can be rebuilt from the commitlog. Its files are queue_files.py's. Source: ConsumeQueue.
+Derived: every entry can be rebuilt from the commitlog. queue_files.py reads and writes the files. Source: ConsumeQueue.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128
-"""Maximum number of remaining candidates that a search reads at once, instead of reading single entries."""
+"""Maximum number of remaining candidates at which a binary search reads all of them at once."""
 
 
 class QueueEntry(NamedTuple):
-    """Where a message's record is (bytes), its size in bytes, and its tags code. `size` is BLANK_SIZE if there is no
-    message."""
+    """Physical offset of a message's record, its size in bytes, and its tags code. `size` is BLANK_SIZE if the entry is
+    blank: there is no message."""
 
     physical_offset: int
     size: int
@@ -52,7 +52,7 @@ class ConsumeQueue:
     """One queue. Offsets are queue offsets (entries) unless named otherwise."""
 
     def __init__(self, disk: Disk, files: OpenFiles, directory: Path, topic: str, queue_id: int, count: int) -> None:
-        """`count`: entries of one file."""
+        """`count`: number of entries in one file."""
         self.topic = topic
         self.queue_id = queue_id
         self.min_offset = 0
@@ -81,7 +81,7 @@ class ConsumeQueue:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_cached(self, queue_offset: int, count: int) -> bytes | None:
-        """Like `read_raw`, or None if that may have to wait for the disk. Raises OSError."""
+        """Like `read_raw`, but returns None if the page cache lacks an entry. Raises OSError."""
         pieces: list[bytes] = []
         for file, size, position in self._ranges(queue_offset, count):
             piece = file.pread_nowait(size, position)
@@ -91,7 +91,8 @@ class ConsumeQueue:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def fetch_raw(self, queue_offset: int, count: int, run_blocking: RunBlocking) -> bytes:
-        """Like `read_raw`, but a worker reads what is not cached. Not a checkpoint if all of it is."""
+        """Like `read_raw`, but a worker reads entries that the page cache lacks. Not a Trio checkpoint if it has all.
+        Raises OSError."""
         pieces = [
             bytes(await fetch(file, size, position, run_blocking)).ljust(size, b"\0")
             for file, size, position in self._ranges(queue_offset, count)
@@ -113,7 +114,7 @@ class ConsumeQueue:
 
         A new queue may begin anywhere. A gap before the entries is logged and filled with blank entries; if it is
         longer than a file, the queue's files are deleted, and it begins with these entries. Raises OSError if a file
-        can't be written or created; the entries up to there count, as `max_offset` says.
+        can't be written or created; entries written before the error remain, and `max_offset` is after them.
         """
         if queue_offset != self.max_offset:
             self._begin_at(queue_offset)
@@ -170,10 +171,9 @@ class ConsumeQueue:
         self.files.adopt(new.start, file)
 
     def repair(self, queue_offset: int, entries: Sequence[bytes]) -> int:
-        """Writes those of `entries` (at consecutive queue offsets) that differ in the files; returns how many. Raises
-        OSError.
+        """Replaces the entries from `queue_offset` on by `entries`; returns how many differed. Raises OSError.
 
-        Only within [`min_offset`, `max_offset`). A file that is too short is completed.
+        Entries outside [`min_offset`, `max_offset`) are ignored. A file that is too short is completed.
         """
         begin, stop = max(queue_offset, self.min_offset), min(queue_offset + len(entries), self.max_offset)
         repaired = 0
@@ -184,7 +184,7 @@ class ConsumeQueue:
         return repaired
 
     def _begin_at(self, queue_offset: int) -> None:
-        """Makes `queue_offset` (beyond the end) the next to be written."""
+        """Makes `queue_offset`, which is beyond the end, the next queue offset to be written, as `append` describes."""
         if not self.files.starts:
             [new] = self.new_files(queue_offset, queue_offset + 1)
             self.adopt(new, new.make())
@@ -211,7 +211,7 @@ class ConsumeQueue:
         logger.error(
             "queue.end_kept topic=%s queue_id=%d end=%d found=%d", self.topic, self.queue_id, end, self.max_offset
         )
-        # A truncation of the log before the end of that record removes them, too.
+        # A truncation of the log before the end of that record then removes the blank entries, too.
         blank = ENTRY.pack(max(physical_offset, self.max_physical_offset) - 1, BLANK_SIZE, 0)
         self.append(self.max_offset, [blank] * (end - self.max_offset))
 
@@ -293,10 +293,11 @@ class ConsumeQueue:
         return deleted
 
     def clear(self, before: int) -> None:
-        """Removes the entries of records before a physical offset, durably; the end stays. Blocking.
+        """Removes the entries of records before a physical offset, durably; `max_offset` stays. Blocking. Raises
+        OSError.
 
-        Files with no other entries are deleted, except for the last, and the first one that stays begins with blank
-        entries, like that of a queue that began at this offset.
+        Files with no other entries are deleted, except for the last one. In the first file that stays, the removed
+        entries become blank, as in a queue that began with the next entry.
         """
         begin = self._search(before)
         if begin <= self.min_offset:
@@ -329,8 +330,8 @@ class ConsumeQueue:
     def _search(self, physical_offset: int) -> int:
         """Returns the queue offset after the last entry of a record before a physical offset.
 
-        Zeroed entries have no physical offset: they are what a power loss left at the end, or damage in between. They
-        count as after the offset, unless an entry before the offset follows.
+        Zeroed entries, which a power loss left at the end or damage in between, have no physical offset. They count as
+        entries of later records, unless an entry of a record before the offset follows.
         """
         if 0 < self.max_physical_offset < physical_offset:
             return self.max_offset
@@ -367,7 +368,7 @@ class ConsumeQueue:
         return None
 
     def records_in(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Returns (physical offset, size) of the records with an entry that begin within [begin, end)."""
+        """Returns (physical offset, size in bytes) of the records that have an entry and begin within [begin, end)."""
         found: list[tuple[int, int]] = []
         position = self._search(begin)
         while position < self.max_offset:

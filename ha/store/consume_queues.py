@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _OPEN_COUNT_MAX = 512
 _CHAIN_BYTES = 64 << 20
-"""Bytes of the log whose entries are compared at once."""
+"""Size in bytes of the part of the log whose entries `contiguous_end` reads at once."""
 
 
 class ConsumeQueues:
@@ -31,11 +31,11 @@ class ConsumeQueues:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Returns a queue that has, or once had, a message; else None."""
+        """Returns a queue; None if it never had a message."""
         return self._queues.get((topic, queue_id))
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Returns a queue, created in memory if it is new; its first entry makes its files."""
+        """Returns a queue, created in memory if it is new; its files are created for its first entry."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             directory = self._directory / topic / str(queue_id)
@@ -44,7 +44,7 @@ class ConsumeQueues:
         return queue
 
     def topics(self) -> dict[str, list[int]]:
-        """Returns topic -> its queue ids, both sorted."""
+        """Returns the queue ids of each topic; topics and ids are sorted."""
         found: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self._queues):
             found.setdefault(topic, []).append(queue_id)
@@ -82,7 +82,7 @@ class ConsumeQueues:
             return []
 
     def ends(self) -> QueueEnds:
-        """Returns the `max_offset` of each queue. With very many queues a worker should call it."""
+        """Returns the `max_offset` of each queue. To be called in a worker, as there may be very many queues."""
         found: QueueEnds = {}
         for queue in self:
             found.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
@@ -112,7 +112,7 @@ class ConsumeQueues:
 
     @property
     def max_physical_offset(self) -> int:
-        """End of the last record that has an entry in any queue."""
+        """Physical offset of the end of the last record that has an entry in any queue; 0 if there is none."""
         return max((queue.max_physical_offset for queue in self._queues.values()), default=0)
 
     def first_record_from(self, physical_offset: int) -> int | None:
@@ -225,6 +225,6 @@ class ConsumeQueues:
         self._files.unsynced.update(unsynced)
 
     def limit_open_files(self, count_max: int) -> None:
-        """Sets the maximum number of open files."""
+        """Sets the maximum number of files that all queues together keep open."""
         self._open_count_max = count_max
         self._files.limit(count_max)

@@ -1,9 +1,9 @@
 """The damaged ranges of one log: where bytes on the disk are not what was written, since when, and whether they were
 healed.
 
-Whatever finds damage (recovery, a read for a consumer or a slave, dispatch, the scrub) adds it here; reads refuse
-listed bytes; the healer removes a range when the right bytes are back. Nothing is stored: a start finds the remaining
-damage again by checksums and records.
+Each component that finds damage (recovery, a read for a consumer or a slave, dispatch, the scrub) adds it here; reads
+refuse listed bytes; the healer removes a range when the right bytes are back. Nothing is stored: a start finds the
+remaining damage again by checksums and records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FoundBy = Literal["recovery", "pull", "replication", "dispatch", "scrub", "read"
 
 
 class DamagedRange(msgspec.Struct, eq=False):
-    """Bytes [`begin`, `end`) of the log (physical offsets, within one segment) are not what was written.
+    """A range [`begin`, `end`) of physical offsets, within one segment, whose bytes are not what was written.
 
     `by_checksum`: the range consists of blocks with a known checksum, or of the covered part of one; otherwise it
     extends from the start of the first bad record to the next good one. `is_hopeless`: no peer had the bytes in time,
@@ -58,7 +58,7 @@ class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     open: list[DamagedRange]
     """At most HEALED_COUNT_MAX ranges, lowest first"""
     healed: list[DamagedRange]
-    """The last ones, newest first"""
+    """The ranges that were healed last, at most HEALED_COUNT_MAX, newest first"""
 
 
 class DamageRegistry:
@@ -73,7 +73,7 @@ class DamageRegistry:
         self.found_count = 0
         self.healed_count = 0
         self.on_healed: Callable[[DamagedRange], None] = lambda damage: None
-        """Called when a range was healed, to compare what is derived from it. The store sets it"""
+        """Called with a range after it was healed, to check the data derived from its records. The store sets it"""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -187,15 +187,18 @@ class DamageRegistry:
         await self._changed.park()
 
     async def wait_healed(self, begin: int, end: int) -> None:
-        """Waits until no listed range overlaps [begin, end). Always a checkpoint."""
+        """Waits until no listed range overlaps [begin, end). Always a Trio checkpoint.
+
+        If OPEN_COUNT_MAX ranges are listed, waits for at least 1 s, because no more are listed.
+        """
         await trio.lowlevel.checkpoint()
         if len(self._open) >= OPEN_COUNT_MAX:
-            await trio.sleep(1)  # it may be damaged without being listed
+            await trio.sleep(1)  # the bytes may be damaged without being listed
         while self.first_in(begin, end) is not None:
             await self._changed.park()
 
     def statistics(self) -> DamageStatistics:
-        """Returns the current figures."""
+        """Returns the counters, and the open and healed ranges."""
         return DamageStatistics(
             found_count=self.found_count,
             healed_count=self.healed_count,

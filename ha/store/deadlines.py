@@ -1,8 +1,9 @@
 """One timer for the deadlines of many requests. It is reset only if a deadline is earlier than all others, not each
 time that a request is added or finishes.
 
-Requests arrive and finish thousands of times a second, nearly always with the latest deadline of all. A task that slept
-until the earliest of them would be woken, and its timer reset, for every one.
+Requests arrive and finish thousands of times a second, and a new one nearly always has the latest deadline. A task that
+always slept until the earliest remaining deadline would have to be woken, and its timer reset, each time that the
+request with that deadline finishes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ class DeadlineTimer:
     __slots__ = ("_changed", "_due", "_expire")
 
     def __init__(self, expire: Callable[[float], float]) -> None:
-        """`expire(now)` ends what is due at `now` or earlier, and returns the next deadline; infinity if there is none.
+        """`expire(now)` must end the requests whose deadline is `now` or earlier, and return the next deadline,
+        infinity if there is none.
 
-        It is called at each deadline that still exists at that time, and sometimes when nothing is due.
+        It is called at each deadline that still exists at that time, and sometimes when no deadline has passed.
         """
         self._expire = expire
         self._due = math.inf

@@ -3,8 +3,9 @@ messages.
 
 One task reads records between `dispatched_offset` and the end (with SYNC_FLUSH: the flushed end), or the log's
 `dispatch_limit` where that comes first. While the task is idle, records that are appended in a turn of the node's
-poller are dispatched in that turn, without waking the task, unless that has to wait. Dispatch runs on masters and
-slaves alike and is idempotent: records that a queue or the index already has are skipped, so it may begin too early.
+poller (ha/poller.py) are dispatched at the end of that turn, without waking the task, unless that has to wait. Dispatch
+runs on masters and slaves alike and is idempotent: records that a queue or the index already has are skipped, so it may
+begin at an earlier record than necessary.
 Sources: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue, -BuildIndex.
 """
 
@@ -34,8 +35,8 @@ from ha.store.options import StoreOptions
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
-"""Size of a chunk of the log in bytes: the records that begin in it are dispatched before the next checkpoint, queue
-after queue; readers of the files rely on it (ha/arrow/settled.py)."""
+"""Size of a chunk of the log in bytes. The records that begin in a chunk are dispatched queue by queue, without a Trio
+checkpoint in between; readers of the files rely on the size (ha/arrow/settled.py)."""
 _RECORDS_MAX = 1024
 """Maximum number of records dispatched at once: 0.5 ms of work; 10 ms if the compiled parser can handle none of them,
 or without compiled modules"""
@@ -87,10 +88,11 @@ class Dispatcher:
         self.on_caught_up: Callable[[], None] = lambda: None
         """Called when dispatch reaches the end after it waited for a repair. The store sets it"""
         self.after_turn: Callable[[Callable[[], None]], bool] = lambda callback: False
-        """Calls a function at the end of the poller's turn and returns True; returns False outside a turn. The node
-        sets it"""
+        """Schedules a call of `callback` at the end of the present turn of the poller (ha/poller.py), and returns True;
+        returns False outside a turn. The node sets it"""
         self._is_idle = False
-        """Whether `run` has dispatched everything and waits. What then arrives in a turn is dispatched in that turn"""
+        """Whether `run` has dispatched everything and waits. Records that are then appended in a turn of the poller are
+        dispatched at its end"""
         self._is_due = False
         self._arrived = trio.lowlevel.ParkingLot()
         self._damaged: DamagedBytes | None = None
@@ -190,11 +192,11 @@ class Dispatcher:
         return position + digest.size == end
 
     async def wait_files_made(self) -> None:
-        """If files for queues are being created, waits until the records now in the log are dispatched, or can't be; at
-        most 3 s.
+        """If files for queues or the index are being created, waits until the records now in the log are dispatched, or
+        dispatch has to wait; at most 3 s.
 
-        Not a checkpoint if none are. A reader that finds nothing in a queue or in the index calls this and looks again:
-        otherwise a client might not find the first message of a new queue right after its send.
+        Not a checkpoint if no files are being created. A reader that finds nothing in a queue or in the index calls
+        this and looks again: otherwise a client might not find the first message of a new queue right after its send.
         """
         end = self._log.max_offset.value
         if self.is_making_files:
@@ -305,8 +307,8 @@ class Dispatcher:
         return pieces
 
     async def _build_when_possible(self, digest: RecordDigest, position: int) -> bool:
-        """Builds the entries of records, retrying while the disk is full; False if the log changed. Raises
-        DiskFailed."""
+        """Builds the entries of records, retrying while the disk is full or no file can be opened. False if the log was
+        truncated or set aside meanwhile. Raises DiskFailed."""
         generation = self._log.generation
         while True:
             try:
@@ -332,8 +334,8 @@ class Dispatcher:
         self.paused_reason = reason
 
     def cap_timestamp(self, stored_ms: int) -> None:
-        """Lowers `dispatched_timestamp_ms` to at most `stored_ms`, and clears the rest, because the log is truncated or
-        set aside."""
+        """Lowers `dispatched_timestamp_ms` to at most `stored_ms`, because the log is truncated or set aside. Clears
+        `paused_reason`, and the arrivals that no subscriber has got yet."""
         self.dispatched_timestamp_ms = min(self.dispatched_timestamp_ms, stored_ms)
         self.paused_reason = ""
         self._arrivals = []
@@ -376,7 +378,7 @@ class Dispatcher:
         return True
 
     def _lacks_files(self, digest: RecordDigest) -> bool:
-        """Returns whether queues or index may have to make files for these records."""
+        """Returns whether files of queues or of the index may have to be created for these records."""
         for run in digest.queues:
             queue = self._queues.get(run.topic, run.queue_id)
             if queue is None or queue.lacks_files_to(run.queue_offset + len(run.entries) // ENTRY_SIZE):

@@ -59,7 +59,8 @@ class EpochHistory:
         """Returns the physical offset up to which this log, which ends at `own_end`, equals a master's, which ends at
         `master_end`; None if no term is in both histories (then it is unknown).
 
-        That is the earlier end of the newest term that begins at the same offset in both. Source: EpochFileCache.
+        That is the end of the newest term that begins at the same offset in both histories, or the earlier of its two
+        ends. Source: EpochFileCache.
         """
         theirs = dict(_ends(master_entries, master_end))
         for entry, end in reversed(_ends(self._entries, own_end)):

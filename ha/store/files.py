@@ -1,8 +1,8 @@
 """All access of the store to the operating system's files.
 
 The store uses `Disk` and `File` only: `OsDisk` is the real disk, and tests replace it with one that records calls or
-fails. Every call except `pread_nowait` may block, and raises OSError as the system does. The content of the files has
-no meaning here.
+fails. Every call except `pread_nowait` may block, and raises OSError as the system does. The content of the files is
+not interpreted here.
 
 A mapped region is passed on as a memoryview and never closed explicitly: every view keeps the mapping alive, even after
 the file was unlinked, and dropping the last reference frees it. For a large deleted file that takes long, so a thread
@@ -39,18 +39,18 @@ other users of that group, but by no one else, because the files contain message
 _COOL_STEP_BYTES = 1 << 20
 
 _WRITE_AND_WAIT = 7
-"""SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER"""
+"""Flags of sync_file_range(2): SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER"""
 _SYNCED_AT_ONCE = 4
 """Number of threads of `sync_all`: most disks make several files durable in parallel"""
 _LARGE_BYTES = 32 << 20
 """Minimum size in bytes of deleted files that are closed by a thread (`_close_deleted`)."""
 _HELD_S_MAX = 60.0
 _HELD_CHECK_S = 0.1
-"""Interval for checking whether a deleted file is still in use. Its map is kept for at most _HELD_S_MAX, so that
-usually no reader has to unmap it."""
+"""Interval at which a thread checks whether a deleted file is still in use. The thread keeps the file's map for up to
+_HELD_S_MAX, so that usually the thread unmaps it, and not a reader."""
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _OWN_REFERENCES = 2
-"""sys.getrefcount of an object that only a list refers to"""
+"""Value that sys.getrefcount returns for an object to which only a list refers"""
 
 
 class DiskUsage(NamedTuple):
@@ -104,8 +104,8 @@ class File(Protocol):
         """Fills a range with zeros, not synced; its space stays allocated."""
 
     def write_back(self, position: int, size: int) -> None:
-        """Writes a range back to the disk and waits for it. It is not durable before `sync`. Raises OSError, as for
-        `sync`.
+        """Writes the dirty pages of a range to the disk and waits until they are written. The range is durable only
+        after `sync`. Raises OSError as `sync` does.
 
         While the kernel submits the pages of a sync, a write to one of them waits. If the pages that no longer change
         were written back before, only few are left for the sync.
@@ -198,12 +198,13 @@ class Disk(Protocol):
         """Returns the total and the free bytes of the file system that contains `path`. Raises OSError."""
 
     def lock(self, path: Path, content: bytes) -> Lock | None:
-        """Locks byte 0 of a file, created if missing, and writes `content` to it (RocketMQ: FileChannel.lock). None if
-        it is locked already."""
+        """Locks byte 0 of a file, created if missing, and writes `content` to it (RocketMQ: FileChannel.lock). Returns
+        None if it is locked already."""
 
 
 def _close_deleted(descriptor: int, kept: list[mmap.mmap | None]) -> None:
-    """Closes a deleted file when `kept` has the last reference to its map, or after _HELD_S_MAX. For a thread."""
+    """Closes a deleted file when `kept` has the last reference to its map, or after _HELD_S_MAX. Blocking: runs in a
+    thread of its own."""
     latest = time.monotonic() + _HELD_S_MAX
     while kept[0] is not None and sys.getrefcount(kept[0]) > _OWN_REFERENCES and time.monotonic() < latest:
         time.sleep(_HELD_CHECK_S)
@@ -341,7 +342,8 @@ class OsFile:
 
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Returns sync_file_range(2), which Python's os lacks; None if the C library lacks it too. Releases the GIL."""
+    """Returns sync_file_range(2), which Python's os lacks; None if the C library lacks it too. Calling it releases the
+    GIL."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -521,8 +523,8 @@ class OpenFiles:
         self._files: dict[Path, File] = {}
         self._lock = threading.Lock()  # not held while a file is opened, which may wait for the disk
         self.unsynced: dict[Path, Any] = {}
-        """Files that were written and are not synced, open or not, with their owner; ordered by the first such write,
-        so that simulated runs with the same seed sync in the same order"""
+        """Owner of each file, open or not, that was written and is not synced yet; ordered by the first such write, so
+        that simulated runs with the same seed sync in the same order"""
 
     def get(self, path: Path) -> File:
         """Returns the file at `path`. If it is not in the cache, opens it; if the limit is reached, first closes the
@@ -570,7 +572,7 @@ def is_passing(error: OSError) -> bool:
 
 
 def zeros(size: int) -> memoryview:
-    """Returns `size` (> 0) zero bytes of writable memory. Blocking, without the GIL.
+    """Returns `size` (> 0) zero bytes of writable memory. Blocking, but releases the GIL.
 
     Making a bytearray or an array of 20 MB would hold the GIL for 20 ms: the system fills each page, and Python copies.
     """
@@ -582,7 +584,7 @@ def zeros(size: int) -> memoryview:
 
 
 def real_path(path: Path) -> Path:
-    """Returns the path without symbolic links; what it leads to need not exist."""
+    """Returns the absolute path with all symbolic links resolved; the target need not exist."""
     return Path(os.path.realpath(path))
 
 

@@ -30,7 +30,7 @@ OnDone = Callable[[PutStatus], None]
 
 
 class Flusher:
-    """Raises `flushed_offset` of one log."""
+    """Flushes one log, and advances its `flushed_offset`."""
 
     def __init__(self, log: CommitLog, options: StoreOptions) -> None:
         self._log = log
@@ -39,10 +39,10 @@ class Flusher:
         self._timer = DeadlineTimer(self._expire)
         self._flush_lock = trio.Lock()
         self.failure: DiskFailed | None = None
-        """The first failed sync, after which nothing is flushed"""
+        """Error of the first failed sync; None if none failed. Nothing is flushed after it"""
         self.sync_count = 0
         self.sync_times = Histogram()
-        """Durations of the syncs"""
+        """Durations of the syncs in seconds"""
         self.flushed_timestamp_ms = 0
         """Store time up to which records are on the disk [checkpoint: physicMsgTimestamp]"""
 
@@ -52,11 +52,12 @@ class Flusher:
         return len(self._waiters)
 
     def request(self, physical_offset: int, deadline: float, on_done: OnDone) -> None:
-        """Calls `on_done` with PUT_OK when everything before an offset is flushed, or with FLUSH_DISK_TIMEOUT at
-        `deadline`, when flushing has failed or `run` ends, or when the log is truncated before the offset.
+        """Calls `on_done` with PUT_OK when everything before a physical offset is flushed; with FLUSH_DISK_TIMEOUT if
+        that has not happened by `deadline`, if a flush fails or `run` ends, or if the log is truncated before the
+        offset.
 
-        `deadline` is in trio's clock. `on_done` is called exactly once, synchronously, before return if the answer is
-        known by then.
+        `deadline` is in trio's clock. `on_done` is called exactly once, synchronously, and before this method returns
+        if the answer is known by then.
         """
         if self._log.flushed_offset.value >= physical_offset:
             on_done(PutStatus.PUT_OK)

@@ -32,7 +32,8 @@ from ha.store.files import File, zeros
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
-"""Maximum number of pages of the slot table that are copied, byte-swapped and written at once: all of it is 20 MB."""
+"""Maximum number of pages of the slot table that are copied, byte-swapped and written at once: the whole table has
+20 MB."""
 _CHECK_ENTRIES = 4096
 _PIECE_SLOTS = 65536
 """Maximum number of slots that are byte-swapped, or compared, at once, with the GIL held."""
@@ -44,7 +45,8 @@ def blank_slots(count: int) -> Slots:
 
 
 class _NewEntries:
-    """Entries from number `first` on that are not in the file yet. Append-only; replaced when written."""
+    """Entries from number `first` on that are not in the file yet. Entries are only added; after they are written, a
+    new object takes its place."""
 
     __slots__ = ("first", "raw")
 
@@ -54,8 +56,8 @@ class _NewEntries:
 
 
 class IndexFile:
-    """One file. Only the newest of an index gets entries. `slots` is its slot table in memory, None if it is only
-    read."""
+    """One file of the key index. Only the newest file gets entries. `slots` is the slot table in memory; None if the
+    file is only read."""
 
     def __init__(self, file: File, slot_count: int, entry_count_max: int) -> None:
         self.file = file
@@ -76,7 +78,7 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """Number of keys that it still has room for."""
+        """Number of keys that the file still has room for."""
         return max(0, self.entry_count_max - self.next_entry)
 
     @property
@@ -85,8 +87,8 @@ class IndexFile:
         return self.next_entry >= self.entry_count_max
 
     def load_slots(self) -> bool:
-        """Reads the slot table; False if it is too short or a slot has no valid entry number according to the header.
-        Raises OSError."""
+        """Reads the slot table; returns False if it is too short, or a slot has an entry number that is not valid
+        according to the header. Raises OSError."""
         slots = blank_slots(self.slot_count)
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
             piece = self._slots_on_disk(begin)
@@ -163,7 +165,7 @@ class IndexFile:
         """Removes the entries from `number` (> 1) on. `end_timestamp_ms`: store time of the record of the entry before
         it. Blocking.
 
-        Only the newest file, whose slots are in memory; a query may be under way in another worker.
+        Only for the newest file, whose slots are in memory; a query may be under way in another worker.
         """
         assert self.slots is not None
         assert 1 < number <= self.next_entry
@@ -192,7 +194,8 @@ class IndexFile:
         return self.next_entry - number
 
     def take_unwritten(self) -> Unwritten:
-        """Returns what has to be written. Not blocking. `put` must not be called before it is written or given back."""
+        """Returns the part of the file that has to be written. Not blocking. `put` must not be called before `write` or
+        `give_back` has returned."""
         pages: list[int] = []
         if self.is_dirty:
             pages = [page for page, is_dirty in enumerate(self._dirty_pages) if is_dirty]
@@ -247,8 +250,8 @@ class IndexFile:
         )
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Returns up to `count_max` physical offsets for a hash, stored within [begin_ms, end_ms] (to the second),
-        newest first. Blocking. Raises OSError."""
+        """Returns up to `count_max` physical offsets of records that have a key with this hash and were stored within
+        [begin_ms, end_ms] (to the second), newest first. Blocking. Raises OSError."""
         slot, slots = key_hash % self.slot_count, self.slots  # once: a worker may drop them meanwhile
         if slots is not None:
             number = slots[slot]
@@ -326,7 +329,8 @@ class IndexFile:
 
 
 class Unwritten(NamedTuple):
-    """The part of one file that is to be written: its new entries, these pages of slots, then the header."""
+    """The part of one file that is to be written: its new entries, the slots in `pages` (numbers of pages of PAGE_SLOTS
+    slots), then `header`. If not `is_dirty`, nothing has to be written."""
 
     file: IndexFile
     is_dirty: bool

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 _NAME_DIGITS = 17
 _NEW_BYTES_MAX = 128 << 10
-"""Maximum bytes of new entries kept in memory for the worker that writes them; beyond it, `put` writes them itself and
-notices a full disk.
+"""Maximum size in bytes of new entries that are kept in memory until a worker writes them. Above it, `put` writes them
+itself, and so finds out that the disk is full.
 """
 _NEW_BYTES_MAX_SAVING = 16 << 20
 """Replaces _NEW_BYTES_MAX while a worker saves, because `put` would have to wait until the file system has allocated
@@ -79,9 +79,9 @@ class KeyIndex:
         self._indexed_to = -1  # physical offset of the last record
         self._partial: tuple[int, int] | None = None  # record partly in the last file: offset, key count
         self.is_attached = True
-        """Whether dispatch adds to it; not while it is being rebuilt"""
+        """Whether dispatch adds keys to the index; False while the index is being rebuilt"""
         self.generation = 0
-        """Number of times that files or entries were removed"""
+        """Number of times that files or entries were removed; positions noted before are then no longer valid"""
         self._attached = trio.lowlevel.ParkingLot()
         self.safe_timestamp_ms = 0
         """Store time up to which the index was synced [checkpoint: indexMsgTimestamp]"""
@@ -214,7 +214,7 @@ class KeyIndex:
         previous = self._files[-1] if self._files else None
         name = _file_name(self._wall_clock_ms())
         if previous is not None and name <= previous.path.name:
-            # Names define the order. Local time repeats an hour in autumn, and clocks are set back.
+            # Names define the order, but local time repeats an hour in autumn, and a clock may be set back.
             name = f"{int(previous.path.name) + 1:0{_NAME_DIGITS}d}"
         path = self._directory / name
         self._disk.make_dirs(self._directory)
@@ -257,7 +257,7 @@ class KeyIndex:
         """Writes and syncs what `take_unwritten` returned, and raises `safe_timestamp_ms`. Blocking; keys may be put
         meanwhile.
 
-        Removes what is written from the list; if the disk refuses (OSError), pass the rest to `give_back`.
+        Removes each part that is synced from `taken`; if the disk refuses (OSError), pass the rest to `give_back`.
         """
         for unwritten in taken:
             if unwritten.is_dirty:
@@ -280,8 +280,8 @@ class KeyIndex:
     def load(self, safe_timestamp_ms: int | None) -> None:
         """Finds the files on the disk. Deletes damaged ones and all that follow them. Blocking. Raises OSError.
 
-        `safe_timestamp_ms`: after a crash, the checkpoint's indexMsgTimestamp, because newer files weren't synced; None
-        after a clean stop.
+        `safe_timestamp_ms`: after a crash, the checkpoint's indexMsgTimestamp: files with later store times weren't
+        synced, and are deleted. None after a clean stop.
         """
         bad: list[tuple[Path, str]] = []
         for name in self._disk.list_dir(self._directory):
@@ -345,12 +345,12 @@ class KeyIndex:
     # ---- removing entries
 
     def truncate(self, physical_offset: int, store_ms_of: Callable[[int], int]) -> int | None:
-        """Removes the keys of records at or beyond a physical offset. A file with other keys changes on the disk with
-        the next `write`.
+        """Removes the keys of records at or beyond a physical offset. A file that keeps other keys changes on the disk
+        only with the next `write`.
 
-        Blocking, while nothing is put. Raises OSError. `store_ms_of` returns the store time of the record at a physical
-        offset, 0 if it can't be read: then its whole file is deleted. Returns the physical offset from which records
-        have to be put again, None if none have to.
+        Blocking; nothing may be put meanwhile. Raises OSError. `store_ms_of` returns the store time of the record at a
+        physical offset, 0 if it can't be read: then its whole file is deleted. Returns the physical offset from which
+        records have to be put again, None if none have to.
         """
         self.generation += 1
         is_whole = not self._pending  # some may be of earlier records
@@ -419,11 +419,11 @@ class KeyIndex:
     # ---- queries
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Returns physical offsets of records that may have `key` (in KEYS, as UNIQ_KEY, or TAG_INFIX and the tag),
-        newest first.
+        """Returns physical offsets of records that may have `key`, newest first. A key is one of a message's KEYS, its
+        UNIQ_KEY, or TAG_INFIX followed by its tag.
 
-        At most min(count_max, 64), stored within [begin_ms, end_ms] to the second. By hash: the caller must check the
-        records. Blocking: it reads files.
+        At most min(count_max, QUERY_COUNT_MAX), stored within [begin_ms, end_ms] to the second. Only hashes are
+        compared, so the caller must check the records. Blocking. Raises OSError.
         """
         count_max = min(count_max, QUERY_COUNT_MAX)
         key_hash = index_key_hash(index_key(topic, key))

@@ -1,8 +1,8 @@
 """Verifies the bytes that a peer sends for a damaged range, and writes them to the log.
 
 The healer (`ha/replication/healer.py`) fetches the bytes. They are proven to be correct if they have the checksums that
-were computed when the blocks were written here; if no checksums are known, if they are valid records that end exactly
-where the damage does.
+were computed when the blocks were written here or, if no checksums are known, if they are valid records that end
+exactly where the damage does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ha.store.store_parts import StoreParts
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 16 << 20
-"""Maximum size of the part of a damaged range that is held in memory. It is that of the largest frame that a client can
-send, and no record, or filler where one had no room, is larger."""
+"""Maximum size in bytes of the part of a damaged range that is held in memory. It equals the size of the largest frame
+that a client can send. No record is larger, and neither is a filler in the place of a record that had no room."""
 
 
 class LogRepair:
-    """Repairs of one log."""
+    """Verifies and writes the bytes for damaged ranges of one log."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._log = parts.log
@@ -111,11 +111,11 @@ class LogRepair:
         return at
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Writes proven bytes over damaged ones, synced, and reads them back. Raises OSError if they can't be written,
-        or differ then.
+        """Writes proven bytes over damaged ones, syncs them, and reads them back. Raises OSError if they can't be
+        written, or if other bytes are read back.
 
-        Raises OffsetGone if no listed range contains them: the log was truncated before their end meanwhile, and may
-        have other bytes there now, or its start was deleted.
+        Raises OffsetGone if no listed range contains the bytes: meanwhile the log was truncated before their end, and
+        may have other bytes there now, or its start was deleted.
         """
         log = self._log
         async with self._verified.checksums_held():
@@ -128,8 +128,8 @@ class LogRepair:
         """Returns whether `raw`, sent by another node, equals the bytes on the disk here; if so, corrects their
         checksum.
 
-        Then only the checksum was wrong, because another program wrote the log. Only for damage of one block with a
-        checksum, all of which `raw` must contain: a peer may have only the first records of it. False otherwise.
+        Then only the checksum was wrong, because another program wrote the log. Always False unless the damage is one
+        block with a checksum and `raw` has all of its damaged bytes: a peer may have only the first records of it.
         """
         if not damage.by_checksum or len(raw) > self._block_size or damage.begin + len(raw) < damage.end:
             return False
@@ -150,7 +150,8 @@ class LogRepair:
         return True
 
     def after_heal(self, damage: DamagedRange) -> None:
-        """Makes the next reads check again, by their records, the blocks of a healed range that have no checksum."""
+        """Makes the next reads check the records of a healed range again, and compute the checksums of its blocks. Does
+        nothing if the blocks have checksums."""
         if not damage.by_checksum:
             sums = self._checksums.peek(damage.begin - damage.begin % self._checksums.segment_size)
             if sums is not None:

@@ -36,7 +36,8 @@ _HINT = "it must not be a mount point, and the user of the process must be able 
 
 
 def waiting_segment(disk: Disk, options: StoreOptions) -> Path | None:
-    """Returns the file of the first segment of an incomplete reset; None if there is none."""
+    """Returns the path of the segment that waits to become the new log, because a reset is incomplete; None if there is
+    none."""
     directory = real_path(options.commitlog_path)
     prefix = f"{directory.name}.new-"
     names: list[str] = []

@@ -2,8 +2,8 @@
 
 A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
 all. With `preallocate` its space on the disk is reserved when it is created, so that no put finds the disk full.
-Without, a put that finds it full fails with DiskFailed. Nothing is written through the map, where a full disk would be
-a SIGBUS. Sources: MappedFile, AllocateMappedFileService.
+Without `preallocate`, a put that finds the disk full fails with DiskFailed. Nothing is written through the map, where a
+full disk would be a SIGBUS. Sources: MappedFile, AllocateMappedFileService.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ha.store.files import Disk, File, is_full
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
-"""Number of bytes up to a multiple of which `Segment.sync` writes pages back: appends during the sync nearly always
-change later pages."""
+"""Alignment in bytes of the end of the range that `Segment.sync` writes back. The rest after it, the tail, is left to
+the sync itself, because appends during the sync nearly always change only pages of the tail or after it."""
 _BULK_BYTES = 1 << 20
-"""Minimum number of unsynced bytes for which the pages before the tail are written back before the sync. With less,
-appends are blocked only for a moment during the sync, and the write-back would make it wait for the disk twice."""
+"""Minimum number of unsynced bytes for which the pages before the tail are written back before the sync. With fewer
+bytes, the sync blocks appends only for a moment, and a write-back before it would mean waiting for the disk twice."""
 
 
 class RunBlocking(Protocol):
     """Runs `call(*arguments)` where it may block, and returns its result; like `trio.to_thread.run_sync`."""
 
     def __call__(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-        """Runs the call."""
+        """Runs `call(*arguments)` and returns its result. Raises what `call` raises."""
 
 
 async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -43,7 +43,10 @@ async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def fetch(file: File, size: int, position: int, run_blocking: RunBlocking) -> bytes | bytearray:
-    """Reads up to `size` bytes, in a worker unless they are cached. Not a checkpoint if they are."""
+    """Returns up to `size` bytes from `position`; fewer only at the file's end. Raises OSError.
+
+    If the page cache has all of them, they are read at once, without a Trio checkpoint; otherwise by a worker.
+    """
     cached = file.pread_nowait(size, position)
     if cached is not None and len(cached) == size:
         return cached
@@ -52,12 +55,14 @@ async def fetch(file: File, size: int, position: int, run_blocking: RunBlocking)
 
 
 def segment_starts(names: list[str]) -> list[int]:
-    """Returns the starts of those `names` that name segments, ascending."""
+    """Returns the start (offset in bytes) that each file name in `names` stands for, ascending. Ignores names that are
+    not those of segments."""
     return sorted(start for name in names if (start := segment_start(name)) is not None)
 
 
 class Segment:
-    """One file of the commitlog. `view` is its map, or None if it is only read from the file."""
+    """One file of the commitlog, which begins at physical offset `start`. `view` is its map, or None if it is not
+    mapped."""
 
     __slots__ = ("file", "size", "start", "view")
 

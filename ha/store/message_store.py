@@ -40,10 +40,11 @@ from ha.store.undispatched import Undispatched, read_undispatched
 logger = logging.getLogger(__name__)
 
 _CATCH_UP_SHARE = 0.3
-"""Share (0 to 1) of `stop_timeout_s` for dispatching the rest of the log. When it ends, a worker may still be creating
-files for one more chunk, all of which have to be synced."""
+"""Share (0 to 1) of `stop_timeout_s` for dispatching the rest of the log. At the end of that time a worker may still be
+creating files for one more chunk, all of which have to be synced."""
 QUERY_WAIT_S = 2.0
-"""Time that a query waits for an index that is being rebuilt; then it searches what is there."""
+"""Maximum time in seconds that a query waits for an index that is being rebuilt; then it searches the part that is
+rebuilt."""
 
 
 class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class StoreState(Enum):
 
 
 def wall_clock_ms() -> int:
-    """Returns the time of day, ms since the epoch."""
+    """Returns the current time in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -119,12 +120,12 @@ class MessageStore:
         self.damage.on_healed = self._on_healed
         self.dispatcher.on_caught_up = self.scrub.want
         self.recovery = RecoverySummary()
-        """What the recovery at the start found"""
+        """Result of the recovery at the start"""
         self._writable_from = 0
         """Physical offset that dispatch must reach before a master accepts puts: until then the next queue offsets are
         unknown"""
 
-    # ---- for the packages above
+    # ---- for other packages
 
     @property
     def is_writable(self) -> tuple[bool, str]:
@@ -167,7 +168,7 @@ class MessageStore:
         )
 
     def statistics(self) -> StoreStatistics:
-        """Returns the current figures."""
+        """Returns a snapshot of the store's offsets, counts and state."""
         log = self.log
         is_writable, reason = self.is_writable
         return StoreStatistics(
@@ -291,7 +292,7 @@ class MessageStore:
         self.log.last_store_timestamp_ms = max(self.log.last_store_timestamp_ms, undispatched.store_timestamp_ms)
         self._writable_from = 0
 
-    # ---- life
+    # ---- lifecycle
 
     async def recover(self) -> None:
         """Recovers the log, then makes queues and index end at its last record: truncates them, or adds entries
@@ -345,8 +346,8 @@ class MessageStore:
     @property
     def _is_behind(self) -> bool:
         """Whether there are records that dispatch has not handled. If dispatch is limited to a part of the log, the
-        last bytes before the limit may be the start of a record that ends after it; so false then, unless dispatch is
-        paused."""
+        last bytes before the limit may be the start of a record that ends after it; the result is then False, unless
+        dispatch is paused."""
         log = self.log
         is_limited = log.dispatch_limit.value < log.max_offset.value
         return log.dispatched_offset.value < log.dispatchable_end and (
@@ -378,7 +379,8 @@ async def open_message_store(
 ) -> AsyncIterator[MessageStore]:
     """Opens the store at `options.root`, created if missing; usable while the block runs.
 
-    `disk`, `run_blocking` and `wall_clock_ms` are its access to the outside; tests replace them.
+    The store uses `disk` for its files, `run_blocking` for worker threads, and `wall_clock_ms` for the time; tests
+    replace them.
 
     Raises StoreLocked if another process (or store of this one) has it open, and CorruptLog as `StoreRecovery.run`
     does. Raises DiskFailed if the disk fails: in the block, it comes in an exception group, the block is cancelled, and
@@ -421,7 +423,7 @@ async def open_message_store(
 
 
 def _is_in(raised: BaseException | None, failure: DiskFailed) -> bool:
-    """Whether `raised` is `failure`, or a group that contains it."""
+    """Returns whether `raised` is `failure`, or an exception group that contains it."""
     if isinstance(raised, BaseExceptionGroup):
         return raised.subgroup(lambda each: each is failure) is not None
     return raised is failure

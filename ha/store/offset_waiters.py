@@ -1,7 +1,7 @@
 """Requests that wait until an offset is reached, each with its own deadline.
 
-Serves group commit (offset = flushed) and group transfer (offset = acknowledged by n slaves). No request can block
-another: those that an offset satisfies are found by offset, late ones by deadline, each in O(log n).
+Used for group commit (until the offset is flushed) and group transfer (until n slaves have acknowledged the offset). No
+request can block another: those whose offset is reached are found by offset, late ones by deadline, each in O(log n).
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """[brokerRole=SLAVE] whether the log is a copy of a master's: dispatch then waits at bytes that are no record,
     instead of skipping them"""
     dispatch_confirmed: bool = False
-    """[enableControllerMode] whether `dispatch_limit`, at the start and until it is moved, is the end of the records
-    that were confirmed before"""
+    """[enableControllerMode] whether the log's `dispatch_limit` begins at the end of the records that were confirmed
+    before the last stop; otherwise there is no limit at first"""
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
     """[brokerIP1:listenPort] store host of new records, as `encode_host` returns it"""
     message_size_max: int = 4 << 20
-    """[maxMessageSize] maximum bytes of a body"""
+    """[maxMessageSize] maximum size of a message body in bytes"""
     append_property_crc: bool = False
     """[enabledAppendPropCRC] whether each record gets a property with the CRC of the record"""
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
@@ -83,7 +83,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the log that one checksum covers: the smallest range that is listed as damaged, and that a cold read
     reads"""
     scrub_bytes_per_s: int = 5 << 20
-    """[scrubBytesPerSecond] rate of the scrub; 0 disables it"""
+    """[scrubBytesPerSecond] maximum rate of the scrub; 0 disables it, except for rounds that are requested"""
     scrub_pause_s: float = 3600.0
     """[scrubPauseSeconds] pause between two rounds of the scrub"""
     scrub_first_s: float = 60.0
@@ -92,7 +92,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     clean_interval_s: float = 10.0
     """[cleanResourceInterval] interval at which expired files are deleted"""
     clean_first_s: float = 60.0
-    """Time after the start in which nothing is deleted"""
+    """Time after the start before which nothing is deleted"""
     delete_when_hours: frozenset[int] = frozenset({4})
     """[deleteWhen] hours of the day (0 to 23, local time) at which expired segments are deleted"""
     reserved_h: float = 72.0
@@ -109,11 +109,11 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     delete_files_max: int = 10
     """[deleteFileBatchMax] maximum number of segments deleted in one round"""
     retain_bytes_max: int = 8 << 30
-    """[haRetainMaxBytes] maximum size of the log from an expired segment to the end at which the segment is kept for a
-    slave that still needs it. RocketMQ keeps none"""
+    """[haRetainMaxBytes] maximum distance in bytes from the start of an expired segment to the end of the log at which
+    the segment is kept for a slave that still needs it. RocketMQ keeps none"""
 
     stop_timeout_s: float = 8.0
-    """Timeout of closing the store, with its last flush, dispatch and checkpoint"""
+    """Maximum time for closing the store, including its last flush, dispatch and checkpoint"""
 
     @property
     def commitlog_path(self) -> Path:

@@ -1,9 +1,9 @@
 """The file `queueends`, halog's own: the end of each consume queue at its last sync.
 
 A queue that lost its end while the node was down, because its last entries were zeroed or its last file is gone, looks
-like one that ends there. The recorded end reveals the loss, and the lost part is dispatched again; otherwise a master
-would give its queue offsets to other messages. RocketMQ ignores the file. While it uses the store, queues only grow,
-and a queue that ends after its recorded end counts as complete.
+like one that ends there. The recorded end reveals the loss, and the lost entries are dispatched again; otherwise a
+master would give their queue offsets to other messages. RocketMQ ignores the file. While RocketMQ uses the store,
+queues only grow, and a queue that ends after its recorded end counts as complete.
 
 The content is JSON, topic -> queue id -> end (entries), preceded by its CRC-32 (8 hex digits) and a newline.
 """

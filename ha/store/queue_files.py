@@ -91,7 +91,7 @@ class QueueFiles:
         return self._open_files.get(self._path(start))
 
     def _path(self, start: int) -> Path:
-        # Kept, because creating a Path and its hash takes longer than writing to the file.
+        # Cached, because creating a Path and its hash takes longer than writing to the file.
         named, path = self._last_path
         if named != start:
             path = self._directory / segment_name(start * ENTRY_SIZE)
@@ -108,8 +108,8 @@ class QueueFiles:
         self._open_files.unsynced[file.path] = self._owner
 
     def repair(self, offset: int, raw: bytes) -> int:
-        """Replaces entries of one file by `raw` if they differ; returns how many did. Completes a file that is too
-        short. Raises OSError."""
+        """Replaces the entries from `offset` on, all of one file, by those of `raw` if any differ; returns how many
+        differed. Completes a file that is too short. Raises OSError."""
         start = self.start_of(offset)
         found = self.file(start).pread(len(raw), (offset - start) * ENTRY_SIZE)
         if found == raw:
@@ -149,11 +149,11 @@ class QueueFiles:
             self._zeroed = file.path
 
     def take_zeroed(self) -> Path | None:
-        """Returns the file in which entries were zeroed since the last call, None if there is none; the caller syncs it
-        at once.
+        """Returns the path of the file in which entries were zeroed since the last call, None if there is none; the
+        caller syncs the file at once.
 
-        Another record may soon be where a removed entry points. If a power failure then loses both the entry of that
-        record and the zeros, the removed entry would be taken for it.
+        Otherwise a new record may be appended at the physical offset of a removed entry. If a power failure then loses
+        both the zeros and the entry of the new record, the removed entry would be taken for that of the new record.
         """
         path, self._zeroed = self._zeroed, None
         return path
@@ -174,7 +174,7 @@ class QueueFiles:
         return starts == expected and all(sizes[start] == self._file_size for start in starts)
 
     def make(self, start: int, blank_count: int) -> File:
-        """Creates a file that begins with `blank_count` blank entries, and is no file of the queue before `adopt`.
+        """Creates a file that begins with `blank_count` blank entries. It belongs to the queue only after `adopt`.
 
         Blocking: its name and these entries are synced. Raises OSError; the file then does not exist.
         """
@@ -196,7 +196,7 @@ class QueueFiles:
         self._open_files.add(file)
 
     def remove(self, start: int) -> None:
-        """Deletes a file."""
+        """Deletes the file that begins at `start`. Raises OSError."""
         path = self._path(start)
         self.starts.remove(start)
         self._open_files.forget(path)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 
 AHEAD_BYTES_MAX = 512 << 10
-"""Maximum read-ahead."""
+"""Maximum size in bytes up to which read-ahead extends a read."""
 _AHEAD_BLOCKS = 4
 """Maximum distance in blocks between cached bytes and the start of a read that counts as sequential."""
 BYTES_MAX = 16 << 20
-"""Size of the cache: enough for 16 queues that are pulled in turn, 1,024 messages of 1 KiB each time."""
+"""Size of the cache in bytes: enough for 16 queues that are pulled in turn, 1,024 messages of 1 KiB each time."""
 
 
 class RecentReads:
@@ -63,7 +63,7 @@ class RecentReads:
                     del self._by_block[block]
 
     def clear(self) -> None:
-        """Drops everything, because the log's bytes change."""
+        """Drops all cached bytes, because those of the log change."""
         self._kept.clear()
         self._by_block.clear()
         self._size = 0

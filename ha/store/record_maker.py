@@ -1,4 +1,4 @@
-"""Makes contiguous records of messages, each with the next offset of its queue, and refuses illegal messages.
+"""Makes contiguous records from messages, each with the next queue offset of its queue, and refuses illegal messages.
 
 No files, no waits. `ha/protocol/record_encoding.py` defines the format of a record. Sources: CommitLog
 (DefaultAppendMessageCallback), MessageExtEncoder.
@@ -31,8 +31,8 @@ _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """The result for one message. Offsets, size and time are −1 unless `status.is_stored`. `remark`: why it is not
-    stored."""
+    """The result for one message. Offsets, size and time are −1 unless `status.is_stored`. `remark`: why the message is
+    not stored."""
 
     status: PutStatus
     physical_offset: int = -1
@@ -51,10 +51,10 @@ class RecordMaker:
     """Makes the records of one log, and assigns queue offsets."""
 
     def __init__(self, options: StoreOptions, initial_queue_offset: Callable[[str, int], int]) -> None:
-        """`initial_queue_offset` returns the end of a queue: the queue offset of the first message that is put into it
-        here."""
+        """`initial_queue_offset` returns the end of a queue: the queue offset of the first message that this object
+        adds to it."""
         self.room_max = options.segment_size - FILLER_SIZE_MIN
-        """Bytes of a segment that records may take"""
+        """Maximum number of bytes that records may take in a segment"""
         self._initial_queue_offset = initial_queue_offset
         self._store_host = options.store_host
         self._append_property_crc = options.append_property_crc
@@ -70,14 +70,15 @@ class RecordMaker:
         return self._next_offsets.get((topic, queue_id)) or self._initial_queue_offset(topic, queue_id)
 
     def set_next_offsets(self, next_offsets: dict[tuple[str, int], int]) -> None:
-        """Sets the next offsets of some queues; those of other queues are looked up."""
+        """Sets the next queue offsets of some queues, by topic and queue id; `initial_queue_offset` returns those of
+        other queues."""
         self._next_offsets = next_offsets
 
     def forget(self) -> None:
-        """Forgets all next offsets, so that they are looked up again."""
+        """Drops all next queue offsets, so that `initial_queue_offset` is called for each queue again."""
         self._next_offsets.clear()
 
-    # ---- messages, each for itself
+    # ---- making records
 
     def run(
         self, messages: Sequence[Message], first: int, physical_offset: int, room: int, now_ms: int

@@ -81,7 +81,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRecovery:
-    """The recovery of one log, once. The helpers of `run` block."""
+    """Finds the end of one log and its damage. Used once; the methods that `run` calls may block."""
 
     def __init__(
         self,
@@ -215,8 +215,8 @@ class LogRecovery:
         """Returns the physical offset at which the log continues if flushed data was lost at `end`; None if the log
         ends there. Raises CorruptLog if that can't be determined.
 
-        `first` is the start of the scan, `last_ms` the store time of the last good record before the end. Older records
-        after the end are ignored: a truncation may have left them.
+        `first` is the start of the scan, `last_ms` the store time of the last good record before the end. Records after
+        the end with an earlier store time are ignored: a truncation may have left them.
         """
         is_clean, flushed_ms, known_end = self._is_clean, self._flushed_ms, self._known_end
         oldest_ms = self._newest_ms(first, end) if last_ms > flushed_ms > 0 else last_ms
@@ -250,7 +250,7 @@ class LogRecovery:
         return None
 
     def _has_missing(self, begin: int, end: int) -> bool:
-        """Returns whether [begin, end) overlaps a file that was missing."""
+        """Returns whether [begin, end) overlaps a file that was missing and was filled with zeros."""
         return any(each.was_missing and begin < each.end and each.begin < end for each in self._zero_filled)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:

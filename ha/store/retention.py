@@ -1,9 +1,9 @@
 """Deletes old segments, and refuses puts when the disk is too full.
 
 Each round deletes a limited number of segments, oldest first, never the last: expired ones at the configured hours or
-above diskMaxUsedSpaceRatio; above diskSpaceCleanForciblyRatio the oldest ones whatever their age, unless
+above diskMaxUsedSpaceRatio; above diskSpaceCleanForciblyRatio the oldest ones at any age, unless
 cleanFileForciblyEnable is off. Puts are refused above diskSpaceWarningLevelRatio. An expired segment that a registered
-slave still needs is kept for longer, up to haRetainMaxBytes, but not if segments are deleted whatever their age. A
+slave still needs is kept for longer, up to haRetainMaxBytes, but not while segments of any age are deleted. A
 segment that is not dispatched, or that `release` keeps, is never deleted. Queues, index and epochs are adjusted to the
 log's new first offset. Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
 """
@@ -28,7 +28,7 @@ _MS_PER_H = 3_600_000
 
 
 class Retention:
-    """Retention of one store."""
+    """Checks the disk and deletes segments of one store."""
 
     def __init__(self, parts: StoreParts, wall_clock_ms: Callable[[], int]) -> None:
         self._parts = parts
@@ -38,7 +38,7 @@ class Retention:
         self._run_blocking = parts.run_blocking
         self._wall_clock_ms = wall_clock_ms
         self.lowest_needed: Callable[[], int | None] = lambda: None
-        """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
+        """Returns the lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
         self.release: Callable[[int], Awaitable[bool]] = _released
         """Called and awaited before a segment is deleted, with the physical offset (bytes) of its end; False keeps the
         segment"""
@@ -142,7 +142,7 @@ class Retention:
         """Returns whether a slave needs a segment, and the log has at most `retain_bytes_max` from the start of this
         segment on.
 
-        Not called while segments are deleted whatever their age: a disconnected slave must not stop the producers.
+        Not called while segments of any age are deleted: a disconnected slave must not stop the producers.
         """
         needed = self.lowest_needed()
         is_pinned = needed is not None and needed < segment.end

@@ -1,10 +1,10 @@
-"""Makes sure, after a crash, that the log on the disk is the log that is read.
+"""Rewrites and syncs, after a crash, the bytes of the log that may exist only in the page cache.
 
 A process that ended without closing its store may have written bytes that were never synced; and if it ended because a
 sync failed, the kernel has marked its pages clean although they are not on the disk: they still read as written, and no
-later sync writes them (https://lwn.net/Articles/752063/). A process that appended after them and acknowledged would
-lose all of that at the next power loss, since recovery ends at the first hole. So everything that is not known to be
-synced is written again, which makes its pages dirty, and synced.
+later sync writes them (https://lwn.net/Articles/752063/). A process that appended messages after these bytes and
+acknowledged them would lose all these messages at the next power loss, since recovery ends at the first hole. So
+everything that is not known to be synced is written again, which makes its pages dirty, and synced.
 
 RocketMQ neither writes nor syncs anything here (CommitLog.recoverAbnormally).
 """

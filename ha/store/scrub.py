@@ -4,7 +4,7 @@ One round goes from the log's first record to the last dispatched one. Reading v
 its records determine the content of the consume queues and the key index:
 
 - a queue entry that differs is rewritten at once; so is one that a reader finds wrong (`repair_entry`);
-- an index file that differs is deleted with those after it, and rebuilt from the log while dispatch continues.
+- if an index file differs, the whole index is deleted, and rebuilt from the log while dispatch continues.
 
 A damaged range of the log is skipped. Its entries are compared in the next round, which begins when the range is healed
 and, if dispatch waited for that, dispatched. The scrub runs on the event loop in steps of a millisecond, and sleeps in
@@ -36,8 +36,8 @@ _DELAY_MS_MAX = 366 * 86_400_000
 _STEP_BYTES = 128 << 10
 _REST = 9
 _REPAIR_BYTES_MAX = 256 << 20
-"""Maximum part of the log that `repair_entry` searches for the record of a wrong entry; the next round finds it
-otherwise."""
+"""Maximum number of bytes of the log that `repair_entry` searches for the record of a wrong entry. If the record is not
+among them, the next round of the scrub repairs the entry."""
 _REPAIR_AHEAD_BYTES = 1 << 20
 _BACK_ENTRIES_MAX = 64
 _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
@@ -74,7 +74,7 @@ class Scrub:
         self._wanted = trio.Event()
 
     def statistics(self) -> ScrubStatistics:
-        """Returns the current figures."""
+        """Returns the progress of the scrub, and the numbers of repairs."""
         return ScrubStatistics(
             round_count=self._round_count,
             position=self._position,
@@ -135,7 +135,7 @@ class Scrub:
         self._round_ended.unpark_all()
 
     async def _scrub_segment(self, start: int, cursor: IndexCursor | None) -> bool:
-        """Checks one segment; False if the index, at the position of `cursor`, differs from its records."""
+        """Checks one segment; returns False if the entries of the index at `cursor` differ from its records."""
         log = self._log
         generation = log.generation
         position = start
@@ -179,8 +179,8 @@ class Scrub:
     # ---- records
 
     async def _heads(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """Returns some records from a physical offset on, and where they end. Raises DamagedBytes, OffsetGone,
-        OSError."""
+        """Returns the heads of some records from a physical offset on, and the physical offset at which these records
+        end. Raises DamagedBytes, OffsetGone, OSError."""
         log = self._log
         size = _STEP_BYTES
         while True:
@@ -222,7 +222,8 @@ class Scrub:
             position += len(await self._read(position, min(_STEP_BYTES, end - position)))
 
     async def _read(self, position: int, size: int) -> memoryview:
-        """Reads at least one byte. Raises OffsetGone, too, if the log was truncated there meanwhile."""
+        """Returns at least one and at most `size` verified bytes. Raises DamagedBytes, OSError; OffsetGone also if the
+        log was truncated there meanwhile."""
         log = self._log
         raw = await log.read(position, size, "scrub")
         if not raw:
@@ -260,7 +261,7 @@ class Scrub:
     # ---- queues
 
     async def _repair(self, heads: list[RecordHead]) -> None:
-        """Compares the entries of these records, and rewrites those that differ."""
+        """Compares the queue entries of these records with the records, and rewrites entries that differ."""
         generation = self._log.generation
         for (topic, queue_id), group in _by_queue(heads).items():
             queue = self._queues.get(topic, queue_id)
@@ -361,7 +362,8 @@ class Scrub:
         return True
 
     async def _rebuild_index(self) -> None:
-        """Deletes the index and rebuilds it from the log, while dispatch continues without it."""
+        """Deletes the index and rebuilds it from the log, while dispatch continues without it. After OSError the index
+        stays incomplete and detached until the next round."""
         index, log = self._index, self._log
         assert index is not None
         self._index_rebuilt_count += 1

@@ -24,13 +24,14 @@ _ZERO_FILLED_COUNT_MAX = 16
 """Maximum number of missing segments that are filled with zeros. If more are missing, files were probably moved, and
 the store does not open."""
 _LOGGED_BYTES_MAX = 8 << 20
-"""Maximum size of the removed part of a segment that is read to log its size."""
+"""Maximum number of bytes that are read from the removed part of a segment, to log how many of them were data."""
 _WHOLE_SUFFIX = ".whole"
 """Suffix of the copy that replaces a file that is too short, until it is complete."""
 
 
 class ZeroFilled(msgspec.Struct, frozen=True):
-    """Bytes [`begin`, `end`) of the log were filled with zeros, because a file was too short or missing."""
+    """A range [`begin`, `end`) of physical offsets that was filled with zeros, because a file was too short or
+    missing."""
 
     begin: int
     end: int
@@ -144,7 +145,8 @@ def _log_removed(segment: Segment, position: int, reason: str) -> int:
 
 
 def _completed(disk: Disk, path: Path, size: int, segment_size: int) -> File:
-    """Replaces a file that is too short by one with zeros at its end and its space reserved."""
+    """Replaces a file of `size` bytes by a copy that is completed with zeros to `segment_size` bytes, all of them
+    allocated on the disk. Returns the new file, open. Raises OSError."""
     old = disk.open(path)
     fresh_path = path.with_name(path.name + _WHOLE_SUFFIX)
     fresh = disk.create(fresh_path, segment_size, allocate=True)

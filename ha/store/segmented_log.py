@@ -1,7 +1,7 @@
-"""The commitlog in memory: its segments, the offsets reached, and what can be read without waiting for the disk.
+"""In-memory state of the commitlog: its segments, and the offsets up to which it is written, flushed and dispatched.
 
-`CommitLog` appends to it; verified reads, dispatch, flusher and recovery work on what is here. Knows neither who writes
-the bytes nor what they mean. Source: MappedFileQueue.
+Also returns bytes that are in memory, without waiting for the disk. `CommitLog` adds the appends; verified reads,
+dispatch, flusher and recovery use this state. Knows neither peers nor the format of records. Source: MappedFileQueue.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SegmentedLog:
         self.generation = 0
         """Number of times that the log was set aside or truncated, which invalidates everything read before"""
         self.truncated: trio.Event | None = None
-        """Set when the truncation or reset in progress is complete; None if there is none. Nothing is derived from the
-        log meanwhile"""
+        """Event that is set when the truncation or reset in progress is complete; None if none is in progress.
+        Meanwhile nothing is derived from the log"""
         self._segments: list[Segment] = []
         self._hot_floor = 0
         self._released_to = self._release_at = 0
@@ -58,7 +58,7 @@ class SegmentedLog:
 
     @property
     def min_offset(self) -> int:
-        """First physical offset held; −1 while there is no segment."""
+        """Physical offset at which the log begins; −1 while there is no segment."""
         return self._segments[0].start if self._segments else -1
 
     @property
@@ -77,7 +77,8 @@ class SegmentedLog:
         raise OffsetGone(physical_offset, self.min_offset, self.max_offset.value)
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Returns up to `size_max` bytes of one segment if they are certain to be in memory, else None.
+        """Returns up to `size_max` bytes from a physical offset on, of one segment, if they are certain to be in
+        memory; else None.
 
         Empty at `max_offset`. Also None for offsets that the log does not hold, and if a damaged range is listed
         anywhere after the offset. The view stays valid while it is referenced, even when the segment is deleted.
@@ -131,8 +132,8 @@ class SegmentedLog:
     # ---- changing the segments
 
     def adopt(self, segments: list[Segment], max_offset: int) -> None:
-        """Takes over what recovery found: contiguous segments, and the end of the last good record, which becomes the
-        written, flushed and dispatched offset."""
+        """Starts with the log that recovery found: contiguous segments, and the end of the last good record, which
+        becomes the written, flushed and dispatched offset."""
         self._segments = segments
         if segments:
             segments[-1].map()

@@ -1,6 +1,6 @@
 """The parts of one store: the log, what is derived from it, and the services that advance both; built and connected.
 
-`MessageStore` runs them; recovery, truncation and the checkpointer work on them while it does.
+`MessageStore` runs the services; recovery, truncation and the checkpointer work on the same parts.
 """
 
 from __future__ import annotations

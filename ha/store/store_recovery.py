@@ -26,8 +26,8 @@ from ha.store.truncation import INTENT_FILE, finish_files, load_intent
 logger = logging.getLogger(__name__)
 
 FLUSHED_FIRST = b"SYNC_FLUSH"
-"""Content of the abort file if every record in the queues was flushed before (recovery.py): of a master with
-SYNC_FLUSH, and of a start that dispatches the records left by a clean stop. RocketMQ checks only whether the file
+"""Content of the abort file if each record is flushed before its queue entry is written (recovery.py): by a master with
+SYNC_FLUSH, and by a start that dispatches the records left by a clean stop. RocketMQ checks only whether the file
 exists. If it used the store in between and crashed, the content may be wrong, but then there is no sound checkpoint
 either (checkpoint.py)."""
 _OPEN_QUEUES_MAX = 1 << 14
@@ -35,7 +35,7 @@ _OPEN_QUEUES_MAX = 1 << 14
 
 
 class RecoverySummary(msgspec.Struct, frozen=True):
-    """What a recovery found, for statistics."""
+    """Result of a recovery, for statistics. Offset and size in bytes."""
 
     is_clean: bool = True
     max_offset: int = 0
@@ -44,7 +44,7 @@ class RecoverySummary(msgspec.Struct, frozen=True):
 
 
 class StoreRecovery:
-    """The recovery of one store, once."""
+    """Recovers one store. Used once."""
 
     def __init__(self, parts: StoreParts, checkpointer: Checkpointer) -> None:
         self._parts = parts
@@ -174,8 +174,8 @@ class StoreRecovery:
         return recovered, are_queues_whole
 
     async def _known_range(self) -> tuple[int, int, int]:
-        """Returns the known begin of the log (-1 if unknown), its minimum end, and the flushed end in the
-        checkpoint."""
+        """Returns three physical offsets: where the log begins according to the checkpoint (-1 if unknown), the lowest
+        possible end of the log, and its flushed end according to the checkpoint (0 if unknown)."""
         parts, run, path = self._parts, self._parts.run_blocking, self._parts.options.root / "checkpoint"
         flushed_to = await run(load_flushed_to, parts.disk, path)
         if self._truncate_at is not None:
@@ -223,7 +223,7 @@ class StoreRecovery:
         await parts.dispatcher.catch_up()
 
     def _short_queues(self) -> list[tuple[str, int, int]]:
-        """Returns topic, queue id and recorded end of each queue that ends before it."""
+        """Returns topic, queue id and recorded end of each queue that ends before its recorded end."""
         next_queue_offset = self._parts.queues.next_queue_offset
         ends = ((topic, queue_id, end) for topic, known in self._queue_ends.items() for queue_id, end in known.items())
         return [(topic, queue_id, end) for topic, queue_id, end in ends if next_queue_offset(topic, queue_id) < end]
@@ -275,12 +275,12 @@ class StoreRecovery:
             await run(queues.sync_from, recovered.scanned_from)
 
     async def _recover_index(self, index: KeyIndex, end: int) -> int | None:
-        """Loads the index up to the log's end; returns the physical offset of the last record in it, None if it is
-        empty."""
+        """Loads the index and deletes its files with records at or beyond the log's end. Returns the physical offset of
+        the last record that has keys in the index, None if it is empty."""
         run, checkpoint = self._parts.run_blocking, self._checkpointer.checkpoint
         await run(index.load, None if self._is_clean else checkpoint.index_msg_timestamp_ms)
         if checkpoint.index_msg_timestamp_ms > index.safe_timestamp_ms:
-            # Deleted files are rebuilt with the same store times.
+            # Deleted files are rebuilt with the same store times, and must not count as synced.
             checkpoint.index_msg_timestamp_ms = index.safe_timestamp_ms
             await self._checkpointer.write()
         await run(index.drop_files_beyond, end)

@@ -226,7 +226,8 @@ class Truncation:
         await run(parts.verified.truncate, offset)
         parts.damage.truncate(offset, self._boundary)
         scan = LogScan(list(log.segments), parts.options, is_clean=True)
-        # Only of dispatched records: the others are read in any case before the next put (undispatched.py).
+        # The store time of the last dispatched record suffices: later ones are read before the next put anyway
+        # (undispatched.py).
         await self._checkpointer.cap_timestamps(await run(_stored_before, scan, queues, log.dispatched_offset.value))
         await run(truncate_segments, disk, segments, offset, "truncated")
         await run(queues.truncate, offset)

@@ -1,4 +1,4 @@
-"""Reads the records at a log's end that are not dispatched yet, for a node that is about to put more.
+"""Reads the records at a log's end that are not dispatched yet, for a node that is about to append messages as master.
 
 A node that becomes a master appends at the end of its log, although dispatch waits until the other members of the group
 have everything up to there (`dispatch_limit`). The next message of a queue has to follow those records, too. RocketMQ
@@ -33,7 +33,7 @@ class Undispatched(NamedTuple):
 
 
 async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
-    """Reads the records from `begin`, the start of one, to the end of the log, while nothing is appended.
+    """Reads the records from `begin`, at which a record starts, to the end of the log, while nothing is appended.
 
     Raises CorruptLog if there are other bytes than records and fillers, DamagedBytes if bytes are damaged: no log can
     continue after those. Raises OSError.

@@ -1,8 +1,8 @@
-"""Bytes of the log that come back from the disk, verified before anything else gets them.
+"""Reads bytes of the log from the disk, and verifies them before other components get them.
 
-What this process appended is trusted until its checksums are made, about a second after the flush. Everything else is
-compared with the checksum of its block each time that it is read. Where a block has none (RocketMQ wrote the store, or
-a checksum file is damaged) its records are checked individually once, and the checksum is made then.
+Bytes that this process appended are trusted until their checksums are made, about a second after the flush. All others
+are compared with the checksum of their block each time that they are read. Where a block has none (RocketMQ wrote the
+store, or a checksum file is damaged) its records are checked individually once, and the checksum is made then.
 
     read ── block has a checksum? ── yes ── same? ── yes ── serve
                      │ no                     │ no
@@ -35,7 +35,7 @@ from ha.store.segmented_log import SegmentedLog
 _WHOLE_BLOCKS_FROM = 4
 """Number of blocks above which a read ends at a block's end, so that the next read does not read a block again."""
 _COVER_BLOCKS = 32
-"""Number of blocks whose checksums are computed between two checkpoints: a MiB, about 0.1 ms."""
+"""Number of blocks whose checksums are computed between two Trio checkpoints: a MiB, about 0.1 ms."""
 
 
 class _Blocks(NamedTuple):
@@ -56,8 +56,8 @@ class _Blocks(NamedTuple):
         """Returns the position up to which the bytes are good, the bad block (begin, end) that begins there (or
         None), and whether a bad block was skipped.
 
-        A block is skipped if all that its checksum covers lies before the bytes asked for, unless the disk couldn't
-        read it (`trouble`): the bytes asked for then have no checksum yet.
+        A bad block is skipped if its checksum covers only bytes before the requested ones, which then have no checksum
+        yet. It is not skipped if the disk couldn't read it (`trouble`).
         """
         view = memoryview(raw)
         good_to, has_skipped = self.begin, False
@@ -98,8 +98,8 @@ class VerifiedReads:
         self._covered_to = 0
         self.verified_bytes = 0
         self._recent = RecentReads(checksums.block_size)
-        """Bytes that pulls have read and verified: the next messages of a queue, and of other queues, are often near
-        them"""
+        """Cache of bytes that pulls have read and verified: the next messages of a queue, and of other queues, are
+        often near them"""
 
     # ---- reading
 
@@ -137,8 +137,8 @@ class VerifiedReads:
         return None if found is None else found[:size_max]
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy) -> memoryview:
-        """Returns at least one verified (or new) byte from an offset on, at most `size_max`, of one segment; empty at
-        the log's end.
+        """Returns bytes from an offset on, of one segment, that are verified or were appended by this process: at
+        least one and at most `size_max`; empty at the log's end.
 
         Raises DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk
         can't read bytes that have no checksum.
@@ -236,7 +236,7 @@ class VerifiedReads:
         view = memoryview(raw)
         if found_by == "pull" and not has_skipped:
             begin, end = segment.start + blocks.begin, segment.start + good_to
-            if not (self._damage and self._damage.first_in(begin, end)):  # it may hold bytes beside those asked for
+            if not (self._damage and self._damage.first_in(begin, end)):  # may be more than the requested bytes
                 self._recent.keep(begin, view[: good_to - blocks.begin])
         return view[blocks.position - blocks.begin : min(blocks.stop, good_to) - blocks.begin]
 
@@ -259,8 +259,9 @@ class VerifiedReads:
     # ---- blocks without a checksum
 
     async def _walk_to(self, segment: Segment, position: int) -> None:
-        """Checks the records from where the last check of the segment ended up to the end of the block at `position`.
-        Makes the checksums of whole sound blocks, and lists the bytes between sound records as damaged."""
+        """Checks records individually, from the place where the last check of the segment stopped to the end of the
+        block at `position`. Makes the checksums of whole sound blocks, and lists the bytes between sound records as
+        damaged. Raises OSError."""
         block_size = self._block_size
         target = segment.start + min((position // block_size + 1) * block_size, segment.size)
         async with self._checksum_lock:
@@ -286,8 +287,9 @@ class VerifiedReads:
             await self._run_blocking(self.checksums.write_back)
 
     def _walk(self, segment: Segment, physical_offset: int) -> tuple[int, str, int]:
-        """Checks some records. Returns the physical offset up to which they are sound, why not further (empty if that
-        is only the end of this step), and where sound records continue. Blocking."""
+        """Checks one chunk of records. Returns the physical offset up to which they are sound; the reason why the bytes
+        there are no sound record, empty if only the chunk ends; and the physical offset at which sound records
+        continue. Blocking. Raises OSError."""
         scan = LogScan([segment], self._options, is_clean=True)
         stop = min(segment.end, self.trusted_from)
         known = self._damage.first_in(physical_offset, physical_offset + 1)
@@ -319,8 +321,8 @@ class VerifiedReads:
     # ---- making checksums
 
     def begin(self, walked_from: int, end: int) -> None:
-        """Starts with a log that recovery found to end at `end`, and whose records from `walked_from` on it has
-        checked. Blocking. Raises OSError.
+        """Starts with a log that ends at `end`, and whose records from `walked_from` on recovery has checked. Blocking.
+        Raises OSError.
 
         Drops the checksums beyond the end, and makes those that are missing for the checked blocks.
         """

@@ -23,7 +23,7 @@ from .files import TlsFiles, read_pem
 logger = logging.getLogger(__name__)
 
 EXPIRY_WARNING_MS = 30 * 86_400_000
-"""Time before its expiry from which a certificate is reported, in the status and once a day in the log."""
+"""Time before its expiry, in ms, from which on a certificate is reported: in the status, and once a day in the log."""
 DAY_MS = 86_400_000
 
 _Fingerprints = tuple[tuple[int, int, int] | None, ...]

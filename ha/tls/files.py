@@ -22,10 +22,10 @@ PEM_SIZE_MAX = 4 << 20
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths of one side's PEM files; "" for none."""
+    """Paths of the PEM files for one side of a connection; "" for none."""
 
     certificate: str = ""
-    """File with the own certificate, followed by intermediate certificates."""
+    """File with this side's certificate, followed by intermediate certificates."""
     key: str = ""
     """File with the private key; "" if the key is in the certificate's file."""
     key_password: SecretStr | None = None
@@ -34,7 +34,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files of the context."""
+        """Paths of all files, each once."""
         return tuple(dict.fromkeys(path for path in (self.certificate, self.key, self.trust) if path))
 
 
@@ -122,7 +122,7 @@ def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise CertificateUnusable(files.certificate, f"{reason_of(error)} (with the key in {key})") from None
     except OSError as error:
         _unreadable(files.certificate, error)
-    except ValueError:  # OpenSSL takes 1,024 bytes
+    except ValueError:  # OpenSSL accepts at most 1,024 bytes
         raise CertificateUnusable(key, "its password is too long") from None
 
 
@@ -140,7 +140,7 @@ def _unreadable(path: str, error: OSError) -> NoReturn:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns OpenSSL's reason in lower case, without its source lines."""
+    """Describes a TLS error: by OpenSSL's reason in lower case, or by the reason why the certificate is not valid."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:

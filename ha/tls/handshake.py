@@ -30,7 +30,8 @@ HANDSHAKE_COUNT_MAX = 256
 
 
 class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Handshakes since the start. `failed` includes `refused`, those that were cancelled for a newer one."""
+    """Numbers of handshakes: those `under_way`, and those completed and failed since the start. `failed` includes
+    `refused`, the handshakes that were cancelled for a newer one."""
 
     under_way: int
     completed: int
@@ -56,13 +57,14 @@ class Handshakes:
         self._log_limiter = LogRateLimiter()
 
     def statistics(self) -> HandshakeStatistics:
-        """Returns a snapshot."""
+        """Returns a snapshot of the counters."""
         return HandshakeStatistics(
             under_way=self._under_way, completed=self._completed, failed=self._failed, refused=self._refused
         )
 
     async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext, received: bytes = b"") -> TlsStream:
-        """Does the server's handshake. The stream is closed on HandshakeFailed and on cancellation.
+        """Performs the server's handshake, and returns the encrypted stream. Raises HandshakeFailed; `stream` is then
+        closed, as it is on cancellation.
 
         `received`: bytes that were already read from the stream.
         """
@@ -85,7 +87,8 @@ class Handshakes:
         raise await self._failure(stream, "cancelled for a newer handshake")
 
     async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:
-        """Does the client's handshake with `host`. The stream is closed on HandshakeFailed and on cancellation."""
+        """Performs the client's handshake with `host`, and returns the encrypted stream. Raises HandshakeFailed;
+        `stream` is then closed, as it is on cancellation."""
         return await self._shake(TlsStream(stream, context, host=host))
 
     async def _shake(self, secured: TlsStream) -> TlsStream:

@@ -1,4 +1,4 @@
-"""Connects a process's ports and links to their credentials: loads them, refreshes them, and encrypts streams."""
+"""Loads and refreshes the TLS credentials of a process's ports and outgoing connections, and encrypts their streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .handshake import Handshakes
 SERVER_KEYS = ("tls.server.certPath", "tls.server.keyPath", "tls.server.trustCertPath")
 CLIENT_KEYS = ("tls.client.certPath", "tls.client.keyPath", "tls.client.trustCertPath")
 FILE_CHECK_INTERVAL_S = 5.0
-"""Interval at which the files of certificates and access control are checked for changes."""
+"""Interval in seconds at which the files of certificates and access control are checked for changes."""
 CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
 
 
@@ -37,7 +37,8 @@ def load(
     keys: tuple[str, str, str],
     wall_clock_ms: Callable[[], int],
 ) -> Credentials:
-    """Loads credentials. `keys` name certificate, key and trust in the ConfigError for an unusable file. Blocks."""
+    """Loads credentials. Blocks. Raises ConfigError for an unusable file, which names one of `keys`: the configuration
+    keys of the certificate, the private key and the CAs."""
     try:
         return Credentials(role, files, make, wall_clock_ms=wall_clock_ms)
     except CertificateUnusable as error:
@@ -46,7 +47,7 @@ def load(
 
 
 def server_files(keys: ServerTlsKeys) -> TlsFiles:
-    """Returns the files of a server."""
+    """Returns the TLS files that a server's configuration names."""
     return TlsFiles(
         certificate=keys.tls_server_cert_path,
         key=keys.tls_server_key_path,
@@ -84,7 +85,8 @@ def load_client(keys: LinkKeys, wall_clock_ms: Callable[[], int]) -> Credentials
 
 
 def connecting(handshakes: Handshakes, credentials: Credentials, connect: Connect) -> Connect:
-    """Returns a function that connects, and encrypts the stream. Raises OSError, also if the handshake fails."""
+    """Returns a function that connects with `connect` and encrypts the stream. It raises OSError if the connection or
+    the handshake fails."""
 
     async def connect_with_tls(address: str) -> trio.abc.Stream:
         stream = await connect(address)

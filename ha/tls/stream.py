@@ -33,15 +33,15 @@ class Mover(Protocol):
     """Transfers bytes over a stream with cheaper calls than the stream's methods."""
 
     async def receive(self) -> bytes:
-        """Returns the next bytes; b"" at the end."""
+        """Returns the next bytes; b"" at the end of the stream."""
         ...
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Sends without waiting, and returns how many bytes the system accepted."""
+        """Sends `data` without waiting, and returns how many bytes the system accepted."""
         ...
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """Sends everything."""
+        """Sends all of `data`."""
         ...
 
 
@@ -73,12 +73,12 @@ class TlsStream(trio.abc.Stream):
         self._is_closed = False
 
     def move_with(self, mover: Mover) -> None:
-        """Uses `mover`, which belongs to `transport_stream`, from now on."""
+        """Sends and receives the encrypted bytes with `mover` from now on. It must belong to `transport_stream`."""
         self._mover = mover
 
     async def do_handshake(self) -> None:
-        """Does the handshake once. Raises trio.BrokenResourceError if that fails; its cause is the ssl.SSLError, unless
-        the connection was lost."""
+        """Performs the handshake, unless it is done already. Raises trio.BrokenResourceError if it fails; the cause is
+        the ssl.SSLError, unless the connection was lost."""
         while not self._is_established:
             try:
                 self._object.do_handshake()
@@ -88,14 +88,14 @@ class TlsStream(trio.abc.Stream):
             except ssl.SSLError as error:
                 self._error = error
                 with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                    await self._flush()  # the alert
+                    await self._flush()  # sends the TLS alert
                 raise trio.BrokenResourceError(str(error)) from error
             else:
                 self._is_established = True
         await self._flush()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Returns up to `max_bytes` (None: RECEIVE_SIZE) of received data; b"" at the end."""
+        """Returns up to `max_bytes` (None: RECEIVE_SIZE) of received data; b"" at the end of the stream."""
         self._check_open()
         size_max = RECEIVE_SIZE if max_bytes is None else index(max_bytes)
         if size_max < 1:
@@ -118,7 +118,7 @@ class TlsStream(trio.abc.Stream):
             has_waited = True
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends everything. If cancelled, an unknown part was sent: close the stream."""
+        """Sends all of `data`. If cancelled, an unknown part was sent: close the stream."""
         self._check_open()
         if not data:
             await trio.lowlevel.checkpoint()
@@ -133,7 +133,7 @@ class TlsStream(trio.abc.Stream):
                 await self._flush()
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Sends without waiting and returns the number of bytes sent: all or 0.
+        """Sends `data` without waiting, and returns the number of bytes sent: all or 0.
 
         After 0, call `send_all` with the same data next: it may already be encrypted and partly sent. Raises
         trio.BrokenResourceError if the connection is lost.
@@ -151,7 +151,7 @@ class TlsStream(trio.abc.Stream):
         return 0
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Waits as this method of `transport_stream` does."""
+        """Waits as `transport_stream.wait_send_all_might_not_block` does."""
         self._check_open()
         await self.transport_stream.wait_send_all_might_not_block()
 
@@ -187,7 +187,7 @@ class TlsStream(trio.abc.Stream):
         return self._object.getpeercert() or {}
 
     def selected_alpn_protocol(self) -> str | None:
-        """Returns the negotiated protocol, or None."""
+        """Returns the protocol that was negotiated by ALPN; None if there is none."""
         return self._object.selected_alpn_protocol()
 
     def version(self) -> str | None:

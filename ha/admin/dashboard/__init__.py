@@ -1,4 +1,4 @@
-"""The dashboard: web pages on the admin port. It knows no package but ha.admin; the node passes it a DashboardSource.
+"""The dashboard: web pages on the admin port. Of halog it imports only ha.admin; the node passes it a DashboardSource.
 
 source.py     the interface to the node, and its data types
 pages.py      routes and pages; login.py: the login form

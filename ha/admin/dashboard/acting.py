@@ -1,7 +1,7 @@
 """The dashboard's actions: a form, a page that shows what will happen and asks for confirmation, and the outcome.
 
     GET  /dashboard/act/NAME?…    the form, filled in from the query
-    POST /dashboard/act/NAME      the confirmation; with `confirmed`, carries it out
+    POST /dashboard/act/NAME      the page that asks for confirmation; with `confirmed`, carries the action out
 
 Every POST needs a session and a form token of that session (sessions.py). A confirmation uses up its token, so
 submitting it again does nothing. Each action leaves a log line, with its session and without the content of messages.
@@ -115,6 +115,6 @@ class Acting:
             operation=operation,
             stage=stage,
             values={field.name: values.get(field.name, field.default) for field in operation.fields},
-            form_token="" if session is None else sessions.form_token(session),  # it may have ended meanwhile
+            form_token="" if session is None else sessions.form_token(session),  # the session may have ended meanwhile
             **{"error": "", "plan": None, "outcome": None, **shown},
         )

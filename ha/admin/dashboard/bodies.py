@@ -11,11 +11,11 @@ import re
 import msgspec
 
 BODY_SHOWN_MAX = 32 * 1024
-"""Maximum bytes of a body on its page."""
+"""Maximum bytes of a body that its message's page shows."""
 HEX_SHOWN_MAX = 8 * 1024
-"""Maximum bytes of a body on its page if it is shown as a hex dump, which is five times as long."""
+"""Maximum bytes of a body that its message's page shows as a hex dump, which is five times as long as the body."""
 PREVIEW_LENGTH_MAX = 120
-"""Maximum characters of a body in a list."""
+"""Maximum characters of a body's preview in a list of messages."""
 _ROW = 16
 _ESCAPE = re.compile(
     r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|.)", re.DOTALL
@@ -43,7 +43,8 @@ _VISIBLE_IN_LINE = _VISIBLE | {ord("\n"): "\u240a", ord("\t"): "\u2409"}
 
 
 class ShownBody(msgspec.Struct, frozen=True):
-    """A body for its page. `kind`: JSON, text, hex or empty; `shown_size`: number of bytes that `text` represents."""
+    """A message body as its page shows it. `kind`: JSON, text, hex or empty; `shown_size`: number of bytes that `text`
+    represents."""
 
     kind: str
     text: str

@@ -32,7 +32,7 @@ all."""
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
-    """A node. `tone`: good, warn, bad or quiet."""
+    """A node as a box in the drawing; (x, y) is its upper left corner. `tone`: good, warn, bad or quiet."""
 
     x: float
     y: float
@@ -72,7 +72,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """This node and its peers."""
+    """This node and its peers: those drawn above it (its master, name servers) and below it (its slaves)."""
 
     above: Sequence[Peer]
     here: Peer

@@ -31,7 +31,7 @@ class LagChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lag_chart(points: Sequence[LagPoint]) -> LagChart | None:
-    """Returns the chart of the last SPAN_S; None for less than two points."""
+    """Returns the chart of the last SPAN_S; None for fewer than two points."""
     if len(points) < 2:
         return None
     now_ms = points[-1].at_ms

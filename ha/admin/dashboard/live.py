@@ -18,10 +18,10 @@ from .source import DashboardSource, Neighbour
 
 ANSWER_S = 1.0
 POLL_S = 2.5
-"""Interval of a viewer's requests while the page is visible; all viewers ask at the same moments."""
+"""Interval of a viewer's requests while the page is visible, in seconds; all viewers send them at the same times."""
 SAMPLE_COUNT_MAX = 300
 GAP_S = 15.0
-"""Time between two samples from which the charts show a gap."""
+"""Time between two samples, in seconds, from which the charts show a gap."""
 RATE_S = 10.0
 PEERS_IN_SAMPLE_MAX = 8
 

@@ -1,8 +1,8 @@
-"""Names the peers of this node's replication connections after the brokers that they are.
+"""Finds the names of the brokers at the other ends of this node's replication connections.
 
-A master knows a slave by its address, on loopback by an ephemeral port. The broker behind it is, in this order: the
-member of the failover group with the ID that it gave; the broker that reports this end of its connection; the only
-broker of the same name on that host.
+A master knows a slave only by its address, on loopback by an ephemeral port. The slave is the first of these that is
+found: the broker with the ID that the slave has sent; the broker that reports this address as its end of the
+connection; the only broker of the same name on that host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .source import Neighbour
 
 
 def name_peers(status: dict[str, Any], neighbours: Sequence[Neighbour]) -> None:
-    """Adds `name` and `url` to the slaves and the master in the data of /status, and uses the names in sentences."""
+    """Adds `name` and `url` to the slaves and the master in the data of /status, and replaces the slaves' identities in
+    its sentences by these names."""
     own_set = [each for each in neighbours if each.broker_name == status["broker_name"]]
     slaves = status["ha"]["slaves"]
     hosts = [_host(slave["peer"]) for slave in slaves]

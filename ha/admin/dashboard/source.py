@@ -1,8 +1,8 @@
 """The data that the dashboard shows of topics, queues, messages and groups, and the interfaces to the node.
 
 The node implements `DashboardSource` and `DashboardActions`. Results are limited by the arguments, and no call blocks
-the event loop for long. Calls that read files raise SourceBusyError. Queue offsets are entries, physical offsets bytes,
-times ms since the epoch. `Missing` explains why there is no result.
+the event loop for long. Calls that read files raise SourceBusyError if that is not possible at present. Queue offsets
+are entries, physical offsets bytes, times ms since the epoch. `Missing` explains why there is no result.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class LagPoint(msgspec.Struct, frozen=True):
-    """The lag of a group at a time."""
+    """The lag of a group, in messages, at one time."""
 
     at_ms: int
     behind_count: int
@@ -318,12 +318,14 @@ class DashboardActions(Protocol):
         """Creates a topic, or changes its queues and permission and leaves the rest as it is."""
 
     async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
-        """Returns the moves to the first message stored at `to_ms` or later; None: to the end of each queue."""
+        """Returns the planned move in each queue: to the first message stored at `to_ms` or later, or with None to the
+        end of the queue."""
 
     async def reset(self, group: str, topic: str, to_ms: int | None, offsets: Mapping[int, int]) -> Outcome:
         """Moves a group to the offsets by queue that `planned_reset` returned for `to_ms`.
 
-        With useServerSideResetOffset=false, its members move to `to_ms`: a broker can't give them offsets.
+        With useServerSideResetOffset=false, the group's members reset themselves to `to_ms`, because the broker can't
+        send them offsets.
         """
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:

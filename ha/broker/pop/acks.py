@@ -1,8 +1,8 @@
 """Acknowledgements of POP consumers: 200051 ACK, 200151 BATCH_ACK, 200053 CHANGE_MESSAGE_INVISIBLETIME.
 
-A handle is valid while its message is in flight since the pop time in the handle. An acknowledgement with an invalid
-handle (the message was acknowledged or delivered again, or the handle was replaced) succeeds without effect, as in
-RocketMQ. A change of the invisible time with an invalid handle succeeds without effect, too; RocketMQ would then
+A handle is valid while its message is in flight with the pop time that the handle states. An acknowledgement with an
+invalid handle (the message was acknowledged or delivered again, or the handle was replaced) succeeds without effect, as
+in RocketMQ. A change of the invisible time with an invalid handle succeeds without effect, too; RocketMQ would then
 deliver an acknowledged message again. Each request is answered when the record of its change is acknowledged. Sources:
 AckMessageProcessor, ChangeInvisibleTimeProcessor.
 """
@@ -104,8 +104,8 @@ class AckRequests:
             connection.reply_error(command, error)
 
     def _acknowledge(self, state: PopState, connection: RemotingConnection, ack: AckCommand) -> None:
-        """Request 200051: messages that were popped together were processed. Refuses an offset outside the queue,
-        unless in flight."""
+        """Request 200051: acknowledges messages of one pop. Refuses an offset outside the queue, unless its message is
+        in flight."""
         popped = ack.popped
         queue = state.get((popped.group, popped.topic, popped.queue_id))
         missing: Sequence[int] = ack.offsets
@@ -120,10 +120,10 @@ class AckRequests:
             else:
                 self._pop_log.call(partial(_reply, connection, each, None), len(each.offsets))
 
-    # ---- the other requests: each changes the state, and returns the answer for when the change is acknowledged
+    # ---- the other requests: each changes the state, and returns the answer to send once that is acknowledged
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """Request 200151: messages of several pops were processed. Offsets outside their queues are skipped."""
+        """Request 200151: acknowledges messages of several pops. Offsets outside their queues are skipped."""
         body = read_request(BatchAckBody, command.body, LIST_SIZE_MAX) if command.body else BatchAckBody()
         if not body.acks:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
@@ -144,7 +144,7 @@ class AckRequests:
         return command.reply(ResponseCode.SUCCESS)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """Request 200053: sets when a message becomes visible again, counted from now."""
+        """Request 200053: sets the time until a message becomes visible again, counted from now."""
         request = parse_header(ChangeInvisibleTimeRequest, command.ext_fields)
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
         begin, end = self._bounds(request.topic, request.queue_id)

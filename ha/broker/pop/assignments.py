@@ -2,11 +2,11 @@
 
 Push consumers of 5.x ask for their queues (request 400) instead of computing them. An administrator sets a group's mode
 for a topic (request 401); in mode POP every client gets all queues of all brokers or, with a positive popShareQueueNum,
-its own queues and those of that many neighbours.
+its own queues and those of that many neighbours. Request 402 returns all modes.
 
 The mode is an attribute of the group, so that it is persisted, copied by slaves, and part of a failover group's log
 like the group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers
-know them; an answer without assignments tells the client to keep what it has. Source: QueryAssignmentProcessor.
+know them; an answer without assignments tells the client to keep its current queues. Source: QueryAssignmentProcessor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Assignments:
         self._groups = core.tables.groups
         self._clients = core.tables.clients
         self.find_queues: Callable[[str], Awaitable[Mapping[str, int] | None]] = self._own_queues
-        """Returns the number of queues to read of a topic by broker name; None if that is not known at present"""
+        """Returns the number of read queues of a topic by broker name; None if it is not known at present"""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""

@@ -1,4 +1,4 @@
-"""Finds copies in retry topics whose messages are still in flight according to the log.
+"""Finds copies in retry topics whose original messages are still in flight according to the log.
 
 A message is copied to its retry topic first, and its removal is in the next record of POP state. If the master dies in
 between, the state that is read from the log still has the message, which would be delivered twice. Such a copy follows

@@ -1,7 +1,7 @@
 """Long polling of pops and notifications: requests that found nothing yet, by topic and group.
 
 A message wakes one waiting request of each group that wants it, and a pop that leaves messages wakes the next one. So a
-batch of messages for many consumers wakes as many of them as it takes to hand it out. A copy in a retry topic wakes a
+batch of messages for many consumers wakes as many requests as are needed to deliver it. A copy in a retry topic wakes a
 request for the topic itself. Source: PopLongPollingService.
 """
 
@@ -45,11 +45,11 @@ class PopHolds(Holds[PopHold]):
         super().__init__(resume, **limits)
         self._wall_clock_ms = wall_clock_ms
         self._by_topic: dict[str, dict[tuple[str, str], _Group]] = {}
-        """Topic that requests asked for, and both of its retry topics -> (group, topic asked for) -> the group's
+        """Topic of a request, or one of the two retry topics for it -> (group, topic of the request) -> the group's
         requests"""
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """Returns how many requests of a group wait with this queue id (−1: for any queue)."""
+        """Returns how many requests of a group are held for this queue id (−1: for all queues)."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         return 0 if found is None else len(found.by_queue.get(queue_id, ()))
 
@@ -77,7 +77,7 @@ class PopHolds(Holds[PopHold]):
             self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
 
     def resume_ordered_by(self, topic: str, group: str, due_ms: int) -> None:
-        """Makes requests in order mode try again at `due_ms` (ms since the epoch), when a queue that is blocked is
+        """Makes requests in order mode try again at `due_ms` (ms since the epoch), when a blocked queue becomes
         free."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         if found is None:

@@ -1,4 +1,4 @@
-"""POP state in the log: what was popped and acknowledged since the last record becomes one record.
+"""Keeps the POP state in the log: all pops and acknowledgements since the last record become one record.
 
     change      `PopState` changes at once; all changes in one turn of the poller (ha/poller.py) or, outside a turn, in
                 one pass of the event loop become one record of rmq_sys_halog_pop, or several if they are many. RocketMQ
@@ -12,7 +12,7 @@ One record is appended at a time, so that records are in the log in the order of
 acknowledgement. A record is appended at the end of a turn if that needs no wait, otherwise by the task of `serve`. The
 group's consumer offset follows once the record is stored, so that it is never ahead of the log.
 
-A broker that becomes master waits until its log is dispatched, so that all acknowledged changes count.
+A broker that becomes master waits until its log is dispatched, so that it reads all acknowledged changes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PopLog:
         self.state = None
         self.failure_count += 1
         self._failure = NO_MASTER
-        """Why changes were undone last"""
+        """Outcome of the changes that were undone last, which their requests get"""
         self._ready = trio.Event()
         self._some = trio.Event()
         self._is_idle = False
@@ -243,7 +243,7 @@ class PopLog:
             self._some.set()
 
     async def _write_changes(self, state: PopState) -> bool:
-        """Writes what has changed, if anything; returns False if it can't be stored."""
+        """Writes the changes since the last record, if there are any; returns False if they can't be stored."""
         put, self._appending = self._appending, None
         if put is not None and not await self._settled(state, put):
             return False
@@ -251,7 +251,7 @@ class PopLog:
         return put is None or await self._settled(state, put)
 
     def _submit_changes(self, state: PopState) -> _RecordPut | None:
-        """Queues a record of what has changed, if anything, for the log."""
+        """Queues a record of the changes since the last one for the log; returns None if there is nothing to write."""
         if not (state.has_changes or self._waiters):
             return None
         record = state.take_changes(self._record_bytes_max)

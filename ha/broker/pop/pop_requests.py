@@ -1,8 +1,8 @@
 """Requests of POP consumers for messages: 200050 POP, 200052 PEEK, 200054 NOTIFICATION, 200055 POLLING_INFO.
 
 The checks run in RocketMQ's order with its codes and remarks. Messages are sent once the record of the pop is
-acknowledged, so that a successor knows that they are in flight. Sources: PopMessageProcessor, PeekMessageProcessor,
-NotificationProcessor, PollingInfoProcessor. Departures:
+acknowledged, so that the next master knows that they are in flight. Sources: PopMessageProcessor, PeekMessageProcessor,
+NotificationProcessor, PollingInfoProcessor. Differences from RocketMQ:
 
 - A pop does not need timer messages, so timerWheelEnable=false does not forbid it.
 - `bornTime` is the client's clock. It can shorten the wait, but not extend it beyond `pollTime`.
@@ -51,9 +51,10 @@ from ha.remoting import RemotingConnection, RequestHandler
 MESSAGE_COUNT_MAX = 32
 """Maximum number of messages per request."""
 RETRY_NAMES_LENGTH_MAX = NAME_SIZE_MAX - len(retry_topic("", "", is_v2=False))
-"""Maximum characters of a group's and a topic's name together. With longer ones, there could be no retry topic."""
+"""Maximum characters of a group's and a topic's name together. With longer ones, the name of the retry topic, which
+contains both, would be too long."""
 LATE_MS = 500
-"""Time in ms after the end of its poll time from which on a pop that arrives is refused."""
+"""Maximum time in ms between the end of a pop's poll time and its arrival; later pops are refused."""
 
 _FOUND, _NOTHING = ReadStatus.FOUND.value, ReadStatus.NO_MESSAGE_IN_QUEUE.value
 
@@ -82,7 +83,7 @@ class PopRequests:
             hold_count_per_connection_max=options.hold_count_per_connection_max,
         )
         self._waiting_bytes = 0
-        """Bytes of messages that wait for the log"""
+        """Bytes of the popped messages that are sent once their record is acknowledged"""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -263,7 +264,8 @@ class PopRequests:
     def _send_taken(self, hold: PopHold, request: PopMessageRequest, taken: Taken, logged: Logged) -> None:
         """Sends popped messages once their record is acknowledged.
 
-        If it may be lost, only a broker that no other can replace sends them: at worst they are delivered again.
+        If the record is stored but may be lost, only a broker that no other can replace sends them: at worst they are
+        delivered again. Otherwise answers with the failure.
         """
         self._waiting_bytes -= taken.size
         command = hold.command
@@ -310,7 +312,7 @@ class PopRequests:
         except RefusedError as refused:
             hold.connection.reply(hold.command, hold.command.reply(refused.code, refused.remark))
 
-    # ---- the others
+    # ---- the other requests
 
     async def peek(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """Request 200052: reads what a pop would return, without taking it."""
@@ -363,9 +365,8 @@ class PopRequests:
         hold.connection.reply(hold.command, hold.command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields()))
 
     def _look(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> tuple[bool, int | None]:
-        """Whether there are messages to pop, and if not, when the first blocked queue is free; None if no queue is
-        blocked.
-        """
+        """Whether there are messages to pop, and if not, when the first blocked queue is free (ms since the epoch);
+        None if no queue is blocked."""
         now_ms = self._wall_clock_ms()
         blocked_until_ms = None
         for source in self._taker.sources(request, config, is_order=request.order):

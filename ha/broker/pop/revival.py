@@ -1,8 +1,9 @@
-"""Delivers messages again whose invisible time is over: copies them to the group's retry topic (RocketMQ: revive).
+"""Redelivers messages whose invisible time is over: copies them to the group's retry topic (RocketMQ: revive).
 
 A service of the master. It sleeps until the first message in flight is due, and puts copies of due messages in batches;
-RocketMQ checks every second and is 2 to 4 s late. A message leaves the state once its copy is stored, and its removal
-is in the log after the copy, so that a crash in between never loses it. The next start finds such copies (copies.py).
+RocketMQ checks every second and is 2 to 4 s late. A message leaves the POP state once its copy is stored, and its
+removal is in the log after the copy, so that a crash in between never loses it. The next start finds such copies
+(copies.py).
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
     unreadable          tried again every RETRY_S; dropped after `UNREADABLE_S_MAX` in which it may have been lost
@@ -68,7 +69,7 @@ class _Due(msgspec.Struct, frozen=True):
 
 
 class Revival:
-    """Delivers messages again that were not acknowledged in time. Run `serve` while the broker is a master."""
+    """Redelivers messages that were not acknowledged in time. Run `serve` while the broker is a master."""
 
     def __init__(self, core: BrokerCore, log: PopLog) -> None:
         self._core = core
@@ -86,7 +87,7 @@ class Revival:
         self._earlier = trio.Event()
         self._sleeps_until_ms = math.inf
         self._unreadable: dict[_Due, float] = {}
-        """Each due message that can't be read -> trio time of the first attempt"""
+        """Each due message that can't be read -> trio time since when it may be lost"""
         self.revived_counts: Counter[str] = Counter()
         """Group -> number of its messages delivered again since the start"""
         self.lost_count = 0
@@ -97,7 +98,7 @@ class Revival:
             self._earlier.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Delivers until cancelled."""
+        """Redelivers due messages until cancelled."""
         task_status.started()
         self._unreadable = {}
         while True:
@@ -198,7 +199,8 @@ class Revival:
         return message
 
     async def _read(self, due: Sequence[_Due]) -> dict[int, MessageRecord | None]:
-        """Reads messages of one queue; None for one that is gone. Leaves out those that can't be read now."""
+        """Reads messages of one queue and returns them by queue offset, None for one that is gone. Leaves out those
+        that can't be read now."""
         if not due:
             return {}
         _, topic, queue_id = due[0].batch.queue.key

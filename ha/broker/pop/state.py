@@ -82,12 +82,12 @@ class PopQueue:
         self.is_busy = False
         """Whether a pop reads from it; others skip it meanwhile"""
         self.was_full = False
-        """Whether a pop found it at its limit"""
+        """Whether a pop found no room for further messages in flight (`PopState.room`)"""
         self.committed: int | None = None
-        """The consumer offset as this state last saw or set it; another value means that someone else set it"""
+        """The consumer offset as this state last saw or set it; a different one was reset or committed by others"""
 
     def in_flight(self, offset: int, pop_time_ms: int) -> Batch | None:
-        """The batch of the message at `offset`, if it is in flight since `pop_time_ms`."""
+        """The batch of the message at `offset` if it is in flight with this pop time; otherwise None."""
         batch = self.batches.get(offset)
         return batch if batch is not None and batch.pop_time_ms == pop_time_ms else None
 
@@ -100,7 +100,7 @@ class Undo(msgspec.Struct):
     order: OrderedBatch | None
     batches: dict[int, Batch | None] = {}
     copied: set[int] = set()
-    """Messages that left the state because their copies are in the log"""
+    """Queue offsets of messages that left the state because their copies are in the log"""
     reset_to: int | None = None
     """Queue offset set by a reset, by the last one if there were several; None without a reset"""
     is_new: bool = False
@@ -126,7 +126,7 @@ _Changes: TypeAlias = "dict[QueueKey, tuple[PopQueue | None, Undo | None]]"
 
 
 class PopState:
-    """All queues of all groups."""
+    """The POP state of all queues of all groups."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class PopState:
     # ---- reading
 
     def get(self, key: QueueKey) -> PopQueue | None:
-        """The queue, if anything was ever popped from it."""
+        """The state of a queue of a group; None if the group never popped from it."""
         return self.queues.get(key)
 
     def room(self, queue: PopQueue) -> int:
@@ -195,7 +195,7 @@ class PopState:
     # ---- changes
 
     def open(self, key: QueueKey, next_offset: int) -> PopQueue | None:
-        """Adds a queue whose first pop reads from `next_offset`; None if there are too many queues."""
+        """Adds a queue whose first pop reads from `next_offset`; returns None if there are too many queues."""
         if len(self.queues) >= self.limits.queue_count:
             return None
         queue = self.queues[key] = PopQueue(key, next_offset)
@@ -203,7 +203,7 @@ class PopState:
         return queue
 
     def move(self, queue: PopQueue, next_offset: int) -> None:
-        """Sets where the next pop begins."""
+        """Sets the queue offset from which the next pop reads."""
         if queue.next_offset != next_offset:
             self._undo_of(queue)
             queue.next_offset = next_offset
@@ -460,7 +460,7 @@ def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mappi
 
 
 def _size_of(record: QueueRecord) -> int:
-    """Estimated bytes."""
+    """Estimated size of `record` in bytes."""
     run_count = len(record.done) // 2 + sum(2 + len(taken.runs) // 2 for taken in record.taken)
     size = len(record.group) + len(record.topic) + 64 + _RUN_SIZE * run_count
     if record.order is not None:

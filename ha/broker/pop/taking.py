@@ -1,11 +1,11 @@
-"""Takes messages for a pop: from which queues, how many, and what the answer says about them.
+"""Takes messages for a pop: chooses the queues, reads the messages, and describes them for the answer.
 
 A request for all queues begins with a random queue; in a topic with priorities, with the highest queue id. The group's
-retry topics come last, but first by RETRY_FIRST_CHANCE, so that neither starves. A queue that another pop is reading is
-skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
+retry topics come last, but with a probability of RETRY_FIRST_CHANCE first, so that neither starves. A queue that
+another pop is reading is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
 
 `take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same generator (`_steps`), which
-yields what they have to read.
+yields the reads that it needs.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ RETRY_FIRST_CHANCE = 0.2
 SCAN_COUNT_MAX = 8192
 """Maximum number of messages of one queue that a pop scans for selected ones."""
 INIT_MAX = 1
-"""Init mode of a group that has no offset yet: from the last message on."""
+"""Init mode in which a group that has no offset yet starts with the last message."""
 
 _EVERYTHING = Selection()
 _SKIPPED_MESSAGES = (ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.OFFSET_TOO_SMALL)
-"""No message was read at the offset, but there may be some after it"""
+"""Statuses of a read that returned no message, although there may be some from its `next_offset` on"""
 
 TopicRequest = PopMessageRequest | NotificationRequest | PeekMessageRequest
 """Requests about messages of a topic"""
@@ -78,7 +78,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class _Wanted(msgspec.Struct, kw_only=True, gc=False):
-    """What to read next: messages of one queue from `begin` on.
+    """The next read: messages of one queue from queue offset `begin` on.
 
     read: the result, to be set before the next step; None if `take_nowait` would have to wait.
     """
@@ -92,11 +92,11 @@ class _Wanted(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Taken(msgspec.Struct, kw_only=True):
-    """What a pop took.
+    """The messages that a pop took, and the information about them for its answer.
 
     since: the POP log's `failure_count` before the pop.
     size: bytes of `bodies`.
-    rest_count: messages that are left.
+    rest_count: number of messages that are left in the queues.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
     blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX` or messages were dispatched
     during the pop. None if no time is known.
@@ -194,7 +194,7 @@ class Taker:
             await self._store.dispatcher.wait_files_made()
             taken = await self._take(state, request, config, selection)
         if dispatched.value != dispatched_offset:
-            taken.try_again(taken.pop_time_ms)  # a message may have arrived behind what was read
+            taken.try_again(taken.pop_time_ms)  # a message may have arrived in a queue after it was read
         return taken
 
     async def _take(
@@ -355,7 +355,7 @@ class Taker:
     ) -> Generator[_Wanted, None, QueueRead | None]:
         """Reads selected messages from the queue's next offset on, and moves it past those that are not selected.
 
-        Returns None if there are none now. Retries are not filtered.
+        Returns None if there are none now. Messages of retry topics are not filtered.
         """
         wanted = _Wanted(
             queue=self._store.queues.get(source.topic, source.queue_id),

@@ -131,7 +131,8 @@ def _as_boolean(part: _Part) -> _Part:
 
 
 def _chain(operator: str, left: _Part, right: _Part) -> _Part:
-    """AND or OR. A chain is a single part, evaluated up to the first decisive value."""
+    """Returns the AND or OR of two conditions. A chain of one operator is a single part, evaluated up to the first
+    operand that decides its value."""
     left, right = _as_boolean(left), _as_boolean(right)
     operands: tuple[_Evaluate, ...] = (left.evaluate, right.evaluate)
     depth = 0
@@ -213,7 +214,8 @@ def _in(part: _Part, tokens: tuple[str, ...], *, is_listed: bool) -> _Part:
 
 
 def _text(part: _Part, token: str, test: Callable[[str, str], bool], *, has: bool) -> _Part:
-    """CONTAINS, STARTSWITH and ENDSWITH: false, negated or not, for non-strings and for an empty literal."""
+    """Returns a CONTAINS, STARTSWITH or ENDSWITH condition. With or without NOT, it is false if the value is not a
+    string or the literal is empty."""
     get = part.evaluate
     searched = _string(token)
 

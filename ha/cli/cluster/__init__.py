@@ -87,7 +87,7 @@ def up(
     The first start creates the directory with a configuration per node, on ports of 127.0.0.1. Later starts use the
     same ports, data, and your changes to the configurations. With a higher number of groups or replicas, nodes are
     added. If the cluster already runs, the process that runs it starts the nodes that are missing, and this command
-    ends when they are ready. With --detach, what it would print later is in the directory's cluster.log.
+    ends when they are ready. With --detach, later output is written to cluster.log in the directory.
 
     Exit codes: 0 stopped, or with --detach ready, or the missing nodes run; 1 a node did not start, or all ended; 2
     usage; 69 a port is in use.
@@ -99,7 +99,7 @@ def up(
     if port is not None and not 1 <= port <= PORT_MAX:
         raise UsageError(f"--port must be from 1 to {PORT_MAX}")
     if failover:
-        etcd_program()  # before the directory becomes one of failover groups
+        etcd_program()  # raises UsageError before the directory is created for failover groups
     dir_.mkdir(parents=True, exist_ok=True)
     try:
         runner = runner_of(dir_)

@@ -1,4 +1,4 @@
-"""Moves a command to the background once it is ready, so that its caller waits no longer than that."""
+"""Moves a command to the background once it is ready, so that its caller has to wait only until then."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 """Runs a command to which the kernel sends SIGTERM when its parent ends, even by SIGKILL (PR_SET_PDEATHSIG, 1).
 
-A pipe that a node watches for its parent's end would need a task in every server. This needs none, also works for etcd,
-and is set in the child before it runs the command, so that no node is ever without it. The kernel takes the end of the
-starting thread for that of the parent, so only the main thread starts nodes.
+A pipe that a node watches for its parent's end would need a task in every server. This signal needs none, also works
+for etcd, and is set in the child before it runs the command, so that no node is ever without it. The kernel sends it
+when the thread that started the process ends, so only the main thread starts nodes.
 """
 
 

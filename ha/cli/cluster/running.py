@@ -32,7 +32,7 @@ START_MISSING = signal.SIGUSR1
 """The signal that makes the process that runs a cluster start the nodes that don't run, such as new ones."""
 _POLL_S = 0.1
 _LOCK = "@hhqqi"
-"""struct flock: kind, whence, start, length, ID of the holder"""
+"""struct flock: kind, whence, start, length, process ID of the holder"""
 
 
 @contextmanager
@@ -206,9 +206,9 @@ class LocalCluster:
         return process
 
     def serve(self, wanted: int, start_missing: Callable[[], None]) -> None:
-        """Reports each node that ends, until all have ended; the others go on.
+        """Reports each node that ends, and returns when all have ended. The end of a node does not stop the others.
 
-        Calls `start_missing` when the descriptor `wanted` has data, which it reads.
+        When the descriptor `wanted` has data, reads the data and calls `start_missing`.
         """
         while self._running:
             ends = {os.pidfd_open(process.pid): name for name, (_, process) in self._running.items()}
@@ -303,8 +303,10 @@ def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float, 
 
 
 def pages_of_nodes(directory: Path, nodes: Sequence[LocalNode]) -> Callable[[float], dict[str, Page | str]]:
-    """Returns a function that fetches the status page of each broker of `directory` with the broker's own token and
-    certificate, within a timeout in seconds: by address, the page or why there is none. Raises NodeError.
+    """Returns a function that fetches the status page of each broker of `directory`, with the broker's own token and
+    certificate. It takes a timeout in seconds, and returns by address the page, or why there is none.
+
+    Raises NodeError if a token or certificate can't be read.
     """
     by_access: dict[tuple[str, Path | None], list[str]] = {}
     for node in nodes:
@@ -323,7 +325,8 @@ def pages_of_nodes(directory: Path, nodes: Sequence[LocalNode]) -> Callable[[flo
 
 
 def _admin_token(directory: Path, node: LocalNode) -> str:
-    """Returns the token of a node's admin port; "" for none. Raises NodeError. Looks for it where the node does."""
+    """Returns the token of a node's admin port; "" for none. Reads it from the same places as the node, or else from
+    HALOG_ADMIN_TOKEN. Raises NodeError if the token's file can't be read."""
     given = os.environ.get("HA_ADMIN_TOKEN") or node.keys.get("adminToken")
     if given:
         return given

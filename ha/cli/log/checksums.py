@@ -1,6 +1,6 @@
 """Checks the blocks of a log against halog's checksum files (ha/protocol/checksum_file.py).
 
-A record's own CRC covers only its body; these cover every flushed byte. RocketMQ's stores have none.
+A record's own CRC covers only its body; checksum files cover every flushed byte. RocketMQ's stores have none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
         return
     head = unpack_head(raw)
     if head is None or (head.segment_start, head.segment_size) != (segment.start, segment.size):
-        return  # damaged itself, or of another log: useless for this one
+        return  # the checksum file is damaged, or belongs to another log
     first = max(0, -(-(begin - segment.start) // head.block_size))
     stop = min(head.block_count, -(-(end - segment.start) // head.block_size))
     for number in range(first, stop):

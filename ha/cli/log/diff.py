@@ -23,7 +23,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One store at the first difference; `record` is None where it has none."""
+    """One of the two stores at the first difference. `record` is the record there; None if the store has none."""
 
     path: str
     file: str

@@ -63,8 +63,8 @@ class Dumped(msgspec.Struct):
 
     count: int = 0
     next_offset: int = 0
-    """Offset to resume from without omitting a message: that of the first record not printed whole, or the end of the
-    span; the span's begin while batch queues are printed, which are not in physical order"""
+    """Offset from which to resume without omitting a message: that of the first record that was not printed completely,
+    or the end of the span. While batch queues are printed, which are not in physical order, the begin of the span"""
     is_complete: bool = False
     damaged_count: int = 0
     """Number of records printed whose CRC is wrong (`crc_ok` is false)"""
@@ -176,7 +176,7 @@ def _print(
     for run in runs:
         if in_order:
             done.next_offset = run.segment.start + int(run.positions[0])
-        if stop.is_set():  # maybe no record of many runs is printed
+        if stop.is_set():  # also checked here, because many runs may have no record to print
             return False
         for row in shown_rows(run, with_body=choice.with_body):
             if in_order and row["physical_offset"] is not None:

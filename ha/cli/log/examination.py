@@ -19,7 +19,7 @@ from ha.audit.range import CopyFacts, CopyPlace, RangeFacts, RangeTask, examine_
 from ha.cli.log.stores import Span
 
 RANGE_BYTES = 16 << 20
-"""Bytes examined at a time: a Ctrl-C waits for about a tenth of a second."""
+"""Number of bytes examined at a time; Ctrl-C takes effect after the current range, which takes about 0.1 s."""
 Watch = Callable[[RangeFacts], None]
 
 
@@ -30,7 +30,7 @@ class Examination:
         self.readers = readers
         self.span = span
         self.reached = span.begin
-        """End of the part of the span that was examined."""
+        """Physical offset at which the examined part of the span ends."""
         self.findings = Findings(examples_max)
         self.places = [
             CopyPlace(name, str(reader.path.absolute()), reader.broker_name, span.begin, reader.end_offset())
@@ -41,7 +41,8 @@ class Examination:
 
     @property
     def begin(self) -> int:
-        """Start of the part that was examined: that of the span, or the end of what retention deleted meanwhile."""
+        """Physical offset at which the examined part starts: the start of the span, or the end of the bytes that
+        retention deleted meanwhile."""
         return max(fold.begin for fold in self.folds)
 
     @property

@@ -57,7 +57,7 @@ class Places:
         return Place(str(file), begin, min(begin + max(length, 1), segment.size))
 
     def _behind_segment(self, finding: Finding) -> Place:
-        """Return the place of bytes that a segment has too many or too few at its end, or of those of a missing one."""
+        """Return the place of surplus or missing bytes at the end of a segment file, or that of a missing file."""
         segments = self._reader.segments()
         before = segments[bisect_left([segment.start for segment in segments], finding.physical_offset) - 1]
         if finding.kind == "missing_file" and before.size == max(segment.size for segment in segments):

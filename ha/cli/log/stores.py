@@ -1,4 +1,4 @@
-"""Opens store directories, and the part of a log that --from and --to name."""
+"""Opens store directories, and determines the part of a log that --from and --to select."""
 
 from __future__ import annotations
 

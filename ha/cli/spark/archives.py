@@ -1,4 +1,4 @@
-"""The jobs of `ha spark` that write, change and send what is in an archive."""
+"""The jobs of `ha spark` that write an archive, erase messages in it, and send its messages to a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs of `ha spark` that examine a log, or build its files again."""
+"""The jobs of `ha spark` that examine a log, or rebuild its consume queues and key index."""
 
 from __future__ import annotations
 

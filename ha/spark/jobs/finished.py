@@ -1,9 +1,9 @@
 """Stores results of a job's tasks until the job ends, so that a stopped job resumes.
 
-The driver writes each wave of results into a file (SQLite, so that a kill at any moment leaves it consistent), one for
-each job and its options. A result is found by its task and by the files of the log that the task read: their names,
-inodes, sizes and modification times. So ranges whose files were written to since are read again, and no result of
-another log at the same path is used. The file is deleted when the job succeeds.
+The driver writes each wave of results to a SQLite file, which stays consistent if the process is killed; each job with
+its options has its own file. The key of a result contains its task and the files of the log that the task read: their
+names, inodes, sizes and modification times. A range is read again if its files have changed or belong to another log.
+The file is deleted when the job succeeds.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def state_folder() -> Path:
 def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Iterator[FinishedTasks]:
     """Open the results of an earlier, unfinished attempt at `job` with the same `options`; new results are added.
 
-    The attempts must have the same working directory and `folder`, in which the results are (None: `state_folder()`).
-    The results are deleted when the block ends without an error. If they can't be stored, a warning is logged, and the
-    job can't be resumed.
+    Both attempts must run in the same working directory and use the same `folder`, which contains the results (None:
+    `state_folder()`). The results are deleted when the block ends without an error. If they can't be stored, a warning
+    is logged, and the job can't be resumed.
     """
     digest = hashlib.sha256(msgspec.msgpack.encode((os.getcwd(), options), enc_hook=str)).hexdigest()[:16]
     found = FinishedTasks((state_folder() if folder is None else Path(folder)) / f"{job}-{digest}.sqlite")
@@ -62,16 +62,18 @@ class FinishedTasks:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.taken_count = 0
-        """Number of results that were found, each of which saved a task"""
+        """Number of stored results that were used in place of running their task"""
         self.first_ms: int | None = None
-        """Time at which the first of these was stored, in ms since the epoch"""
+        """Time at which the oldest of the used results was stored, in ms since the epoch; None if none was used"""
         self._is_failing = False
         self._database: sqlite3.Connection | None = None
         if file.exists():
             self._open()
 
     def runner(self, run: Runner, key_of: Callable[[Any], bytes | None]) -> Runner:
-        """Wrap `run`, for functions that return a struct, to skip tasks whose result is stored.
+        """Return a runner that uses the stored results of tasks, and executes the other tasks with `run`.
+
+        The functions given to the runner must be annotated with the struct that they return.
 
         `key_of`: returns a key of everything that the result of a task depends on; None for a task that must always
         run.
@@ -114,7 +116,7 @@ class FinishedTasks:
             self._database = None
 
     def delete(self) -> None:
-        """Delete the file when the job has succeeded."""
+        """Delete the file, which a job that has succeeded no longer needs; a failure is logged."""
         self.close()
         for ending in _ENDINGS:
             file = self.file.with_name(self.file.name + ending)
@@ -185,7 +187,8 @@ class FinishedTasks:
 class LogFiles:
     """The segment files of a store at construction, for keys of tasks that read them.
 
-    Files that vanish meanwhile are left out, as are all if the log can't be listed: the readers report that.
+    Files deleted during the listing are left out. Without access to the log there are none: tasks that read it report
+    the error.
     """
 
     def __init__(self, store: str) -> None:

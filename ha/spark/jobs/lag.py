@@ -43,7 +43,7 @@ class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the job: either `path`, or `servers` with `groups` and `topics`."""
 
     path: str | None = None
-    """A store directory"""
+    """Store directory of a broker"""
     servers: str | None = None
     """Name servers, host:port joined with ';'"""
     groups: tuple[str, ...] = ()
@@ -51,13 +51,13 @@ class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...] = ()
     """Topics to measure; default with `path`: all topics that the groups have offsets for"""
     now_ms: int | None = None
-    """Time against which the age of messages is measured; default: the time of the run"""
+    """Time against which the age of messages is measured, in ms since 1970; default: the time of the run"""
 
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     """The lag of one group in one queue. `committed`, `begin` and `end` are queue offsets.
 
-    `committed`: the next message to consume.
+    `committed`: queue offset of the next message to consume.
     """
 
     group: str
@@ -70,24 +70,25 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     """Queue offset after the last message"""
     messages: int
-    """Number of messages not consumed yet that still exist"""
+    """Number of messages in the queue that the group has not consumed yet"""
     lost: int
     """Number of messages deleted by retention before the group consumed them"""
     ahead: int
     """Number of entries by which the committed offset is beyond the queue's end, for example because messages were
     truncated or it belongs to another log; usually 0"""
     bytes: int | None
-    """Size of the unconsumed records; None if unknown (over the network)"""
+    """Size of the unconsumed records in bytes; None if unknown (over the network)"""
     seconds: float | None
-    """Age of the oldest unconsumed message; 0 if there is none; None if it can't be read"""
+    """Age of the oldest unconsumed message in seconds; 0 if there is none; None if it can't be read"""
     is_unknown: bool = False
     """Whether the queue does not exist in this log"""
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum over those queues of a group that exist; `seconds` is the maximum.
+    """The lag of a group: sums over its queues that exist in the log, and for `seconds` the maximum.
 
-    `bytes` is None if it is unknown for a queue, `seconds` if it is unknown for all.
+    `bytes` is None if unknown for any queue, `seconds` if unknown for all. `unknown_topics`: topics of the group with a
+    queue that does not exist.
     """
 
     group: str
@@ -108,11 +109,11 @@ class LagResult(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupLag, ...]
     now_ms: int
     newest_ms: int | None
-    """Store timestamp of the log's newest message, if known: shows when a log is no longer written to"""
+    """Store timestamp of the log's newest message, in ms since 1970; None if unknown. An old one means an idle log."""
 
     @property
     def exit_code(self) -> int:
-        """0: how much lag is too much is for the caller to decide."""
+        """Exit code of the command, always 0: the caller decides how much lag is too much."""
         return 0
 
 
@@ -147,8 +148,8 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
     """Return (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
 
-    Empty without the file, as no group has committed yet. The backup is read if the file is missing or damaged. Raises
-    StoreUnreadable if neither can be read.
+    Empty if there is no such file, as no group has committed yet. The backup is read if the file is missing or damaged.
+    Raises StoreUnreadable if neither can be read.
     """
     folder = path / "config"
     reasons = []
@@ -204,7 +205,7 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
         now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
         newest_ms = _newest_ms(reader)
         broker_name = reader.broker_name
-    # Groups of one queue in one task: its entries are read once for 64 of them, however far behind they are.
+    # Sorted by queue: a task reads the entries of a queue once for all of its groups in the task.
     wanted.sort(key=lambda row: (row[1], row[2], row[0]))
     tasks = [
         _QueueTask(str(path.absolute()), broker_name, now_ms, tuple(wanted[at : at + _QUEUES_PER_TASK]))
@@ -278,7 +279,7 @@ def _lag_in(
 def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int], end: int) -> dict[int, int]:
     """Return the size of the records from each queue offset of `firsts` to `end`; entries are read once for all of
     them."""
-    if not has_plain_entries(reader, topic, queue_id):  # whole batches: parts would not add up
+    if not has_plain_entries(reader, topic, queue_id):  # entries of batches: sizes of partial ranges would not add up
         return {first: reader.queue_bytes(topic, queue_id, first, end) for first in firsts}
     found, above, total = {}, end, 0
     for first in sorted(firsts, reverse=True):
@@ -288,7 +289,7 @@ def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int]
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
-    """Return the store timestamp (ms) of the first readable message of [begin, end), or None. Looks at 16 at most."""
+    """Return the store timestamp (ms) of the first readable message of [begin, end), or None. Reads 16 at most."""
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
     for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
         known = pc.drop_null(batch.column(0))

@@ -1,7 +1,7 @@
-"""Draws the plots of the jobs with matplotlib, without a display: as PNG files, and as SVG in the colours of a page.
+"""Draws the plots of the jobs with matplotlib, without a display: as PNG files, and as SVG for HTML pages.
 
-A `Plot` draws itself with a palette. For SVG the palette consists of placeholder colours that become CSS variables, so
-that one picture suits light and dark pages.
+A `Plot` draws itself with a palette. For SVG the palette has placeholder colours that become CSS variables of the page,
+so that one picture suits light and dark mode.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERIES = ("#0077bb", "#ee7733", "#009988", "#cc3311", "#ee3377", "#997700", "#88
 
 
 class Palette(NamedTuple):
-    """The colours that differ between light and dark."""
+    """Colours of text, grid lines and background, which differ between light and dark pages."""
 
     ink: str
     grid: str
@@ -40,7 +40,7 @@ Draw = Callable[[Any, Palette], None]
 
 
 class Plot(NamedTuple):
-    """`draw(axes, palette)` draws it; `name` is its file name without .png, `title` its caption; sizes in inches."""
+    """A plot, drawn by `draw(axes, palette)`. `name`: file name without .png; `title`: caption; sizes in inches."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ class Plot(NamedTuple):
 
 
 def to_png(plot: Plot, path: Path) -> None:
-    """Save the plot on a white background."""
+    """Save the plot as a PNG file at `path`, on a white background."""
     with _quiet():
         _figure(plot, PRINT).savefig(path, format="png", dpi=130, facecolor=PRINT.paper)
 
@@ -96,7 +96,7 @@ def _figure(plot: Plot, palette: Palette) -> Figure:
             legend.set_frame_on(False)
             for text in legend.get_texts():
                 text.set_color(palette.ink)
-        # While the settings apply: text is laid out when the figure is drawn.
+        # Lays out the text while the font settings apply.
         figure.draw_without_rendering()
         return figure
 
@@ -187,7 +187,7 @@ def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylab
 
 
 def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, float]]], xlabel: str) -> Plot:
-    """Return a plot of cumulative distributions. `curves`: label -> (share 0…1, value); logarithmic x-axis."""
+    """Return a plot of cumulative distributions. `curves`: label -> points (share 0…1, value); logarithmic x-axis."""
 
     def draw(axes: Any, palette: Palette) -> None:
         for number, (label, curve) in enumerate(curves.items()):
@@ -231,7 +231,7 @@ _UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "bytes"))
 
 
 def bytes_scale(highest: int) -> tuple[int, str]:
-    """Return a suitable unit for up to `highest` bytes: its size and its name."""
+    """Return the largest unit of at most `highest` bytes, for an axis: its size in bytes and its name."""
     return next((1024**power, name) for power, name in _UNITS if highest >= 1024**power or not power)
 
 
@@ -255,7 +255,7 @@ def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: 
             axes.barh(rows[label], (end - begin) / scale, left=begin / scale, color=SERIES[0], alpha=0.35, height=0.56)
         for number, kind in enumerate(kinds):
             found = [mark for mark in marks if mark.kind == kind]
-            # Kinds at one place are stacked.
+            # Shifts marks by kind, so that different kinds at the same offset stay visible.
             shift = 0.0 if len(kinds) == 1 else 0.44 * (number / (len(kinds) - 1) - 0.5)
             axes.plot(
                 [mark.physical_offset / scale for mark in found],
@@ -277,7 +277,7 @@ def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: 
 
 
 def _shortened(label: str) -> str:
-    """Shorten a name from a log for a plot, and escape what matplotlib would interpret."""
+    """Shorten a name from a log for a plot, and escape characters that matplotlib would interpret."""
     shown = label if len(label) <= 36 else f"{label[:24]}…{label[-10:]}"
     shown = "".join(character if character.isprintable() else "·" for character in shown).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -1,4 +1,4 @@
-"""Makes HTML pages of the jobs: one self-contained file each, with style and plots, for light and dark mode.
+"""Builds the HTML reports of the jobs: one self-contained file each, with style and plots, for light and dark mode.
 
 Text is escaped here and nowhere else: topics, keys and tags from a log may contain anything.
 """

@@ -15,7 +15,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Create the file at `path` atomically, and sync it. Raises FileExistsError, with nothing changed, if there is one.
+    """Create the file at `path` atomically, and sync it. Raises FileExistsError if it exists, and then changes nothing.
 
     A kill may leave a draft behind, whose name ends in `.tmp`.
     """

@@ -1,4 +1,4 @@
-"""Runs plain functions on executors, one item per task; shows progress and raises halog's errors on the driver."""
+"""Runs plain functions on executors, one item per task; reports progress and raises halog's errors on the driver."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 TASKS_PER_CORE = 8
-"""Number of tasks of a wave per core: enough to balance tasks of unequal length, few enough to show progress and limit
+"""Number of tasks per core in a wave: enough to balance tasks of unequal length, few enough to show progress and limit
 the results in memory.
 """
 
 
 class Runner(Protocol):
-    """Yields the results of `function` for each task in order, one list per wave."""
+    """Runs `function` on each task, and yields the results in order, a list for each wave (tasks that run together)."""
 
     def __call__(self, function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], /) -> Iterator[list[ResultT]]: ...
 
@@ -37,4 +37,4 @@ def spark_runner(spark: SparkSession) -> Runner:
 
 
 def _no_steps(done: int, total: int) -> None:
-    """Show no progress within a wave."""
+    """Do nothing: callers report progress after each wave."""

@@ -17,8 +17,9 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
     """Commit the batch that consists of the parts `results`; does nothing if no part had a row.
 
     A broker whose status for a row was not in `options.accepted`, or on which a row was found rather than sent, must
-    first store a fence with such a status: brokers flush and replicate in order, so the row is then as safe. Raises
-    SinkFailed if the batch is committed with another number of rows, and if a record can't be stored; ClientError.
+    first store a fence with an accepted status: brokers flush and replicate in order, so the row is then as safe.
+    Raises SinkFailed if the batch is committed with another number of rows, and if a record can't be stored;
+    ClientError.
     """
     results = [result for result in results if result.row_count or result.already_committed]
     if not results:
@@ -55,8 +56,8 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
 def commit_record(results: Sequence[PartResult]) -> ControlRecord:
     """Return the commit record of a batch with these parts.
 
-    Raises SinkFailed if they are of several batches, or if there are more or fewer queue offsets than rows, because
-    parts have the same message.
+    Raises SinkFailed if they are of several batches, or if the number of queue offsets is not that of the rows, because
+    two parts claim the same message.
     """
     part = results[0].part
     ranges: Ranges = {}

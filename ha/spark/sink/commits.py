@@ -40,7 +40,7 @@ class Commits:
         """Add records that were read later; only commits are kept."""
         for record in records:
             if record.kind == "commit":
-                self._commits.setdefault((record.sink, record.batch), record)  # the first counts, as for the writer
+                self._commits.setdefault((record.sink, record.batch), record)  # a batch's first commit counts
                 self._last[record.sink] = max(record.batch, self._last.get(record.sink, -1))
                 self._brokers.update((topic, name) for topic, brokers in record.ranges.items() for name in brokers)
 
@@ -97,7 +97,7 @@ class Commits:
 
 def _touches(record: ControlRecord, piece: QueueSlice) -> bool:
     queue = piece.queue
-    for queues in record.ranges.get(queue.topic, {}).values():  # whatever name the broker is read under
+    for queues in record.ranges.get(queue.topic, {}).values():  # the broker may be read under another name
         spans = queues.get(queue.queue_id, [])
         if spans and spans[0][0] < piece.end and piece.begin < spans[-1][1]:
             return True

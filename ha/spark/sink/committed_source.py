@@ -1,4 +1,4 @@
-"""The option isolation=read_committed: a `LogSource` that filters another one to rows that sinks have committed.
+"""Implements the option isolation=read_committed: a `LogSource` that hides the uncommitted rows of another one.
 
 `commits.py` finds the committed rows. A batch query first reads the commits, and then each queue to its end. It returns
 all rows of these commits, and no row of a later one.
@@ -24,7 +24,7 @@ from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKe
 
 
 class CommittedSource(LogSource):
-    """Implements `LogSource` over `inner`. `stops_at_pending`: for streams."""
+    """Filters the rows of `inner`. `stops_at_pending`: end queues before rows that may still be committed (streams)."""
 
     def __init__(self, inner: LogSource, *, stops_at_pending: bool, commit_topic: str = COMMIT_TOPIC) -> None:
         self._inner = inner
@@ -45,25 +45,25 @@ class CommittedSource(LogSource):
         return has_changed
 
     def brokers(self) -> Brokers:
-        """As in `inner`."""
+        """Return the brokers of `inner`."""
         return self._inner.brokers()
 
     def min_offset(self, broker: str) -> int | None:
-        """As in `inner`."""
+        """Return the physical offset at which the log of `broker` begins; None if `inner` does not know it."""
         return self._inner.min_offset(broker)
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """As in `inner`."""
+        """Return the queues of `topics` in `inner`; for a batch, first read the commits."""
         if not self._stops_at_pending:
-            self._read_commits()  # before any range, as a source may look for those of all known queues at once
+            self._read_commits()  # before any range: `inner` may fetch those of all known queues at once
         return self._inner.queues(topics)
 
     def topics(self) -> list[str]:
-        """As in `inner`."""
+        """Return the topics of `inner`."""
         return self._inner.topics()
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """As in `inner`, but for a stream only up to the first row that may still be committed."""
+        """Return the range of `queue` in `inner`; for a stream, up to the first row that may still be committed."""
         if queue not in self._ranges:
             begin, end = self._inner.queue_range(queue)
             if self._stops_at_pending and begin < end:
@@ -73,16 +73,19 @@ class CommittedSource(LogSource):
         return self._ranges[queue]
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """As in `inner`, but None beyond `queue_range`."""
+        """Return the queue offset of the first message stored at or after `timestamp_ms`.
+
+        None if there is none, or if it is beyond `queue_range`.
+        """
         found = self._inner.offset_for_time(queue, timestamp_ms)
         return found if found is not None and found < self.queue_range(queue).end else None
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """As in `inner`."""
+        """Return the physical offset of a message in `inner`."""
         return self._inner.physical_offset(queue, queue_offset)
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """As in `inner`: of all rows, committed or not."""
+        """Return the size of all records [begin, end) in bytes, committed or not; None if `inner` does not know it."""
         return self._inner.queue_bytes(queue, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
@@ -137,15 +140,15 @@ def _resumed(ends: Mapping[QueueKey, int], queue: QueueKey, begin: int, end: int
     """Return the queue offset at which to continue in a queue that has the queue offsets [begin, end) and was read up
     to `ends[queue]`.
 
-    That is its first offset if it ends before that offset, as its topic was created again. `ends` counts only messages
-    that were there: all may be missing for a moment, while a resync copies the log again.
+    If the queue ends before `ends[queue]`, its topic was created again, and the result is its first offset. `ends` has
+    only offsets of messages that were read: while a resync copies the log again, a queue may be empty for a moment.
     """
     at = max(begin, ends.get(queue, begin))
     return at if at <= end else begin
 
 
 class CommittedPartition(LogPartition):
-    """Reads `inner` and excludes the rows of sinks that `commits` does not name."""
+    """Reads `inner`, and leaves out rows that a sink wrote and no commit in `commits` names."""
 
     def __init__(self, inner: LogPartition, commits: Commits) -> None:
         super().__init__()

@@ -179,9 +179,9 @@ class CommitTopic:
     async def fence(self, broker_name: str, accepted: frozenset[SendStatus] | None = None) -> None:
         """Wait until everything that `broker_name` stored before this call can be pulled.
 
-        With `accepted`, also until a later record there has one of these statuses, so that all of it is as safe, since
-        brokers flush and replicate in order. Errors as in `append` and `wait_pullable`; SinkFailed with `accepted` if
-        the commit topic has no queue there.
+        With `accepted`, also until a record stored there after the call has one of these statuses: brokers flush and
+        replicate in order, so everything before it is then as safe. Errors as in `append` and `wait_pullable`;
+        SinkFailed with `accepted` if the commit topic has no queue there.
         """
         queues = await with_retries(lambda: self._producer.queues(self._topic), self._timeout_s)
         queues = [queue for queue in queues if queue.broker_name == broker_name]
@@ -272,7 +272,7 @@ async def existing_queues(consumer: PullConsumer, topic: str) -> list[MessageQue
             raise SinkFailed(
                 f"servers: no broker is registered with the name servers, so it is unknown what {topic} has"
             ) from None
-    try:  # there is no such topic, unless the broker that has it has just come back
+    try:  # the topic does not exist, or its broker has only now registered again
         return await consumer.queues(topic)
     except RouteNotFound:
         return []

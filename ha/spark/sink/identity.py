@@ -3,10 +3,10 @@
     HALOG_SINK   sink "/" batch "/" partition            owner of the message; `sink` is the query's id, or `sinkId`
     UNIQ_KEY     32 hex digits: 10 bytes hash of (sink, batch, partition, the row) | 6 bytes number within the attempt
 
-Attempts are compared by the hash, not the number, as Spark repeats the rows of a partition, but after a shuffle not
-their order. Rows of equal content have equal hashes and are counted. The format is RocketMQ's (32 hex digits,
-`MessageClientIDSetter`), so that all clients and tools support it; where RocketMQ has a time of the current month it
-has zeros, so RocketMQ's tools search from the start of the month.
+Rows of two attempts are matched by the hash, not the number: Spark repeats the rows of a partition, but after a shuffle
+not their order. Rows of equal content have equal hashes and are matched by count. The format is RocketMQ's (32 hex
+digits, `MessageClientIDSetter`), so that all clients and tools support it. It has zeros where RocketMQ has a time of
+the current month, so RocketMQ's tools search from the start of the month.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME_LENGTH_MAX = 64
 
 
 def check_sink_name(name: str) -> str:
-    """Return `name` if it consists of 1 to 64 of A-Z a-z 0-9 _ . - and so can name a sink; otherwise OptionError."""
+    """Return `name`, a sink's name of 1 to 64 characters A-Z a-z 0-9 _ . -. Raises OptionError for any other text."""
     if not 0 < len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise OptionError(
             "sinkId",
@@ -74,6 +74,6 @@ class UniqueKeys:
         return digest.hexdigest().upper()
 
     def key(self, row_hash: str) -> str:
-        """Return a new UNIQ_KEY for a row with that hash."""
+        """Return a new UNIQ_KEY for a row with the hash `row_hash`."""
         self._number += 1
         return f"{row_hash}{self._number:012X}"

@@ -67,7 +67,7 @@ class PartResult(msgspec.Struct):
 
     `row_count`: rows of this part, of which `found_count` were stored by earlier attempts. `strays`: number of messages
     of earlier attempts that match no row. `ranges`: where the rows are. `floors`: the highest known end of each queue
-    of the topics. `doubtful`: brokers that must confirm by a fence that the rows are safe.
+    of the topics. `doubtful`: brokers that must store a fence before the commit, as rows there may be unsafe.
     """
 
     part: SinkPart
@@ -408,7 +408,7 @@ class PartWriter:
                 at = slot.end
                 for body in slot.bodies:
                     if mark not in body:
-                        continue  # of other senders, or of other parts
+                        continue  # no message of this part
                     try:
                         records = decode_records(body)
                     except RemoteProtocolError as error:

@@ -66,7 +66,7 @@ _NOT_SENT = frozenset(
 
 
 class Row(NamedTuple):
-    """A message to send, and its queue (None: any). `head` is everything except the body, as one text."""
+    """A message to send, and its queue (None: any). `head`: all values except the body, as one text."""
 
     message: Message
     queue_id: int | None
@@ -158,7 +158,7 @@ def _text(column: str, value: Any) -> Any:
 
 
 def _properties(given: Any) -> dict[str, str]:
-    """Return a map's entries, or those of Kafka's headers, of which the last of each name counts."""
+    """Return the entries of a map, or of Kafka's headers; of headers with the same name, the last one counts."""
     pairs = ((pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in given or ())
     return {name: _text("headers", value) for name, value in pairs if name}
 

@@ -3,7 +3,7 @@
 Exactly once per micro-batch, across failed tasks and restarted queries:
 
     identify    a row belongs to (query id, batch id, partition), which Spark passes to every task and repeats after a
-                restart; each message has it (HALOG_SINK), with a hash of the row (in UNIQ_KEY)
+                restart; each message has these three (HALOG_SINK), and a hash of the row (in UNIQ_KEY)
     find        a task searches the log for messages that an earlier attempt at its part stored, and sends only the
                 rest; the topic `commitTopic` limits the search, so that usually nothing is scanned (partition.py)
     commit      the driver writes one record with the ranges of queue offsets of the whole batch (control.py)
@@ -59,18 +59,18 @@ _log = logging.getLogger(__name__)
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
-"""Local properties of a micro-batch's jobs (StreamExecution.QUERY_ID_KEY, MicroBatchExecution.BATCH_ID_KEY)"""
+"""Local properties of the jobs of a micro-batch (StreamExecution.QUERY_ID_KEY, MicroBatchExecution.BATCH_ID_KEY)"""
 
 
 class SinkMessage(WriterCommitMessage):
-    """A task's message to the driver."""
+    """A task's result, sent to the driver for the commit."""
 
     def __init__(self, result: PartResult) -> None:
         self.result = result
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One `df.write…save()`, identified by sinkId or a new id. Created on the driver and pickled to the tasks."""
+    """Writes the rows of one `df.write…save()`, identified by sinkId or a new id. Pickled to the tasks."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -95,7 +95,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of a streaming query: Spark creates one for each, and another for its commit or abort."""
+    """Writes one micro-batch of a streaming query. Spark creates one for the tasks, another for the commit or abort."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options

@@ -1,1 +1,1 @@
-"""Reads the log: options, start and end of a query, its tasks; from files or over the network."""
+"""The Spark source: parses options, plans batches and streams, and reads the log from files or over the network."""

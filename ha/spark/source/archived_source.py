@@ -1,8 +1,8 @@
-"""The option `archive` of a stream: a `LogSource` over another one that also has the messages of an archive.
+"""Implements the option `archive` of a stream: a `LogSource` that adds an archive's messages to those of another one.
 
 Positions are queue offsets, as without an archive. A queue begins with its first archived message and ends where the
 log ends; what retention deleted from the log is read from the archive. So each message is read once, a checkpoint
-stays valid whatever the archiver, its merges and retention do, and an archive can be added to a query later.
+stays valid regardless of archiving, merges and retention, and an archive can be added to a query later.
 
 Where the log of a broker begins after the end of its archive, the messages in between are lost (failOnDataLoss). Other
 messages that neither has were erased, or deleted before they could be archived; they don't count as lost again.
@@ -32,10 +32,10 @@ _Offsets = dict[int, tuple[int, int]]
 
 
 class ArchivedSource(LogSource):
-    """Implements `LogSource` over `log` and the archive that the options name.
+    """Combines the messages of `log` and of the archive that the options name. Implements `LogSource`.
 
-    Raises OptionError for a light queue, for a topic that the archive does not hold, and as in `check_broker_names`;
-    ArchiveDamaged.
+    The constructor raises OptionError for a light queue, for a topic that the archive does not hold, and as in
+    `check_broker_names`; ArchiveDamaged.
     """
 
     def __init__(self, log: LogSource, options: SourceOptions) -> None:
@@ -108,7 +108,7 @@ class ArchivedSource(LogSource):
         return Brokers([*known, *sorted(self._states.keys() - set(known))], known.aliases)
 
     def min_offset(self, broker: str) -> int | None:
-        """As in the log; None for a broker that only the archive has."""
+        """Return the physical offset at which the log of `broker` begins; None for a broker only in the archive."""
         return self._log.min_offset(broker) if broker in self._log.brokers() else None
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
@@ -131,7 +131,7 @@ class ArchivedSource(LogSource):
 
     def _check_not_created_again(self, queue: QueueKey, archived: QueueRange, logged: QueueRange) -> None:
         """Raises OptionError if two messages may have one queue offset, because the archive has messages of an earlier
-        topic.
+        topic of the same name.
 
         The log then has a message that the archive does not cover with a queue offset that the archive has, too.
         """
@@ -158,11 +158,11 @@ class ArchivedSource(LogSource):
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """As in the log; −1 for a broker that only the archive has."""
+        """Return the physical offset of a message in the log; −1 for a broker only in the archive."""
         return self._log.physical_offset(queue, queue_offset) if queue.broker in self._log.brokers() else -1
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size of the records [begin, end) in bytes; None if the log can't tell.
+        """Return the size of the records [begin, end) in bytes; None if the log does not know it.
 
         For archived messages, it is their share (by rows) of the size of the compressed files.
         """
@@ -296,7 +296,7 @@ def check_broker_names(archived: Sequence[str], known: Sequence[str]) -> None:
 
 
 class ArchivedPartition(LogPartition):
-    """Rows of archived files."""
+    """Reads rows from the files of an archive."""
 
     def __init__(self, ranges: Sequence[FileRange]) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class ArchivedPartition(LogPartition):
 
 
 class PartitionChain(LogPartition):
-    """Several partitions, read one after the other."""
+    """Reads several partitions, one after the other."""
 
     def __init__(self, parts: Sequence[LogPartition]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reads the log as a table: a batch reader, which exists in the planning process and, pickled, in each task."""
+"""Reads the log as a table, with a batch reader that plans in one process and is pickled to the tasks."""
 
 from __future__ import annotations
 

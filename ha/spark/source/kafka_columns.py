@@ -1,4 +1,4 @@
-"""The option kafkaColumns: rows as spark-sql-kafka's source returns them, for queries that were written for it.
+"""Implements the option kafkaColumns: returns rows with the columns of spark-sql-kafka, for queries written for it.
 
     key            binary     the keys, separated by spaces; null without keys
     value          binary     the body

@@ -17,7 +17,7 @@ def record_count(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> 
 
 
 def limit_records(limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> OffsetMap:
-    """Return an end of about `limit` records in total, in proportion to each queue's records.
+    """Return an end with about `limit` records between it and `start`, in proportion to each queue's records.
 
     As in spark-sql-kafka, a share below one record is raised to one so that no small queue starves (more than `limit`
     are read if more than `limit` queues have records), and others are rounded down. `start` has every queue of `end`.
@@ -38,7 +38,7 @@ def _share(limit: int, begin: int, end: int, total: int) -> int:
 def limit_bytes(
     limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], queue_bytes: QueueBytes
 ) -> OffsetMap:
-    """Return an end of about `limit` bytes of records in total, in proportion to each queue's bytes.
+    """Return an end with about `limit` bytes of records between it and `start`, in proportion to each queue's bytes.
 
     It includes at least one record of each queue that has any. A queue's end is found by bisection: about 20 calls of
     `queue_bytes` for a million records. `start` has every queue of `end`.
@@ -76,7 +76,7 @@ class TriggerDelay:
         self._last_batch_ms: int | None = None
 
     def holds_back(self, waiting: int) -> bool:
-        """Return whether `waiting` records (a count) must wait; True for 0. If not, the delay starts again."""
+        """Return whether a batch of `waiting` records must wait; True for 0. If it need not, the delay starts again."""
         now_ms = self._clock_ms()
         if waiting == 0:
             return True

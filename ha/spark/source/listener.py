@@ -54,19 +54,19 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: int
     """Queue offset that the log assigns next"""
     messages: int
-    """Number of messages not read yet that still exist"""
+    """Number of messages in the queue that the query has not read yet"""
     bytes: int | None
-    """Size of their records; None if the source can't tell, as with `servers`"""
+    """Size of the unread messages' records in bytes; None if unknown, as with `servers`"""
     seconds: float
-    """Age of the oldest of them; 0 if there are none or it can't be read"""
+    """Age of the oldest unread message in seconds; 0 if there is none or it can't be read"""
     headroom: int
-    """Number of messages read already that are still in the log"""
+    """Number of messages that the query has read and that are still in the log"""
     lost: int
     """Number of messages deleted before they were read"""
 
 
 class LagReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The lag of one query at one time."""
+    """The lag of one query at the time `measured_at_ms` (ms since 1970)."""
 
     query: str
     """Name of the query, or its id if it has none"""
@@ -78,12 +78,12 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> int:
-        """Number of messages not read yet that still exist, of all queues."""
+        """Number of messages in all queues that the query has not read yet."""
         return sum(queue.messages for queue in self.queues)
 
     @property
     def bytes(self) -> int | None:
-        """Size of the unread messages' records; None if the source can't tell."""
+        """Size of the unread messages' records in bytes; None if it is unknown for a queue."""
         sizes = [queue.bytes for queue in self.queues]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -152,7 +152,7 @@ class LagListener(StreamingQueryListener):
     """Measures the lag of each query that reads the log given by `options`, which are those of the source.
 
     `publish` is called with each LagReport, on Spark's listener thread; `metrics_file` is rewritten with the newest
-    report of every query, in Prometheus' text format, for the textfile collector. A query is measured at most once in
+    report of every query, in Prometheus' text format, for the textfile collector. A query is measured at most once per
     `interval_s`. `queries` limits measuring to queries with these names; `source` is the index of the source within a
     query that reads several logs (default: the first Python source).
 
@@ -186,7 +186,7 @@ class LagListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Store the query's name, and remove an earlier query with this name and another id."""
         query_id = str(event.id)
-        if event.name is not None:  # one that was started again without its checkpoint has another id
+        if event.name is not None:  # started again without its checkpoint, a query has another id
             for former in [known for known, name in self._names.items() if name == event.name and known != query_id]:
                 for table in (self._names, self._last, self._reports):
                     table.pop(former, None)
@@ -195,7 +195,7 @@ class LagListener(StreamingQueryListener):
         self._ended.discard(query_id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Measure, unless the last measurement is less than `interval_s` old."""
+        """Measure the query's lag, unless the last measurement is less than `interval_s` seconds old."""
         progress = event.progress
         query_id = str(progress.id)
         self._names[query_id] = progress.name or query_id
@@ -205,7 +205,7 @@ class LagListener(StreamingQueryListener):
             self._measure(query_id)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Measure: nothing was read, but something may be waiting."""
+        """Measure the lag of a query that read nothing: messages may be waiting all the same."""
         if str(event.id) in self._last:
             self._measure(str(event.id))
 
@@ -217,10 +217,10 @@ class LagListener(StreamingQueryListener):
             self._write_metrics()
 
     def _end_offset(self, sources: Iterable[Any]) -> str | None:
-        """Return the JSON of the batch's end offset in our source; None without one.
+        """Return the JSON of the batch's end offset in the measured source; None if there is none.
 
-        The API shows only that a source is written in Python: the first such source is taken, unless the user gave the
-        index of ours.
+        The API shows only whether a source is written in Python. The measured source is the first one that is, unless
+        the user gave its index.
         """
         for number, source in enumerate(sources):
             is_ours = "PythonMicroBatchStream" in str(source.description) and bool(source.endOffset)
@@ -252,7 +252,7 @@ class LagListener(StreamingQueryListener):
         if self._publish is not None:
             try:
                 self._publish(report)
-            except Exception:  # the application's
+            except Exception:  # raised by the application
                 logger.exception("lag.not_published query=%r", name)
 
     def _write_metrics(self) -> None:

@@ -80,7 +80,7 @@ class LocalSource(LogSource):
             assert refused is not None
             raise refused
         if has_changed:
-            # The longest; among equally long ones the one that begins earlier, then the one read before.
+            # The longest replica comes first; then the one that begins earlier, then the one that was read so far.
             last = self._best.get(broker, paths)
             order = sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last)))
             self._best[broker] = tuple(order)
@@ -112,7 +112,7 @@ class LocalSource(LogSource):
         return sorted({topic for broker in self._stores for topic in self._reader(broker).topics()})
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the readable part of `queue`."""
+        """Return the readable queue offsets of `queue`."""
         found = self._ranges.get(queue)
         if found is None:
             begin, end = self._reader(queue.broker).queue_range(queue.topic, queue.queue_id)
@@ -120,7 +120,7 @@ class LocalSource(LogSource):
         return found
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
+        """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
         return self._reader(queue.broker).offset_for_time(queue.topic, queue.queue_id, timestamp_ms)
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
@@ -188,7 +188,7 @@ def _has_batch_queues(path: str) -> bool:
 
 
 class QueuePartition(LogPartition):
-    """Slices of queues, read one after the other. `replicas`: broker -> directories, best first."""
+    """Reads slices of queues, one after the other. `replicas`: broker -> directories, in the order to try them."""
 
     def __init__(self, slices: tuple[QueueSlice, ...], replicas: Mapping[str, Paths]) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class QueuePartition(LogPartition):
 
 
 class RangePartition(LogPartition):
-    """Every queued record of `topics` (None: of all) that begins in physical offsets [begin, end) of a broker's log."""
+    """Reads the queued records of `topics` (None: of all) that begin in physical offsets [begin, end) of a log."""
 
     def __init__(self, broker: str, paths: Paths, begin: int, end: int, topics: frozenset[str] | None = None) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class Brokers(tuple[str, ...]):
     aliases: Mapping[str, str]
 
     def __new__(cls, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> Brokers:
-        """`aliases` may contain the names themselves."""
+        """Create it from `names`. Aliases that are names themselves are ignored."""
         made = super().__new__(cls, names)
         made.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in made}
         return made
@@ -100,10 +100,10 @@ class LogSource(Protocol):
         """
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the confirmed, readable part of `queue`."""
+        """Return the confirmed, readable queue offsets of `queue`."""
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
+        """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
         """Return the physical offset (bytes) of a message; −1 if that is unknown, or the message no longer exists;

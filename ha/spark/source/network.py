@@ -46,7 +46,7 @@ GROUP = "halog-spark"
 _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": ReadFrom.SUGGESTED}
 _PULL_COUNT_MAX = 4096
 _AWAY_PAUSE_S = 0.2
-"""Interval at which name servers are asked for a broker that they don't know"""
+"""Interval in seconds at which name servers are asked for a broker that they don't know"""
 _NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
 """Topics that RocketMQ registers on every broker for its own use"""
 
@@ -74,7 +74,7 @@ def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> Networ
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Open the brokers of the option `servers`. Raises OptionError if no name server answers; ClientError."""
+    """Open a source for the name servers of the option `servers`. Raises OptionError if none answers; ClientError."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 
@@ -105,7 +105,7 @@ class _Client:
             raise OptionError("servers", str(error), "name servers that are up, as host:port") from None
 
     def call_with_retries(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Call `attempt` like `call`, and repeat it for pullTimeout on transient errors."""
+        """Call `attempt` like `call`, and repeat it for up to pullTimeout on transient errors."""
         return self.call(lambda: with_retries(attempt, self._settings.pull_timeout_s))
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class NetworkSource(LogSource):
                 begin = await with_retries(lambda: consumer.min_offset(queue), retry_s)
             except RouteNotFound:
                 if key.broker not in await consumer.broker_names():
-                    raise  # it may only be away
+                    raise  # the broker may be restarting
                 return QueueRange(0, 0)  # its topic was deleted
             return QueueRange(min(begin, end), end)
 
@@ -199,17 +199,17 @@ class NetworkSource(LogSource):
             self._ranges[key] = _result_of(future, f"{key}", self._settings)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none.
+        """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none.
 
         Brokers differ in their answer for a time between two messages and after the last one (RocketMQ 4.9: the
-        nearest), so their answer is only where the search begins.
+        nearest), so the search only starts at their answer.
         """
         begin, end = self.queue_range(queue)
         if begin >= end:
             return None
         consumer, target = self._client.consumer, _message_queue(queue)
         guess = self._client.call_with_retries(lambda: consumer.offset_for_time(target, timestamp_ms))
-        low, high = begin, end  # all before low are earlier; high and all after it are not
+        low, high = begin, end  # messages before low are earlier than the time; those from high on are not
         probe = min(max(guess, begin), end - 1)
         probes = [probe, probe - 1]
         while low < high:
@@ -258,7 +258,7 @@ class NetworkSource(LogSource):
 
 
 class NetworkPartition(LogPartition):
-    """Slices of queues, pulled one slice after the other."""
+    """Pulls slices of queues, one slice after the other."""
 
     def __init__(self, slices: tuple[QueueSlice, ...], settings: NetworkSettings) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def _read_slice(
             is_there = piece.queue.broker in client.call(client.consumer.broker_names)
             if not is_there and monotonic() > give_up_s:
                 raise
-            if not (is_there and was_there):  # it may restart, or have just come back
+            if not (is_there and was_there):  # the broker may restart, or have just registered
                 was_there = is_there
                 sleep(0 if is_there else _AWAY_PAUSE_S)
                 waiting = start(at)
@@ -346,7 +346,7 @@ def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:
 
 
 def _broker_tags(tags: frozenset[str] | None) -> tuple[str, ...]:
-    """Return the tags for the broker to filter by; none, to get all messages, if one can't be expressed."""
+    """Return the tags by which the broker filters; none (no filter) if a tag can't be part of a tag expression."""
     if not tags or any(not tag or "|" in tag or tag != tag.strip() or tag == "*" for tag in tags):
         return ()
     return tuple(sorted(tags))

@@ -1,6 +1,6 @@
 """Pulls ranges of a queue over the network, as the bytes that brokers send.
 
-A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB of what it assumes to be on disk), so
+A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB if it assumes them to be on disk), so
 sequential pulls would cost a round trip for each of these. But an answer never holds more than was requested, so the
 queue offsets of further pulls are known in advance: a range is cut into slots of 32 offsets, many slots are requested
 at once, and each is continued separately if an answer was short.
@@ -8,7 +8,7 @@ at once, and each is continued separately if an answer was short.
 A broker leaves out messages that it can't read (damage beyond repair, a segment that retention has just deleted), and
 blank entries of a queue, which are not messages. Its answer to a pull of one offset alone tells which of the two it is.
 
-Uses the SDK and raw records; knows no Spark and decodes nothing.
+Uses the SDK and raw records; does not depend on Spark, and decodes nothing.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ async def pull_slots(
 ) -> list[Slot]:
     """Pull the first slots of [begin, end), at most `lanes`, at the same time, and return them in order.
 
-    The end of the last one is where to continue. Raises RecordsGone for missing messages if `fail_on_data_loss` is on,
-    and in any case if the broker does not have the queue offsets within `retry_s`; ConnectionFailed, RequestTimedOut
-    and transient BrokerErrors after `retry_s`, other BrokerErrors at once.
+    The caller continues at the end of the last one. Raises RecordsGone for missing messages if `fail_on_data_loss` is
+    on, and in any case if the broker does not have the queue offsets within `retry_s`; ConnectionFailed,
+    RequestTimedOut and transient BrokerErrors after `retry_s`, other BrokerErrors at once.
     """
     size = FILTERED_SLOT_ENTRIES if settings.tags else settings.slot_entries
     last = min(end, begin + size * settings.lanes)
@@ -176,7 +176,7 @@ async def _check_left_out(
 def _left_out(queue: MessageQueue, body: bytes, begin: int, end: int) -> list[int]:
     """Return the queue offsets of [begin, end) without a record in `body`.
 
-    Empty if the records don't show them: records of a light queue have offsets of other queues, and inner batches
+    Empty if that is unknown: records of a light queue have offsets of other queues, and inner batches
     cover several offsets.
     """
     found = set()

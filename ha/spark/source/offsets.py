@@ -52,7 +52,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
     started: OffsetMap = {}
     initial: str | None = None
     read: dict[str, int] = {}
-    """broker -> physical offset after all messages that were read"""
+    """broker -> physical offset (bytes) after all messages that were read"""
 
 
 def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
@@ -97,7 +97,7 @@ def decode_positions(
             for queue in decode_queue(topic, f"{prefix}{first}", brokers, option, one=True):
                 for queue_id, number in enumerate(numbers, first):
                     key = QueueKey(topic, queue.broker, queue_id)
-                    # Replicas were two brokers in checkpoints of earlier versions; what one lacks is read again.
+                    # Checkpoints of earlier versions have replicas as several brokers; the lowest offset counts.
                     positions[key] = min(number, positions.get(key, number))
     return positions
 
@@ -127,7 +127,7 @@ def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: b
 
 
 def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, Any]:
-    """Return a stream's offset for JSON."""
+    """Return a stream's offset as a JSON object."""
     found: dict[str, Any] = encode_positions(offset.positions, brokers)
     if len(brokers) == 1:
         found[BROKER] = brokers[0]
@@ -144,7 +144,7 @@ def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
     """Decode a stream's offset. Raises OptionError if it is malformed, or not an offset of these brokers."""
     _check_offsets(found, "checkpoint")
     _check_offsets(found.get(READ, {}), "checkpoint")
-    # A single broker may have been renamed, so its name counts only among others.
+    # A single broker may have been renamed, so its name counts only if there are several.
     unnamed = found.get(BROKER) if len(brokers) > 1 else None
     read = {brokers.name_of(name): place for name, place in found.get(READ, {}).items()}
     if len(brokers) == 1 and len(read) == 1:
@@ -203,12 +203,12 @@ def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
 
 
 def starting_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return where a new query starts in each of `queues`. Raises OptionError as in `_resolve`."""
+    """Return for each of `queues` the queue offset at which a new query starts. Raises OptionError as in `_resolve`."""
     return _resolve(source, options, options.starting, options.starting_option, list(queues), at_start=True)
 
 
 def ending_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return where a batch ends in each of `queues`. Raises OptionError as in `_resolve`."""
+    """Return for each of `queues` the queue offset at which a batch ends. Raises OptionError as in `_resolve`."""
     return _resolve(source, options, options.ending, options.ending_option, list(queues), at_start=False)
 
 

@@ -58,9 +58,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """topic -> queues ("3" on every broker, or "broker-a:3")"""
     starting: Position = AtEdge(EARLIEST)
     starting_option: str = "startingOffsets"
-    """The option that `starting` came from, for messages"""
+    """Name of the option that determines `starting`, for error messages"""
     no_match: Literal["error", "latest"] = "error"
-    """What a starting time after a queue's last record means: an OptionError, or the queue's end"""
+    """Result of a starting time after a queue's last record: error (OptionError), or latest (the queue's end)"""
     ending: Position = AtEdge(LATEST)
     ending_option: str = "endingOffsets"
     min_partitions: int | None = None
@@ -77,7 +77,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
     """read_committed: excludes rows that a halog sink has not committed (ha.spark.sink.committed_source)"""
     offset_retries: int = 3
-    """Number of retries if a queue's end is before what was read already"""
+    """Number of retries if a queue ends before the offset that the query has reached"""
     offset_retry_interval_ms: int = 1000
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     """The selected columns, which with `kafka_columns` may also be Kafka's (`kafka_columns.SOURCES`)"""
@@ -181,8 +181,8 @@ _KAFKA_ONLY = {
 
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
-    """Parse the options for a `kind` of query; names in any case. Raises OptionError for the first invalid option
-    found."""
+    """Parse the options for a `kind` of query; names may be in any case. Raises OptionError for the first invalid
+    option found."""
     given = GivenOptions({_known(key): value for key, value in raw.items()})
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
         if name in given:

@@ -1,4 +1,4 @@
-"""Plans what a batch reads from a `LogSource`, and divides it among tasks."""
+"""Plans the queue offsets that a batch reads from a `LogSource`, and divides them among tasks."""
 
 from __future__ import annotations
 

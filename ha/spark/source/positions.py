@@ -1,4 +1,4 @@
-"""Parses where a query starts and ends, as given by its options, before the queues are known."""
+"""Parses the options that determine where a query starts and ends. The queues are not known yet."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Position = AtEdge | AtOffsets | AtTime | AtTimes
 
 
 def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Position, str]:
-    """Return where to start or end, and the name of the option that determines it.
+    """Return the position at which to start or end, and the name of the option that determines it.
 
     `side`: "starting" or "ending". Of several options, Timestamp precedes OffsetsByTimestamp and Offsets. `default`
     applies if there is none. Raises OptionError for an invalid value.
@@ -67,7 +67,7 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
     found: PerQueue = {}
     for topic, queues in given.json_object(name).items():
         if topic.startswith("$"):
-            continue  # keys of a stream's own offsets other than queues
+            continue  # a key such as $start in a stream's offset
         if not isinstance(queues, dict):
             raise OptionError(name, f"{queues!r} of {topic} does not map queues to numbers", JSON_FORMS[name])
         found[topic] = {}

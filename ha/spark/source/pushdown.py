@@ -66,7 +66,7 @@ def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, l
         if pushed.brokers is not None and narrowed.brokers is not None:
             brokers = pushed.brokers & narrowed.brokers
         if pushed.where.keys is not None and narrowed.where.keys is not None:
-            continue  # two conditions on keys are not one on their intersection; the first one narrows enough
+            continue  # a record may have a key of each: the two sets can't be intersected
         pushed = Pushed(where=pushed.where.restrict(narrowed.where), brokers=brokers)
     return pushed, left
 

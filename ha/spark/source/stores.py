@@ -19,7 +19,7 @@ from ha.errors import OptionError, StoreUnreadable
 from ha.spark.source.log_source import Brokers
 
 Paths = tuple[str, ...]
-"""Directories with replicas of one log, the one to read first."""
+"""Directories with replicas of one log, in the order in which they are tried."""
 
 
 class Stores(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ done.
 
 
 class StreamPlanner:
-    """The decisions of a stream reader on the driver, over any `LogSource`. Not thread-safe."""
+    """Plans the micro-batches of a stream reader on the driver, over any `LogSource`. Not thread-safe."""
 
     def __init__(
         self, source: LogSource, options: SourceOptions, clock_s: Callable[[], float] = time.monotonic
@@ -123,8 +123,8 @@ class StreamPlanner:
     def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the offset at which the next batch ends, within `limit` and the options' limits.
 
-        `start` itself if there is no batch yet. Raises RecordsGone as in `_still_there`; OptionError if `start` is of
-        other brokers.
+        Returns `start` itself if there is no batch yet. Raises RecordsGone as in `_still_there`; OptionError if `start`
+        is of other brokers.
         """
         if not self._look() and start == self._read_up:
             return start
@@ -249,7 +249,7 @@ class StreamPlanner:
         again."""
         brokers = self._source.brokers()
         first, last = decode_stream(start, brokers), decode_stream(end, brokers)
-        # After a restart the log may need to catch up with what was read before it.
+        # After a restart of the broker, its log may first have to reach the offsets that were read before.
         self._wait_for(last.positions)
         slices = slices_between(
             self._source,
@@ -274,7 +274,7 @@ class StreamPlanner:
 
 
 class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's interface. On the driver it uses a planner, created at the first call; tasks call only `read`."""
+    """Implements Spark's stream reader. The driver uses a planner, created at the first call; tasks only `read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -288,7 +288,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def planner(self) -> StreamPlanner:
-        """The planner, which opens the log."""
+        """The planner. The first access creates it and opens the log."""
         if self._planner is None:
             self._planner = StreamPlanner(open_source(self.options), self.options)
         return self._planner

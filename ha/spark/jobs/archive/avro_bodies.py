@@ -41,18 +41,19 @@ _TIMES = {
     ("long", "timestamp-micros"): TIMESTAMP,
     ("long", "timestamp-millis"): TIMESTAMP,
 }
-"""(type, logical type) -> column"""
+"""(Avro type, logical type) -> Arrow type of the column"""
 _EXACT = Context(prec=DECIMAL_DIGITS_MAX)
 _WITHOUT_MEANING = frozenset({"doc", "aliases", "default", "order"})
-"""Attributes that change no column and no value"""
+"""Attributes of a schema that affect neither columns nor values"""
 _Convert = Callable[[Any], Any] | None
-"""Converts a value of fastavro that is not None to one of Arrow; None: they are the same. Raises ValueError if it does
-not fit
+"""Converts a value that fastavro returned, other than None, to the value for Arrow; None if no conversion is needed.
+Raises ValueError if the value does not fit.
 """
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """See BodyFormat. `given` is the JSON of a record schema; the result leaves out its documentation and defaults."""
+    """Return the schema to store (see BodyFormat): `given`, the JSON of a record schema, without documentation and
+    defaults."""
     if not isinstance(given, str):
         raise ValueError("it is no text")
     avro = _fastavro()
@@ -61,20 +62,20 @@ def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
         raise ValueError("it is not of a record")
     try:
         avro.parse_schema(schema)
-        _Types().of(schema, "")  # needs attributes that fastavro does not check
+        _Types().of(schema, "")  # checks attributes that fastavro does not check
     except (avro.UnknownType, avro.SchemaParseException, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     return dict(_without(schema, _WITHOUT_MEANING))
 
 
 def columns(stored: dict[str, Any]) -> pa.StructType:
-    """See BodyFormat."""
+    """Return the columns of a stored schema; see BodyFormat."""
     arrow, _ = _Types().of(stored, "")
     return arrow
 
 
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
-    """See BodyFormat."""
+    """Return a function that decodes bodies of a stored schema; see BodyFormat."""
     avro = _fastavro()
     schema = avro.parse_schema(_with_enum_indexes(_without(stored, frozenset({"logicalType"}))))
     fingerprint = avro.fingerprint(avro.to_parsing_canonical_form(stored), "CRC-64-AVRO")
@@ -98,7 +99,7 @@ def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 def _with_enum_indexes(schema: Any) -> Any:
-    """Return `schema` with each enum replaced by a record of the symbol's index, which is encoded in the same bytes."""
+    """Return `schema` with each enum replaced by a record with the index of the symbol, which has the same encoding."""
     if isinstance(schema, list):
         return [_with_enum_indexes(member) for member in schema]
     if not isinstance(schema, dict):
@@ -133,7 +134,7 @@ def _fastavro() -> Any:
 
 
 def _without(schema: Any, attributes: frozenset[str]) -> Any:
-    """Return `schema` without these attributes of its types and fields."""
+    """Return `schema` without the given attributes of its types and fields."""
     if isinstance(schema, list):
         return [_without(member, attributes) for member in schema]
     if not isinstance(schema, dict):
@@ -147,11 +148,11 @@ def _without(schema: Any, attributes: frozenset[str]) -> Any:
 
 
 class _Types:
-    """Converts the types in a valid schema, in which a named type is defined before it is used."""
+    """Converts the types of a valid schema to Arrow; each named type must be defined before its first use."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[pa.DataType, _Convert] | None] = {}
-        """Full name -> type; None while its own definition is read"""
+        """Full name of a type -> converted type; None while the type's definition is being converted"""
 
     def of(self, schema: Any, namespace: str) -> tuple[pa.DataType, _Convert]:
         """Return the Arrow type and the conversion of values of `schema`. Raises ValueError if no column can have the
@@ -219,7 +220,7 @@ def _primitive(schema: dict[str, Any], kind: str) -> tuple[pa.DataType, _Convert
 def _fixed(schema: dict[str, Any], full_name: str) -> tuple[pa.DataType, _Convert]:
     logical, size = schema.get("logicalType"), schema["size"]
     if size < 1:
-        raise ValueError(f"{full_name} has no bytes")  # an array of them could be of any length in a short body
+        raise ValueError(f"{full_name} has no bytes")  # a short body could hold an array of any number of empty values
     if logical == "decimal":
         return _decimal(schema)
     if logical == "uuid" and size == 16:

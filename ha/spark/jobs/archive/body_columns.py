@@ -1,7 +1,7 @@
 """Decodes columns of an archive from bodies, by a schema for each topic. Uses no Spark job.
 
-A body is decoded as a whole: if it is not of its topic's schema, or one value does not fit its column's type, all of
-its columns are null.
+A body is decoded as a whole: if it does not match its topic's schema, or one value does not fit its column's type, all
+of its columns are null.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def columns_of(found: Iterable[BodyColumns], topic: str) -> BodyColumns | None:
 
 
 class BodyDecoder:
-    """Decodes the bodies of an archive's topics."""
+    """Decodes columns from message bodies, by the schemas of their topics."""
 
     def __init__(self, columns: BodyColumns | None) -> None:
         self.fields = [] if columns is None else body_fields([columns])
@@ -70,7 +70,7 @@ class BodyDecoder:
                 self._topics[topic] = form.decoder(schema), form.columns(schema)
 
     def decode(self, topic: str, bodies: pa.Array, sys_flags: pa.Array, size_max: int) -> pa.StructArray:
-        """Return the columns of `topic`, which has a schema; null for a body that can't be decoded.
+        """Return the columns decoded from `bodies`; null for a body that can't be decoded. `topic` must have a schema.
 
         `size_max` is the maximum size of a decompressed body, in bytes.
         """
@@ -80,7 +80,7 @@ class BodyDecoder:
         return _array([None if body is None else decode(body) for body in plain], arrow)
 
     def append_columns(self, topic: str | None, rows: pa.RecordBatch, size_max: int) -> tuple[pa.RecordBatch, int]:
-        """Append all decoded columns to rows of `topic`; return the rows, and how many bodies could not be decoded.
+        """Append all decoded columns to rows of `topic`; return the rows and the number of undecodable bodies.
 
         Columns of other topics are null. `size_max` as in `decode`.
         """
@@ -97,7 +97,8 @@ class BodyDecoder:
 
 
 def _array(rows: list[Any], arrow: pa.DataType) -> pa.Array:
-    """Return `rows` as Arrow, null for one that has a value which does not fit, such as a decimal with more digits."""
+    """Return `rows` as an Arrow array, with null for each row that has a value that does not fit its type, such as a
+    decimal with too many digits."""
     try:
         return pa.array(rows, arrow)
     except (ValueError, OverflowError):

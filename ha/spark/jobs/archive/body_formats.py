@@ -1,4 +1,4 @@
-"""Selects the module for a format of bodies from which an archive decodes columns."""
+"""Selects the module that decodes an archive's columns from message bodies of a format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 class BodyFormat(Protocol):
-    """The interface of the module of a format."""
+    """The interface of a module that decodes bodies of one format."""
 
     @property
     def ACCEPTED(self) -> str:  # noqa: N802 - a constant of the module
@@ -30,7 +30,7 @@ class BodyFormat(Protocol):
 
 
 def body_format(name: Literal["json", "avro", "protobuf"]) -> BodyFormat:
-    """Return the module of a format. Imports only this one, because each worker process of Spark pays for imports."""
+    """Return the module for the format `name`. Imports only this one, to keep the start of worker processes short."""
     if name == "avro":
         from ha.spark.jobs.archive import avro_bodies
 

@@ -1,7 +1,7 @@
 """Selects the files of an archive to merge: small neighbours in physical order, but no large file with small ones.
 
-A run of neighbours is merged when its largest file is at most half of it, so that a row is rewritten about log2(target
-/ first size) times in total, however many small files continuous archiving adds.
+A run of neighbours is merged if its largest file is at most half of the run's size. A row is then rewritten about
+log2(target size / size of its first file) times in total, however many small files continuous archiving adds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def plan_merges(
 ) -> list[tuple[ArchivedFile, ...]]:
     """Return runs of files to be merged, each of one topic and day and in physical order.
 
-    A run has at least `files_min` files, or two if they reach `target_file_bytes`, where it is cut. Files of at least
-    half that size are not merged, and separate runs. A run is also cut where the queue offsets of a topic begin again,
-    so that the manifest still shows that (`State.created_again`).
+    A run has at least `files_min` files, or at least two if they reach `target_file_bytes`, which ends the run. Files
+    of at least half that size are not merged, and separate runs. A run also ends where the queue offsets of a topic
+    begin again, so that the manifest still shows that the topic was created again (`State.created_again`).
     """
     partitions: dict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
     for file in files:
@@ -39,7 +39,7 @@ def plan_merges(
             highest.update((span.queue_id, span.last) for span in file.queues)
             small.append(file)
             if sum(each.bytes for each in small) >= target_file_bytes:
-                runs.extend(_worthwhile(small, files_min=2))  # they fill a file, however few they are
+                runs.extend(_worthwhile(small, files_min=2))  # together they fill a file
                 small = []
         runs.extend(_worthwhile(small, files_min))
     return runs

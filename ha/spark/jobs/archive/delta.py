@@ -32,7 +32,7 @@ _DELTA_TABLE = "io.delta.tables.DeltaTable"
 
 
 class DeltaTable:
-    """Implements `ArchiveTable`."""
+    """The Delta table of an archive: implements `ArchiveTable`."""
 
     def __init__(self, spark: SparkSession, archive: Path) -> None:
         self._archive = archive
@@ -45,7 +45,7 @@ class DeltaTable:
         self._columns: list[str] = []
 
     def files(self) -> dict[str, int]:
-        """See ArchiveTable."""
+        """Return the row counts of the table's files; see ArchiveTable."""
         with self._active():
             snapshot = self._log.startTransaction().snapshot()
             if snapshot.version() != self._seen:
@@ -56,16 +56,16 @@ class DeltaTable:
         return self._rows
 
     def sequence(self, broker_name: str) -> int:
-        """See ArchiveTable."""
+        """Return the number of the broker's last commit to the table; see ArchiveTable."""
         found = self._log.unsafeVolatileSnapshot().transactions().get(f"halog/{broker_name}")
         return int(found.get()) if found.isDefined() else 0
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """See ArchiveTable."""
+        """Commit a change of files to the table; see ArchiveTable."""
         try:
             self._commit(state, added, removed, is_merge=is_merge)
         except Py4JJavaError as error:
-            # All conflicts of Delta inherit from it: io.delta.exceptions.DeltaConcurrentModificationException.
+            # The superclass of Delta's conflict errors (io.delta.exceptions.DeltaConcurrentModificationException).
             conflict = "java.util.ConcurrentModificationException"
             if not is_instance_of(self._session.sparkContext._gateway, error.java_exception, conflict):
                 raise
@@ -104,7 +104,7 @@ class DeltaTable:
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        """Make this session the active one, whose settings Delta uses."""
+        """Make `_session` the active session of Spark in the block: Delta uses the active session's settings."""
         sessions = self._sql.classic.SparkSession
         before = sessions.getActiveSession()
         sessions.setActiveSession(self._session._jsparkSession)
@@ -117,7 +117,7 @@ class DeltaTable:
                 sessions.clearActiveSession()
 
     def _add_columns(self, state: State) -> None:
-        """Create the table, or add columns that it does not have."""
+        """Create the table, or add the columns of `state` that it does not have."""
         schema = archive_schema_of([state])
         if set(schema.names) - set(self._columns):
             rows = self._session.createDataFrame([], from_arrow_schema(schema))
@@ -137,7 +137,7 @@ def _add(archive: Path, file: ArchivedFile) -> dict[str, Any]:
 
 
 def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
-    """Return the least and greatest values of numbers and times, with which Delta skips files."""
+    """Return minimum and maximum of each column of integers or times, from which Delta decides which files to skip."""
     found: dict[str, tuple[Any, Any]] = {}
     unknown: set[str] = set()
     for number in range(footer.num_row_groups):
@@ -161,7 +161,7 @@ def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return `value` in the form of Delta's statistics: times as text, rounded down to milliseconds."""
+    """Return `value` as Delta's statistics have it: times as text in UTC, rounded down to milliseconds."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value
@@ -172,7 +172,7 @@ def delta_session(spark: SparkSession) -> SparkSession:
     Lake."""
     delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
     extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
-    # py4j takes a missing class for a package.
+    # py4j returns a package object for a class that does not exist.
     if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:
         raise OptionError(
             "format",
@@ -183,6 +183,6 @@ def delta_session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
     session.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    # The default, 50, is meant for much larger tables.
+    # Delta's default of 50 partitions is meant for much larger tables.
     session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
     return session

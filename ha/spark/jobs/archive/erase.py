@@ -3,10 +3,10 @@
 Copies of the topic's messages in the broker's own topics (delayed and half messages, retries, dead letters) are removed
 with them. Files without such rows stay as they are; the others are written again without the rows, or deleted. That is
 one commit of the manifest, like a merge, so a kill at any moment leaves the archive with all of the rows or with none.
-A Delta or Iceberg table follows; its earlier versions have the rows until they are deleted.
+A Delta or Iceberg table is updated afterwards; its earlier versions have the rows until they are deleted.
 
-The manifest records the physical offsets of what was erased, for the audit, and no keys. The log is not changed: its
-readers get the messages until retention deletes their segments.
+The manifest records the physical offsets of the erased messages, for the audit, but not their keys. The log is not
+changed: its readers get the messages until retention deletes their segments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ha.spark.jobs.tasks import run_tasks
 
 
 class EraseOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to erase."""
+    """Options of an erasure: the messages to erase, and where."""
 
     archive: str
     topic: str
@@ -52,7 +52,7 @@ class EraseOptions(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str | None = None
     """Broker whose messages are erased; default: all brokers"""
     dry_run: bool = True
-    """Count only"""
+    """Only count the messages that would be erased"""
 
 
 class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was erased, or in a dry run would be."""
+    """The number of erased rows by topic; in a dry run, of the rows that would be erased."""
 
     archive: str
     dry_run: bool
@@ -88,12 +88,12 @@ class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if there are rows that can't be searched."""
+        """Exit code of the command: 0, or 3 if there are rows that can't be searched."""
         return EXIT_INCOMPLETE if self.not_searched else 0
 
 
 class SearchTask(msgspec.Struct, frozen=True):
-    """Search one file."""
+    """Task of `search_file`: search one file for matching rows."""
 
     archive: str
     file: ArchivedFile
@@ -101,7 +101,7 @@ class SearchTask(msgspec.Struct, frozen=True):
 
 
 class RewriteTask(msgspec.Struct, frozen=True):
-    """Write the file of `merge` again without its matching rows."""
+    """Task of `rewrite_file`: write the one file of `merge` again without its matching rows."""
 
     merge: MergeTask
     match: Match
@@ -117,7 +117,7 @@ def search_file(task: SearchTask) -> Found:
 
 
 def rewrite_file(task: RewriteTask, attempt: int = 0) -> Written:
-    """Write a file again into staging without its matching rows."""
+    """Write the task's file again into staging without its matching rows. `attempt` as in `write_range`."""
     [source] = task.merge.sources
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -139,7 +139,7 @@ def erase(
     *,
     failpoint: Callable[[str], None] = no_failure,
 ) -> EraseResult:
-    """Erase what `options` select, or count it. Progress in files.
+    """Erase the messages that `options` select, or only count them. Progress is reported in files.
 
     Raises OptionError, ArchiveDamaged, DiskFailed, and ArchiveConflict if an archiver is running (with `dry_run` only
     if its merge does not end).
@@ -172,11 +172,11 @@ def _broker_names(target: Path, options: EraseOptions) -> list[str]:
 
 
 Hits = list[tuple[ArchivedFile, Found]]
-"""The files that have matching rows, or rows that can't be searched"""
+"""(file, search result) of each file that has matching rows, or rows that can't be searched"""
 
 
 class _Erasing:
-    """The erasure in one broker's part of an archive."""
+    """Erases messages in one broker's part of an archive."""
 
     def __init__(self, spark: SparkSession, manifest: Manifest, match: Match, progress: Progress) -> None:
         self._spark = spark
@@ -237,7 +237,7 @@ class _Erasing:
         return hits
 
     def _rewrite(self, state: State, changed: Hits) -> tuple[ArchivedFile, ...]:
-        """Write the files again without the rows, and return the new ones."""
+        """Write the files in `changed` again without their matching rows, and return the new files."""
         sequence = state.sequence + 1
         run = self._manifest.stage(sequence)
         left = [(file, found) for file, found in changed if found.rows < file.rows]

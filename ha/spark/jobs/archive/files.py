@@ -65,7 +65,7 @@ _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
 _OPEN_FILES_MAX = 64
 _Partition: TypeAlias = tuple[str | None, date | None]
-"""Topic and day"""
+"""Topic and day (UTC) of rows; None if unknown because their record is damaged"""
 _BATCH_BYTES = 16 << 20
 _EPOCH = date(1970, 1, 1)
 _US_PER_DAY = 86_400_000_000
@@ -94,9 +94,9 @@ class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     """Name of this attempt's folder in staging"""
     sequence: int
-    """Number of the commit that will name the files"""
+    """Number of the commit that will add the files to the archive"""
     number: int
-    """Number of this task in that commit"""
+    """Number of this task within the commit, from 0"""
     topics: tuple[str, ...] | None
     left_out: tuple[str, ...]
     columns: tuple[str, ...]
@@ -244,7 +244,10 @@ def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None
 
 
 def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
-    """Return the property strings that are not UTF-8, null for others. They are rare, and read from the log again."""
+    """Return the property strings that are not UTF-8, as bytes, and null for other rows.
+
+    These strings are rare, and are read from the log again.
+    """
     suspects = pc.match_substring(batch["propertiesString"], _REPLACEMENT)
     if not pc.any(suspects).as_py():
         return pa.nulls(batch.num_rows, pa.binary())
@@ -259,7 +262,7 @@ def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
 
 
 def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
-    """Return the last sound record of an archived file in physical offsets [begin, end), or None. Raises OSError or
+    """Return the last undamaged record of an archived file in physical offsets [begin, end), or None. Raises OSError or
     ArrowException if the file can't be read."""
     within = (pc.field("physicalOffset") >= begin) & (pc.field("physicalOffset") < end)
     columns = ["physicalOffset", "storeSize", "bodyCRC", "storeTimestamp", "crcOk"]
@@ -267,7 +270,7 @@ def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
 
 
 def _last_record(rows: pa.RecordBatch | pa.Table) -> LastRecord | None:
-    """Return the last sound record, or None."""
+    """Return the last undamaged record of `rows`, or None if there is none."""
     sound = np.flatnonzero(pc.fill_null(rows["crcOk"], False).to_numpy(zero_copy_only=False))
     if not len(sound):
         return None
@@ -281,7 +284,7 @@ def _last_record(rows: pa.RecordBatch | pa.Table) -> LastRecord | None:
 
 
 class _Files:
-    """The files of one task that are not finished, one per topic and day."""
+    """Writes the files of one task, with one unfinished file at a time for each topic and day."""
 
     def __init__(self, task: RangeTask | MergeTask, folder: Path, schema: pa.Schema, attempt: int) -> None:
         self._task = task
@@ -290,7 +293,7 @@ class _Files:
         self._attempt = attempt
         self._unfinished: dict[_Partition, _File] = {}
         self._open: dict[_Partition, None] = {}
-        """The unfinished files of which a part is on disk, by the time of their last flush"""
+        """The unfinished files of which a part is on disk, the least recently flushed first"""
         self._buffered_bytes = 0
         self._done: list[ArchivedFile] = []
         self._count = 0
@@ -378,7 +381,7 @@ class _File:
         return 0 if self._sink is None else int(self._sink.tell())
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Buffer rows; returns their bytes."""
+        """Buffer `rows`, and return their size in memory, in bytes."""
         begins = rows["physicalOffset"]
         ends = pc.add(begins, pc.fill_null(rows["storeSize"], 0).cast(pa.int64()))
         if not self.rows:
@@ -391,7 +394,7 @@ class _File:
         return int(rows.nbytes)
 
     def flush(self) -> int:
-        """Write the buffered rows; returns their bytes."""
+        """Write the buffered rows, and return their size in memory, in bytes."""
         if self._writer is None:
             self._open()
         if self._batches:
@@ -402,7 +405,7 @@ class _File:
         return flushed
 
     def finish(self) -> int:
-        """Write the rest, sync the file, return its size in bytes."""
+        """Write the buffered rows, sync and close the file, and return its size in bytes."""
         self.flush()
         self._writer.close()
         self._sink.flush()
@@ -411,7 +414,7 @@ class _File:
         return self.path.stat().st_size
 
     def abandon(self) -> None:
-        """Delete the file."""
+        """Close and delete the file, if it was created."""
         if self._writer is not None:
             self._writer.close()
             self._sink.close()

@@ -1,6 +1,6 @@
 """Writes the Iceberg table of an archive with PyIceberg, which requires neither Spark nor a server.
 
-Its default catalog is the archive's folder itself, in the layout of Iceberg's Hadoop tables:
+The default catalog is the archive's folder itself, in the layout of Iceberg's Hadoop tables:
 
     archive/
       metadata/v7.metadata.json     the table's metadata, numbered from 1, never changed. A writer that finds its number
@@ -63,7 +63,7 @@ _SNAPSHOT_AGE_MS = 3_600_000
 """Maximum age of snapshots of a new table, in ms. Each commit writes a list of all snapshots, about 0.7 kB each."""
 _EPOCH = date(1970, 1, 1)
 _SCHEMA = Schema(NestedField(1, "topic", StringType()), NestedField(2, "date", DateType()))
-"""Schema of a new table; the first commit adds the columns of the files, as later ones add new columns"""
+"""Schema of a new table; the first commit adds the columns of the files, and later commits add new columns."""
 _PARTITIONS = PartitionSpec(
     PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="topic"),
     PartitionField(source_id=2, field_id=1001, transform=IdentityTransform(), name="date"),
@@ -89,7 +89,7 @@ def open_iceberg_table(archive: Path, name: str) -> IcebergTable:
             raise OptionError("iceberg_table", f"{catalog_name}: {error}", accepted) from None
         identifier = tuple(rest)
         catalog.create_namespace_if_not_exists(identifier[:-1])
-    # Not a URI: no reader decodes it.
+    # The path is not percent-encoded as in a URI, because readers do not decode it.
     location = f"file://{archive}"
     try:
         table = catalog.load_table(identifier)
@@ -109,7 +109,7 @@ def _properties() -> dict[str, str]:
 
 
 class IcebergTable:
-    """Implements `ArchiveTable`."""
+    """The Iceberg table of an archive: implements `ArchiveTable`."""
 
     def __init__(self, archive: Path, table: Table) -> None:
         self._archive = archive
@@ -118,7 +118,7 @@ class IcebergTable:
         self._files: dict[str, DataFile] = {}
 
     def files(self) -> dict[str, int]:
-        """See ArchiveTable."""
+        """Return the row counts of the table's files; see ArchiveTable."""
         self._table.refresh()
         snapshot = self._table.current_snapshot()
         if snapshot is None:
@@ -131,11 +131,14 @@ class IcebergTable:
         return {path: file.record_count for path, file in self._files.items()}
 
     def sequence(self, broker_name: str) -> int:
-        """See ArchiveTable."""
+        """Return the number of the broker's last commit to the table; see ArchiveTable."""
         return int(self._table.properties.get(f"halog.commit.{broker_name}", 0))
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """See ArchiveTable. A merge is an overwrite, too: PyIceberg has no snapshots of the kind "replace"."""
+        """Commit a change of files to the table; see ArchiveTable.
+
+        A merge is an overwrite snapshot, because PyIceberg can't write snapshots with the operation "replace".
+        """
         try:
             self._commit(state, added, removed)
         except CommitFailedException as error:
@@ -189,7 +192,7 @@ class IcebergTable:
     def expire(self) -> None:
         """Delete snapshots older than the table's `history.expire.max-snapshot-age-ms` that no branch or tag names.
 
-        Files go first, then the snapshots that had them: after a kill in between, the next call finds the rest.
+        Files are deleted before the snapshots that list them: after a kill in between, the next call deletes the rest.
         """
         table = self._table.refresh()
         age_ms = int(table.properties.get(TableProperties.MAX_SNAPSHOT_AGE_MS, _SNAPSHOT_AGE_MS))
@@ -229,7 +232,7 @@ def _without_statistics(footer: pq.FileMetaData) -> set[str]:
 
 
 class FolderCatalog(NoopCatalog):
-    """The catalog of one table, in the table's own folder."""
+    """A catalog that holds one table, whose metadata files are in the table's own folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("halog")
@@ -245,16 +248,16 @@ class FolderCatalog(NoopCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create the table."""
+        """Create the table, and return it; if another archiver has created it first, return that one."""
         assert isinstance(schema, Schema)
         assert location is not None
         self._metadata.mkdir(parents=True, exist_ok=True)
-        with suppress(CommitFailedException):  # by another archiver
+        with suppress(CommitFailedException):  # another archiver created it
             self._write(1, new_table_metadata(schema, partition_spec, sort_order, location, properties))
         return self.load_table(identifier)
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return the last version of the table. Raises NoSuchTableError."""
+        """Return the last version of the table. Raises NoSuchTableError if there is none."""
         version = self._version()
         if not version:
             raise NoSuchTableError(f"{self._metadata} has no metadata")

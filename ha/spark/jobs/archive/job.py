@@ -2,7 +2,8 @@
 
 The driver plans ranges of the commitlog from the end of the archive to the confirmed end of the log; executors read
 them with `ha.arrow` and write the files themselves; the driver commits. Committed ranges are never read again,
-uncommitted ones are: killed at any moment and run again, the archive has every record once (see `manifest.py`).
+uncommitted ones are: if the job is killed at any moment and run again, the archive has every record once (see
+`manifest.py`).
 
 Store and archive must be at the same path on the driver and on every executor: one machine, or a shared file system
 that supports flock, link and rename. Several brokers can be archived into one directory, at the same time.

@@ -1,8 +1,8 @@
 """Decodes JSON bodies by a schema of Spark.
 
-A field that is missing is null, and fields that the schema does not have are skipped. Values are not converted: a
-string is no number. The exceptions are whole numbers as DOUBLE or FLOAT, and dates, timestamps (ISO 8601, UTC without
-an offset) and decimals, which may be strings.
+A missing field is null, and fields that are not in the schema are skipped. Values of another type are not converted,
+such as a string for an INT, with these exceptions: DOUBLE and FLOAT accept whole numbers; dates, timestamps (ISO 8601,
+in UTC if they have no offset) and decimals are accepted as strings.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _TYPES: dict[str, tuple[Any, pa.DataType]] = {
     "date": (date, pa.date32()),
     "timestamp": (datetime, TIMESTAMP),
 }
-"""Spark's name -> types of msgspec and Arrow"""
+"""Name of a type in Spark -> type that msgspec decodes, Arrow type"""
 _ALL_TYPES = ", ".join([*map(str.upper, _TYPES), "DECIMAL, ARRAY, MAP<STRING, …>, STRUCT"])
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """See BodyFormat. `given` is DDL or the JSON of Spark; the result has column -> type as Spark writes it in JSON."""
+    """Return the schema to store (see BodyFormat): column -> type in Spark's JSON. `given` is DDL or Spark's JSON."""
     if not isinstance(given, str):
         raise ValueError("it is no text")
     try:
@@ -53,13 +53,13 @@ def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
 
 
 def columns(stored: dict[str, Any]) -> pa.StructType:
-    """See BodyFormat."""
+    """Return the columns of a stored schema; see BodyFormat."""
     _, arrow = _types_of(_struct(stored))
     return arrow
 
 
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
-    """See BodyFormat."""
+    """Return a function that decodes bodies of a stored schema; see BodyFormat."""
     python, _ = _types_of(_struct(stored))
     decode = msgspec.json.Decoder(python).decode
 
@@ -78,8 +78,10 @@ def _struct(types: dict[str, Any]) -> StructType:
 
 
 def _types_of(kind: DataType) -> tuple[Any, pa.DataType]:
-    """Return the types by which msgspec and Arrow represent `kind`. Raises ValueError if it can't be decoded from
-    JSON."""
+    """Return the type for msgspec and the Arrow type of the Spark type `kind`.
+
+    Raises ValueError if values of `kind` can't be decoded from JSON.
+    """
     if isinstance(kind, StructType):
         members = {field.name: _types_of(field.dataType) for field in kind.fields}
         fields = {name: python | None for name, (python, _) in members.items()}

@@ -12,15 +12,15 @@
 
 Spark, Delta and pyarrow ignore names that begin with an underscore.
 
-Steps of a commit: (1) files are written and synced in staging; (2) the commit's JSON is written, synced and *linked* to
-its number, which fails if that number is taken: now the commit is effective; (3) the files it removes are deleted
+Steps of a commit: (1) files are written and synced in staging; (2) the commit's JSON is written, synced and *linked* as
+its numbered file, which fails if the number is taken; now the commit is effective; (3) the files it removes are deleted
 (unless a Delta or Iceberg table has them) and its own are renamed into place; (4) `applied` is replaced. After a kill,
 the next run on the archive finishes (3) and (4), and deletes the rest of staging. Each step can be repeated.
 
 A reader that lists the directory sees only committed rows and, without a Delta or Iceberg table, none twice. While a
 commit is applied (milliseconds) it may see a part of it; while a compaction is applied, rows of the merged files may be
 missing for that moment; a reader that listed before a compaction and opens after it fails with "file not found" and
-must be run again. `read_archive` reads the files in the manifest, so only the last of these can happen to it.
+must be run again. `read_archive` reads the files in the manifest, so only the last of these can happen there.
 
 An object store has no rename and no link. There, step 2 would be a conditional put (If-None-Match: *), files would be
 written under their final names, and only readers that use the manifest would be correct; Delta works this way.
@@ -50,8 +50,8 @@ TABLE_IN_FOLDER = "."
 """Name of a Delta or Iceberg table that is at the archive's own path"""
 _STATE_EVERY = 64
 _COMMITS_KEPT = 1024
-"""Number of commits kept; the state files include older ones. Readers list the folder for each query, and a commit may
-come every few seconds.
+"""Number of commits whose files are kept; the state files include older ones. The limit keeps the folder small: readers
+list it for each query, and a commit may be made every few seconds.
 """
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(1, 32))))
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -101,7 +101,7 @@ class LastRecord(msgspec.Struct, frozen=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows that one request erased. It does not name their keys."""
+    """The rows that one erasure removed. Their keys are not recorded."""
 
     rows: int
     topics: dict[str, int] = {}
@@ -128,14 +128,14 @@ class Scope(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()
     on_damage: str = "report"
     left_out: tuple[str, ...] = ()
-    """Topics that it does not hold; none in archives of earlier versions"""
+    """Topics that are not archived although `topics` is None; empty in archives of earlier versions"""
     table: str = ""
     """The Delta or Iceberg table with the same files: TABLE_IN_FOLDER, or `catalog.namespace.table`; "" for none"""
     body_columns: BodyColumns | None = None
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of an archive. `covered_end` is the physical offset (bytes) up to which the archive is then complete."""
+    """One change of an archive. After it, the archive is complete up to physical offset `covered_end` (bytes)."""
 
     version: int = FORMAT_VERSION
     sequence: int
@@ -188,8 +188,8 @@ class State(msgspec.Struct, kw_only=True):
                 yield from ((topic, span) for span in spans)
 
     def created_again(self, topics: Container[str] | None = None) -> set[tuple[str, int]]:
-        """Return the queues (topic, queue id) with messages of two topics of one name, one created after the other was
-        deleted. RocketMQ begins again at queue offset 0, so later messages have queue offsets that are not higher.
+        """Return the queues (topic, queue id) with messages from before and after their topic was deleted and created
+        again. RocketMQ begins again at queue offset 0, so later messages have queue offsets that are not higher.
 
         `topics`: the topics to check (None: all). Files whose physical offsets overlap are not compared: they overlap
         if the broker's clock was set back.
@@ -217,7 +217,7 @@ class State(msgspec.Struct, kw_only=True):
         return found
 
     def fold(self, commit: Commit) -> None:
-        """Apply `commit`, the next one, to this state."""
+        """Change this state by `commit`, which must be the next one."""
         self.sequence = commit.sequence
         self.scope = commit.scope
         if self.covered_begin is None:
@@ -234,11 +234,11 @@ class State(msgspec.Struct, kw_only=True):
 
 
 def no_failure(step: str) -> None:
-    """Do nothing at a failpoint."""
+    """Do nothing: the failpoint of callers that inject no failure."""
 
 
 class Manifest:
-    """The manifest of `broker_name` in the archive at `archive`. Reads freely; changes only inside `locked()`.
+    """The manifest of `broker_name` in the archive at `archive`. Reading needs no lock; changes need `locked()`.
 
     `failpoint` is called with the name of each step before it is taken; tests raise there.
     """
@@ -282,7 +282,7 @@ class Manifest:
         return state
 
     def applied(self) -> int:
-        """Return the number of the last commit whose files are in place; 0 if there is none. Raises ArchiveDamaged."""
+        """Return the number of the last commit whose files are in place; 0 if none. Raises ArchiveDamaged."""
         try:
             return int((self.folder / "applied").read_text())
         except FileNotFoundError:
@@ -296,9 +296,9 @@ class Manifest:
         return self._commit(numbers[-1]) if numbers and numbers[-1] > self.applied() else None
 
     def recover(self) -> State:
-        """Finish what a killed archiver began, delete its leftovers, and return the state.
+        """Apply the last commit if a killed archiver did not, delete leftover files, and return the state.
 
-        Raises ArchiveDamaged if a file of its last commit is missing; errors as in `state`.
+        Raises ArchiveDamaged if a file of the last commit is missing; errors as in `state`.
         """
         commit = self.unapplied()
         if commit is not None:
@@ -317,7 +317,7 @@ class Manifest:
     def clear_staging(self) -> None:
         """Delete the files in staging; committed files are no longer there.
 
-        Leaves what can't be deleted to the next call: a task that Spark has given up may still write there.
+        Files that can't be deleted remain until the next call: a task that Spark has given up may still write there.
         """
         self.failpoint("clear staging")
         shutil.rmtree(self._staging, ignore_errors=True)
@@ -348,7 +348,7 @@ class Manifest:
             if not found.exists() or found.stat().st_size != file.bytes:
                 raise ArchiveDamaged(self.archive, f"{file.path} of commit {commit.sequence} is missing or cut short")
         folders = set()
-        # Versions of a table still have them.
+        # Earlier versions of a Delta or Iceberg table still need the removed files.
         for path in commit.removed if not commit.scope.table else ():
             self.failpoint(f"remove {path}")
             (self.archive / path).unlink(missing_ok=True)
@@ -377,7 +377,7 @@ class Manifest:
             self._delete_commits(sequence - _COMMITS_KEPT)
 
     def _delete_commits(self, before: int) -> None:
-        """Delete commits and states up to the state file `before`, which remains if it exists."""
+        """Delete the commits up to `before` and all older state files; do nothing if `before` has no state file."""
         commits, states = self._numbers()
         if before in states:
             self.failpoint("delete commits")

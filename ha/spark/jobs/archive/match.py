@@ -20,7 +20,7 @@ SEARCHED = ("physicalOffset", "queueId", "queueOffset", "propertiesString", "sys
 
 
 class Match(msgspec.Struct, frozen=True):
-    """Selects the rows of `topic`, and the copies of them, with one of `keys` (none: all)."""
+    """Selects the rows of `topic` with one of `keys` (none: all), and their copies in the broker's own topics."""
 
     topic: str
     keys: tuple[str, ...]
@@ -64,8 +64,9 @@ def _is_in(values: pa.Array, wanted: tuple[str, ...]) -> npt.NDArray[np.bool_]:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The matching rows of one file. `not_searched`: see `Match.hidden_count`.
+    """The matching rows of one file: their number, physical offsets in bytes, and queue offsets by queue.
 
+    `not_searched` is the result of `Match.hidden_count`.
     Without keys, `physical_offsets` is empty for a file of the topic itself, all rows of which match.
     """
 

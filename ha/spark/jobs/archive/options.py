@@ -39,7 +39,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     iceberg_table: str | None = None
     """`catalog.namespace.table` of PyIceberg's configuration; None: the archive's folder is the table"""
     topics: tuple[str, ...] | None = None
-    """Only these topics; None: all, including the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX), but not the commits of
+    """Topics to archive; None: all, including the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX), but not the commits of
     Spark's sinks (halog-sink-commits)"""
     extra_columns: tuple[str, ...] = EXTRA_COLUMNS
     """Columns in addition to those needed to restore a message"""
@@ -96,7 +96,7 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if this run found damaged records or holes."""
+        """Exit code of the command: 0, or 3 if this run found damaged records or holes."""
         return EXIT_INCOMPLETE if self.damaged or self.holes else 0
 
 

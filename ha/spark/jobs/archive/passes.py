@@ -1,4 +1,4 @@
-"""Runs `archive` over one broker's log: passes, ranges, commits, and the check that it is the log archived before.
+"""Runs `archive` over one broker's log: passes, ranges, commits, and the check that the log is still the same.
 
 The executors write the files and the manifest commits them. Then the Delta or Iceberg table, if there is one, gets the
 same files (see `table.py`).
@@ -49,7 +49,7 @@ logger = logging.getLogger("ha.spark")
 _RANGE_BYTES_MIN = 16 << 20
 _SEGMENT_BYTES_MAX = 1 << 31
 _COMMITS_PER_EXPIRY = 64
-"""Number of commits after which a continuous job deletes old versions of its table, which reads the file lists of all
+"""Number of commits after which a continuous job deletes old versions of its table; it then reads the file lists of all
 versions.
 """
 
@@ -58,7 +58,7 @@ _LEFT_OUT = (COMMIT_TOPIC,)
 
 
 class ArchiveJob:
-    """One run over one broker's log."""
+    """Archives one broker's log in one or several passes."""
 
     def __init__(
         self, spark: SparkSession, options: ArchiveOptions, manifest: Manifest, reader: LogReader, progress: Progress
@@ -87,7 +87,7 @@ class ArchiveJob:
         self._expired_commits = 0
 
     def recover(self) -> None:
-        """Finish what a killed run left, check that archive and log belong together, and open the table.
+        """Recover the manifest after a killed run, check that archive and log belong together, and open the table.
 
         Raises OptionError if the archive was created with other options, ArchiveDamaged if it is of another log.
         """
@@ -111,7 +111,7 @@ class ArchiveJob:
         `stop` ends the pass after the commit in progress.
         """
         self.reader.refresh()
-        self._check_same_log()  # a slave may have got another tail, or another log, since the last pass
+        self._check_same_log()  # a slave's log may have been replaced in part or as a whole since
         self._check_queues()
         log_end = self.reader.end_offset()
         self._progress_begin, self._progress_end = self._begin(), log_end
@@ -130,7 +130,7 @@ class ArchiveJob:
                     continue  # plan again, with the hole
                 if self.reader.min_offset > begin or self.options.every_s is None:
                     raise
-                # Nothing was deleted: the broker recovers from a crash, or a slave is behind what it had.
+                # Nothing was deleted: the broker recovers from a crash, or a slave has less of the log than before.
                 logger.warning("archive.log_moved_back broker=%r error=%r", self.reader.broker_name, str(error))
                 break
             self.result.log_bytes += end - begin
@@ -147,7 +147,10 @@ class ArchiveJob:
         self.reports.report(self.reader, self.state.covered_end or 0, self.result)
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
-        """Archive [begin, end), which `ranges` cover, and commit. Raises RecordsGone with nothing changed."""
+        """Archive `ranges`, which cover physical offsets [begin, end), and commit.
+
+        Raises RecordsGone if retention has deleted records; the archive is then unchanged.
+        """
         sequence = self.state.sequence + 1
         run = self.manifest.stage(sequence)
         written: list[Written] = self.run(
@@ -287,7 +290,7 @@ class ArchiveJob:
         return self.reader.min_offset if covered is None else covered
 
     def _plan_begin(self) -> tuple[int, tuple[Hole, ...]]:
-        """Return the physical offset to resume from, and the hole before it if retention deleted what comes next.
+        """Return the physical offset to resume from, and the hole before it if retention deleted unarchived records.
 
         Raises RecordsGone instead of a hole, unless `fail_on_data_loss` is off.
         """
@@ -337,7 +340,10 @@ class ArchiveJob:
             )
 
     def _archived_within(self, begin: int, end: int) -> LastRecord | None:
-        """Return an archived record in physical offsets [begin, end); None if the last file before `end` has none."""
+        """Return the last undamaged record in physical offsets [begin, end) of the last file that begins before `end`.
+
+        None if that file has none, or there is no such file. Raises ArchiveDamaged if the file can't be read.
+        """
         files = [file for file in self.state.files.values() if file.physical_begin < end]
         if not files:
             return None
@@ -348,7 +354,7 @@ class ArchiveJob:
             raise ArchiveDamaged(self.manifest.archive, f"{path}: {error}") from None
 
     def _check_queues(self) -> None:
-        """Refuse a log from which messages would be missing in an archive that counts as complete.
+        """Checks that all messages of the log can be archived, so that the archive is complete.
 
         Raises OptionError for topics with batch queues, StoreUnreadable for a log without queues.
         """

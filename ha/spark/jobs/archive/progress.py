@@ -24,14 +24,14 @@ class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Bytes of the log that are not archived yet"""
     seconds: float
-    """Age of the oldest message among them; 0 if there is none in their first _LOOK_BYTES"""
+    """Age in seconds of the oldest message that is not archived; 0 if the first _LOOK_BYTES of them have none"""
     headroom_bytes: int
     """Bytes of the log that are archived and not deleted yet: what retention can delete before it reaches messages that
     are not archived"""
 
 
 def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> ArchiveLag:
-    """Compare the end of the archive, a physical offset, with the log as `reader` has it now."""
+    """Return the lag of an archive that ends at physical offset `covered_end`, behind the log as `reader` has it."""
     end = reader.queued_end()
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=1, fail_on_data_loss=False)
     seconds = 0.0

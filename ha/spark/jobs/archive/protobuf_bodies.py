@@ -44,11 +44,12 @@ _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 """Seconds since 1970 of the years 1 to 9999"""
 _DURATION_SECONDS = range(-315_576_000_000, 315_576_000_001)
 _Convert = Callable[[Any], Any] | None
-"""Converts a value of Protobuf to one of Arrow; None: they are the same. Raises ValueError if it does not fit"""
+"""Converts a Protobuf value to the value for Arrow; None if no conversion is needed. Raises ValueError if it does not
+fit."""
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """See BodyFormat. `given` is a descriptor set and the full name of a message in it.
+    """Return the schema to store; see BodyFormat. `given` is a descriptor set and the full name of a message in it.
 
     The result has the files that the message needs, without services and documentation, as base64.
     """
@@ -73,13 +74,13 @@ def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
 
 
 def columns(stored: dict[str, Any]) -> pa.StructType:
-    """See BodyFormat."""
+    """Return the columns of a stored schema; see BodyFormat."""
     arrow, _ = _message_type(_stored_descriptor(stored), ())
     return arrow
 
 
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
-    """See BodyFormat."""
+    """Return a function that decodes bodies of a stored schema; see BodyFormat."""
     descriptor = _stored_descriptor(stored)
     parse = GetMessageClass(descriptor).FromString
     _, convert = _message_type(descriptor, ())
@@ -102,7 +103,7 @@ def _descriptor(files: list[FileDescriptorProto], message: str) -> Descriptor:
     """Return the descriptor of `message`. Raises KeyError if there is none, TypeError if an imported file is
     missing."""
     pool = DescriptorPool()
-    for file in files:  # imported ones first
+    for file in files:  # protoc writes imported files first
         pool.AddSerializedFile(file.SerializeToString())
     return pool.FindMessageTypeByName(message)
 
@@ -119,7 +120,7 @@ def _with_imports(name: str, files: dict[str, FileDescriptorProto]) -> set[str]:
 
 
 def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return Arrow's type of a message, and a function that converts one.
+    """Return the Arrow type of a message, and a function that converts a message to a value of this type.
 
     `within`: full names of the messages that contain it. Raises ValueError if this message, or one in it, contains
     itself or has no fields.
@@ -151,7 +152,7 @@ def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.Data
 def _field_type(
     field: FieldDescriptor, is_repeated: bool, within: tuple[str, ...]
 ) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return Arrow's type of a field, and a function that returns its value in a message.
+    """Return the Arrow type of a field, and a function that returns the field's converted value in a message.
 
     Raises ValueError as in `_message_type`.
     """
@@ -185,14 +186,14 @@ def _value_type(field: FieldDescriptor, within: tuple[str, ...]) -> tuple[pa.Dat
 
 
 def _timestamp(found: Any) -> int:
-    """Convert to µs since 1970, rounded down. Raises ValueError if it is out of range."""
+    """Convert a Timestamp to µs since 1970, rounded down. Raises ValueError if it is out of range."""
     if found.seconds not in _TIMESTAMP_SECONDS or not 0 <= found.nanos < 1_000_000_000:
         raise ValueError("no valid Timestamp")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)
 
 
 def _duration(found: Any) -> int:
-    """Convert to µs, rounded down. Raises ValueError if it is out of range."""
+    """Convert a Duration to µs, rounded down. Raises ValueError if it is out of range."""
     if found.seconds not in _DURATION_SECONDS or abs(found.nanos) >= 1_000_000_000 or found.seconds * found.nanos < 0:
         raise ValueError("no valid Duration")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)

@@ -52,7 +52,7 @@ def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
 
 
 def read_states(spark: SparkSession, archive: Path, states: list[State]) -> DataFrame:
-    """Return the rows of these states of an archive."""
+    """Return the rows of the files in `states`, the states of brokers in the archive at `archive`."""
     schema: StructType = from_arrow_schema(archive_schema_of(states))
     files = [str(archive / path) for state in states for path in state.files]
     if not files:
@@ -69,7 +69,7 @@ def steady_state(manifest: Manifest) -> State:
     while True:
         commit = manifest.unapplied()
         if commit is None or not commit.removed:
-            # New files of a commit in progress are merely not visible yet.
+            # A commit in progress only adds files, which are not in the returned state yet.
             return manifest.state(applied_only=True)
         try:
             with manifest.locked():

@@ -1,4 +1,4 @@
-"""Reads rows of archived Parquet files on an executor, as the log's own reader returns them. Uses no Spark job.
+"""Reads rows of archived Parquet files on an executor, in the form that LogReader returns. Uses no Spark job.
 
 A merge may replace files between planning and reading. A part of an archive is therefore given by physical offsets of
 one topic and day. The files that have them are looked up in the manifest at reading, and again if one is gone.

@@ -1,8 +1,8 @@
-"""Keeps the Delta or Iceberg table of an archive, another list of the same files for other tools, up to date.
+"""Keeps the Delta or Iceberg table of an archive up to date: a second list of the archive's files, for other tools.
 
-The manifest is the authority, and halog reads only it. After each commit of the manifest, `follow` makes the table have
-the same files of that broker, in one commit of the table, which also states the covered offsets. It compares the two,
-so a kill in between, a lost catalog or a deleted table are repaired by the next run: each file is there once.
+halog itself reads only the manifest. After each commit of the manifest, `follow` commits the differences between the
+manifest and the broker's files in the table to the table, with the covered offsets. Because it compares both lists, the
+next run repairs the table after a kill between the two commits, a lost catalog or a deleted table.
 
 Files that a commit removes stay in place until no version of the table has them: until its snapshots expire (Iceberg),
 or VACUUM (Delta).
@@ -21,7 +21,7 @@ from ha.errors import ArchiveDamaged
 from ha.spark.jobs.archive.manifest import ArchivedFile, Scope, State, escape_path_name
 
 _FILE = re.compile(r"topic=[^/]+/date=[^/]+/part-(.+)-\d{20}-\d+-\d+-\d+\.zstd\.parquet")
-"""The path of a file of `archive`, and its broker (escaped)"""
+"""Matches the path of a file that `archive` wrote; group 1 is the escaped name of its broker."""
 
 
 class ArchiveTable(Protocol):
@@ -37,7 +37,7 @@ class ArchiveTable(Protocol):
         """Add and remove files of the broker of `state`, and record its offsets, atomically.
 
         `is_merge`: the added files have the rows of the removed ones. Raises ArchiveConflict if another writer of the
-        table is first at each attempt.
+        table commits first at each attempt.
         """
 
     def expire(self) -> None:
@@ -58,7 +58,7 @@ def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable
 
 
 def follow(table: ArchiveTable, archive: Path, state: State) -> None:
-    """Make `table` have the files of `state`. Raises ArchiveDamaged if another program has written to it."""
+    """Commit the files of `state` to `table` if they differ. Raises ArchiveDamaged if another program wrote to it."""
     held: dict[str, int] = {}
     for path, rows in table.files().items():
         name = _FILE.fullmatch(path)

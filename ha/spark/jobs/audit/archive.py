@@ -72,7 +72,7 @@ class ArchiveTask(msgspec.Struct, frozen=True):
 
 
 class ArchiveFacts(msgspec.Struct):
-    """The result of one range."""
+    """The result of comparing one range: number and bytes of the archived rows, and the findings."""
 
     begin: int
     end: int

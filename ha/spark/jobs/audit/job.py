@@ -1,4 +1,4 @@
-"""`ha spark audit`: checks whether the copies of a log are equal, and whether each of them is sound.
+"""`ha spark audit`: checks whether the copies of a log are equal, and whether each of them is undamaged.
 
 The checks are those of `ha.audit`. Executors examine physical ranges of the log in every copy that has them; the driver
 combines their results in the order of the log. Its memory depends on the number of queues and topics, not on the size
@@ -80,7 +80,7 @@ class Coverage(msgspec.Struct, frozen=True):
 class TopicHour(msgspec.Struct, frozen=True):
     """A row of the table by topic and hour: records and bytes of the first copy, and findings of all by kind.
 
-    `hour` counts from 1970 (UTC), −1: unknown.
+    `hour`: hours since 1970 (UTC), −1 if unknown.
     """
 
     topic: str
@@ -91,7 +91,7 @@ class TopicHour(msgspec.Struct, frozen=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True):
-    """The result of an audit. `found`: kind -> copy -> count; `findings` has the first of each in full."""
+    """The result of an audit. `found`: kind -> copy -> count; `findings`: the first ones of each kind and copy."""
 
     copies: tuple[CopySummary, ...]
     compared_bytes: int
@@ -108,7 +108,7 @@ class AuditResult(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """0: clean; 1: damage; 4: no damage, but several copies were given and share no byte."""
+        """Exit code of the command: 0 clean; 1 damage; 4 no damage, but several copies were given and share no byte."""
         if self.damage_count:
             return EXIT_DAMAGED
         return EXIT_NOTHING_COMPARED if len(self.copies) > 1 and not self.compared_bytes else EXIT_CLEAN
@@ -147,7 +147,7 @@ class _Keys:
             return None
         states = [(status.st_ino, status.st_size, status.st_mtime_ns) for status in found]
         store = self._copy(task.store, task)
-        archive = msgspec.structs.replace(archive, begin=0, end=0)  # The task's range is within them: they may change.
+        archive = msgspec.structs.replace(archive, begin=0, end=0)  # not the covered range, which may grow between runs
         return task_key("audit archive", task.begin, task.end, task.start, task.examples_max, store, archive, states)
 
     def _copy(self, copy: CopyPlace, task: RangeTask | ArchiveTask) -> tuple[object, ...]:

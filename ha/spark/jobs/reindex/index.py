@@ -79,7 +79,7 @@ def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> 
 
 
 def read_keys(part: KeySlice) -> bytes:
-    """Read a slice into memory."""
+    """Return the keys of a slice, as bytes."""
     with open(part.path, "rb") as file:
         file.seek(part.begin * KEY_SIZE)
         return file.read((part.end - part.begin) * KEY_SIZE)

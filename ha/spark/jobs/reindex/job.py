@@ -141,7 +141,7 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
     begin_target(plan)
     task = plan.task
     target, work = Path(task.target), Path(task.work)
-    folders = FOLDERS if task.index_enabled else FOLDERS[:1]  # an unwanted index isn't replaced either
+    folders = FOLDERS if task.index_enabled else FOLDERS[:1]  # without an index, the store's index isn't replaced
     for name in folders:
         (target / name).mkdir(exist_ok=True)
 
@@ -214,8 +214,10 @@ def _complete(task: ScanTask, queues: Sequence[QueuePart]) -> None:
 
 
 def _clear_deleted(run: RunTasks, plan: Plan, queues: Sequence[QueuePart], deleted: Mapping[str, int]) -> int:
-    """Remove the queue entries of deleted topics, and return how many. `deleted`: topic -> physical offset before which
-    its messages were deleted."""
+    """Remove the queue entries of deleted topics, and return their number.
+
+    `deleted`: topic -> physical offset before which its messages were deleted.
+    """
     found = [queue for queue in queues if queue.topic in deleted]
     return sum(run(partial(_clear, plan.task, deleted), found, lambda done, of: None))
 

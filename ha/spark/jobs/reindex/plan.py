@@ -54,7 +54,7 @@ class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
     """[mappedFileSizeConsumeQueue / 20] number of entries of a consume queue file; None: the size of existing files,
     else 300,000"""
     index_enabled: bool = True
-    """[messageIndexEnable]"""
+    """[messageIndexEnable] whether to build index files"""
     index_slot_count: int = 5_000_000
     """[maxHashSlotNum] number of hash slots of an index file"""
     index_entry_count: int = 20_000_000
@@ -62,13 +62,13 @@ class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
     index_tags: bool = True
     """Index tags as well, like RocketMQ 5.4 and later and halog; 4.9 and 5.3 do not"""
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
-    """[messageDelayLevel]"""
+    """[messageDelayLevel] delay of each delay level, in ms"""
     range_bytes: int = 1 << 30
-    """Bytes of log per task, rounded to whole segments, at least one"""
+    """Bytes of log per task, rounded to whole segments; at least one segment"""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The settings that all tasks share, and the ranges."""
+    """The plan of a rebuild: settings that all tasks share, sizes of index files, and the ranges of the log."""
 
     task: ScanTask
     slot_count: int
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(options: ReindexOptions) -> Plan:
-    """Plan the rebuild; OptionError, StoreUnreadable, CorruptLog or StoreLocked if it is impossible."""
+    """Plan the rebuild. Raises OptionError, StoreUnreadable, CorruptLog or StoreLocked if it is impossible."""
     _check_sizes(options)
     store = options.path.absolute()
     target = target_of(options)
@@ -160,7 +160,7 @@ def swap_in(store: Path, target: Path) -> None:
 
 
 def check_set_aside(store: Path, target: Path) -> None:
-    """Raises OptionError if an earlier rebuild's old files are still there, unless this call resumes that rebuild."""
+    """Raises OptionError if SET_ASIDE still has files that an earlier rebuild replaced, unless this call resumes it."""
     aside = store / SET_ASIDE
     if aside.exists() and not (target / WORK / "built").exists():
         raise OptionError(
@@ -243,7 +243,7 @@ def _cut(segments: list[Segment], range_bytes: int) -> list[LogRange]:
 def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
     sizes = {path.stat().st_size for path in store.glob("consumequeue/*/*/*") if path.is_file()} - {0}
     if len(sizes) > 1:
-        sizes = set()  # damaged, as they can't all be right
+        sizes = set()  # files of different sizes: the store is damaged
     found = sizes.pop() // ENTRY_SIZE if sizes else None
     asked = options.queue_file_entries
     if asked is not None and found is not None and asked != found:

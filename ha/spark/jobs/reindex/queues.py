@@ -44,7 +44,7 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 class QueueSlices:
-    """The parts of all queues in one range, buffered up to a limit and written to their files."""
+    """Buffers the queue entries of one range of the log, up to a limit, and writes them to their queues' files."""
 
     def __init__(self, root: Path, file_entries: int) -> None:
         self._root = root
@@ -133,7 +133,7 @@ def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueuePart]:
 
 
 def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
-    """Fill the file before a queue's first entry as a broker does, and sync its files."""
+    """Write blank entries before a queue's first entry in its file, as a broker does, and sync the queue's files."""
     directory = queue_directory(root, queue.topic, queue.queue_id)
     start = queue.begin - queue.begin % file_entries
     if queue.begin != start:
@@ -143,7 +143,7 @@ def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
 
 def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> int:
     """Remove the entries of a built queue's records before a physical offset (bytes), as a broker does that deletes a
-    topic: the queue keeps its end. Returns how many; can be repeated."""
+    topic: the queue keeps its end. Returns the number of removed entries; can be repeated."""
     disk = OsDisk()
     directory = queue_directory(root, part.topic, part.queue_id)
     queue = ConsumeQueue(disk, OpenFiles(disk), directory, part.topic, part.queue_id, file_entries)

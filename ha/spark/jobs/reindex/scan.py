@@ -51,8 +51,8 @@ class ScanTask(msgspec.Struct, frozen=True):
 class LogRange(msgspec.Struct, frozen=True):
     """Range `number` of the log: the whole segments in [begin, end) (bytes).
 
-    `is_last`: the log ends in its last segment, at the first record that is not sound, as in recovery. Everywhere else
-    such a record is damage.
+    `is_last`: whether the range has the log's last segment. There the log ends at the first invalid record, as in
+    recovery; anywhere else an invalid record is damage.
     """
 
     number: int
@@ -69,14 +69,14 @@ class RangeSummary(msgspec.Struct):
     """Physical offset at which the records of the range end: before the range's end only if the log ends in this
     range"""
     end_reason: str
-    """Why the bytes there are not a record; empty if only zeros follow, or if the range ends there"""
+    """Why the bytes at `end` are not a record; empty if only zeros follow, or if the range ends there"""
     record_count: int
     key_count: int
     unusable_count: int
     """Number of records whose topic or queue id can't be a directory"""
     parts: list[QueuePart]
     boot_id: str | None = None
-    """Boot of the executor's machine. Entries are synced at the end of the job, so a later boot may lack them."""
+    """Boot id of the executor's machine. Entries are synced only at the end of the job, so a reboot may lose them."""
 
 
 def summary_path(work: str | Path, number: int) -> Path:
@@ -90,8 +90,8 @@ def keys_path(work: str | Path, number: int) -> Path:
 
 
 def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
-    """Write a range's entries and keys, and return the summary. Returns that of an earlier attempt since the last boot
-    of this machine.
+    """Write a range's entries and keys, and return the summary. If an earlier attempt since the last boot of this
+    machine has finished the range, only return its summary.
 
     Raises CorruptLog where the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file
     vanished.
@@ -127,7 +127,7 @@ def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
 
 
 class OrderedResult(msgspec.Struct, frozen=True):
-    """A queue that was built from its records in order."""
+    """Result of building one queue from its records in order."""
 
     topic: str
     queue_id: int
@@ -159,7 +159,10 @@ def build_in_order(task: ScanTask, ranges: Sequence[LogRange], queues: Sequence[
 
 
 class RangeWalk:
-    """The digests of a range's records, in order; after the last one, where the range ended and why."""
+    """Iterates over the digests of a range's records, in order.
+
+    After the last one, `end` and `end_reason` have the values for `RangeSummary`.
+    """
 
     def __init__(self, task: ScanTask, log_range: LogRange) -> None:
         self._task = task
@@ -179,7 +182,7 @@ class RangeWalk:
             with memoryview(buffer) as view:
                 yield from self._digests(segment, view, may_end=log_range.is_last and segment.end == log_range.end)
             at = segment.end
-            segments.close()  # what stays mapped counts as this process's memory
+            segments.close()  # mapped files count as memory of this process
 
     def _digests(self, segment: Segment, view: memoryview, *, may_end: bool) -> Iterator[RecordDigest]:
         task = self._task
@@ -210,8 +213,8 @@ class RangeWalk:
 
 
 def _sound_end(segment: Segment, view: memoryview) -> tuple[int, str]:
-    """Return the physical offset at which the sound records of the log's last segment end, checked as in recovery, and
-    the reason."""
+    """Return the position (bytes) in the log's last segment at which its valid records end, checked as in recovery, and
+    the reason why the next bytes are not a record."""
     at = 0
     while at < segment.size:
         raw = bytes(view[at : at + _CHUNK_BYTES])

@@ -54,7 +54,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str | None = None
     """An archive written by `archive`; give either this or `path`"""
     path: str | None = None
-    """A store directory"""
+    """A store directory; give either this or `archive`"""
     broker_name: str | None = None
     """With an archive: only this broker's messages. With a store: the broker's name (default: the one that the store
     states, else the directory's)"""
@@ -73,13 +73,13 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] | None = None
     """Only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); None: all"""
     messages_per_s: float | None = None
-    """Maximum rate of all tasks together"""
+    """Maximum number of messages per second of all tasks together"""
     skip_unsendable: bool = False
     """Skip and count messages that no broker accepts (damaged, empty, too long), instead of RestoreFailed"""
     fail_on_data_loss: bool = True
     """With a store: raise RecordsGone if retention deletes messages while they are read, instead of continuing"""
     dry_run: bool = False
-    """Count only"""
+    """Count the selected messages, and send nothing"""
 
 
 class RestoreResult(msgspec.Struct, kw_only=True):
@@ -109,12 +109,12 @@ class RestoreResult(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if messages were skipped or stored less safely than SEND_OK."""
+        """Exit code of the command: 0, or 3 if messages were skipped or stored less safely than SEND_OK."""
         return EXIT_INCOMPLETE if any(queue.unsendable or queue.weakly_stored for queue in self.queues) else 0
 
 
 class ReplayScope(msgspec.Struct, frozen=True):
-    """The identity of a state file: everything that decides which messages are sent where."""
+    """The options that decide which messages are sent where. All runs with one state file must have the same ones."""
 
     topic: str
     target: str
@@ -128,7 +128,7 @@ class ReplayScope(msgspec.Struct, frozen=True):
 
 
 class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state file. `targets`: the target's queues at the start of the replay, for all its runs."""
+    """The content of a state file. `targets`: the target's queues at the start of the replay, used by all its runs."""
 
     version: int = _STATE_VERSION
     replay_id: str
@@ -170,7 +170,7 @@ def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = n
 
 
 class _QueueTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Queue offsets [begin, end) of one queue of a store."""
+    """Task: send or count the messages at queue offsets [begin, end) of one queue of a store."""
 
     path: str
     broker_name: str
@@ -183,7 +183,7 @@ class _QueueTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StoreSource:
-    """Queues read with ha.arrow, one task each."""
+    """Reads the messages from a store directory with ha.arrow, in one task per queue."""
 
     def __init__(self, spark: SparkSession, options: RestoreOptions) -> None:
         self._spark = spark
@@ -260,7 +260,7 @@ def _send_queue(item: tuple[ReplayPlan, _QueueTask]) -> list[QueueReplay]:
 
 
 class _ArchiveSource:
-    """Rows of an archive, shuffled by queue and sorted by Spark."""
+    """Reads the messages from an archive. Spark partitions the rows by queue and sorts them."""
 
     def __init__(self, spark: SparkSession, options: RestoreOptions) -> None:
         assert options.archive is not None

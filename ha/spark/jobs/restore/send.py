@@ -62,7 +62,7 @@ SENT_COLUMNS = (
     "flag",
     "crcOk",
 )
-"""The columns that a task needs of each row."""
+"""Columns that a task reads of each row"""
 
 DROPPED_PROPERTIES = frozenset(
     {
@@ -74,7 +74,7 @@ DROPPED_PROPERTIES = frozenset(
         "INNER_MULTI_QUEUE_OFFSET",
         "INNER_NUM",
         "INNER_BASE",
-        # How the original was sent: it would be delayed, or wait for a transaction, again.
+        # They describe how the original was sent, and would make the broker delay it again or wait for a transaction.
         "WAIT",
         "DELAY",
         "TIMER_DELAY_SEC",
@@ -90,9 +90,9 @@ DROPPED_PROPERTIES = frozenset(
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "REAL_TOPIC",
         "REAL_QID",
-        # Readers with isolation=read_committed would look for its commit, which names the original's queue offset.
+        # Readers with isolation=read_committed would look for a commit that names this message's new queue offset.
         SINK_PROPERTY,
-        # A consumption in progress.
+        # State of a consumption in progress.
         "POP_CK",
         "POP_CK_OFFSET",
         "1ST_POP_TIME",
@@ -132,7 +132,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     source_brokers: tuple[str, ...]
     """The source's brokers in the order of their discovery"""
     messages_per_s: float | None
-    """Maximum rate of one task"""
+    """Maximum number of messages per second of one task"""
     skip_unsendable: bool
     is_again: bool
     """Whether an earlier run may have sent something"""
@@ -177,7 +177,7 @@ class QueueReplay(msgspec.Struct, kw_only=True):
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows, `bornTimestamp` as a number of µs: it may be after the year 9999, the last that datetime has."""
+    """Return the rows as dicts, with `bornTimestamp` in µs since 1970: datetime can't represent years after 9999."""
     index = batch.schema.get_field_index("bornTimestamp")
     born = batch.column(index).cast(pa.int64())
     rows: list[dict[str, object]] = batch.set_column(index, "bornTimestamp", born).to_pylist()
@@ -216,13 +216,13 @@ class _Task:
         self._last_stored: dict[tuple[str, str, int], int] = {}
         self._queue: tuple[str, str, int] | None = None
         self._taken = (-1, -1)
-        """Queue offset and physical offset of the last message that was taken from this queue"""
+        """Queue offset and physical offset of the last message of `_queue` that was taken"""
         self._waiting: list[tuple[int, Message]] = []
         self._waiting_bytes = 0
         self._next_send = 0.0
 
     async def take(self, row: dict[str, object]) -> None:
-        """Add one message."""
+        """Add one row's message to the pending ones, unless it was sent before; send them if they fill a request."""
         topic, broker_name = str(row["topic"]), str(row["brokerName"])
         queue_id, offset = row["queueId"], row["queueOffset"]
         assert isinstance(queue_id, int)
@@ -261,7 +261,7 @@ class _Task:
         await self._send(waiting)
 
     async def _send(self, waiting: list[tuple[int, Message]]) -> None:
-        """Send messages in one request, or in two if it is refused because of one of them. Raises RestoreFailed."""
+        """Send messages in one request, or in halves if the broker refuses one of them; retry. Raises RestoreFailed."""
         assert self._queue is not None
         done = self.done[self._queue]
         assert done.target is not None
@@ -289,7 +289,7 @@ class _Task:
                 if attempt + 1 == _ATTEMPTS:
                     raise RestoreFailed(self._place(waiting[0][0]), str(error)) from None
                 await anyio.sleep(_PAUSE_S * (attempt + 1))
-                # It may have been stored.
+                # The request may have been stored.
                 last = await self._find_last(self._queue, may_be_new=True)
                 stored = [each for each in waiting if each[0] <= last]
                 waiting = waiting[len(stored) :]
@@ -332,7 +332,7 @@ class _Task:
 
     @staticmethod
     def _request_messages(topic: str) -> int:
-        return 1 if topic.startswith(RETRY_PREFIX) else _REQUEST_MESSAGES  # brokers refuse batches there
+        return 1 if topic.startswith(RETRY_PREFIX) else _REQUEST_MESSAGES  # brokers refuse batches of retries
 
     async def _keep_pace(self, messages: int) -> None:
         if self._plan.messages_per_s is None:
@@ -367,7 +367,7 @@ class _Task:
         return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
 
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
-        """Return the queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
+        """Return the last queue offset of `source` whose message is in the target queue; −1 if there is none.
 
         `may_be_new`: the topic may just have been created, and not be known to the name servers yet. Raises
         RestoreFailed if retention has deleted messages that an earlier run may have sent, or if name servers don't know
@@ -391,7 +391,7 @@ class _Task:
                     raise RestoreFailed(f"{target.queue.topic} queue {target.queue.queue_id}", reason) from None
                 if was_there and anyio.current_time() >= give_up:
                     return -1
-                was_there = True  # it may have just come back
+                was_there = True  # the broker may have just registered again
             await anyio.sleep(_SETTLE_S)
         window = _WINDOW
         while end > max(begin, target.floor):

@@ -45,7 +45,7 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     broker_name: str | None = None
     topics: tuple[str, ...] | None = None
-    """Only these topics; None: all, including the broker's own"""
+    """Topics to count; None: all, including the broker's own"""
     begin_ms: int | None = None
     end_ms: int | None = None
     top: int = 20
@@ -95,7 +95,7 @@ class QueueHour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic over the whole time; `queues` is the number of queues with messages."""
+    """Figures of a topic over the whole time; `queues` is the number of its queues with messages."""
 
     topic: str
     queues: int
@@ -103,14 +103,14 @@ class TopicFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HourFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All topics in one hour."""
+    """Figures of all topics in the hour that starts at `hour_ms` (ms since 1970, UTC)."""
 
     hour_ms: int
     figures: Figures
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """All topics in the interval that starts at `begin_ms`, and each topic's number of messages."""
+    """Figures of all topics in the interval that starts at `begin_ms`, and each topic's number of messages."""
 
     begin_ms: int
     figures: Figures
@@ -135,7 +135,7 @@ class GroupTrouble(msgspec.Struct, frozen=True):
 
 
 class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals and the table of topics, queues and hours (`rows`)."""
+    """The result of the job, with totals and a table of topics, queues and hours (`rows`)."""
 
     path: str
     broker_name: str
@@ -165,7 +165,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if damaged or deleted records were skipped."""
+        """Exit code of the command: 0, or 3 if damaged or deleted records were skipped."""
         return 3 if self.damaged or self.gone_end is not None else 0
 
 

@@ -47,7 +47,7 @@ class StatsTask(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct):
-    """One queue in one interval. Sizes in bytes, times in ms."""
+    """Counts of one queue's messages in one interval. Sizes in bytes, times in ms."""
 
     messages: int = 0
     record_bytes: int = 0
@@ -81,7 +81,7 @@ class Cell(msgspec.Struct):
 
 
 class RangeStats(msgspec.Struct):
-    """What one task counted: `cells` by (topic, queue id, intervals since 1970), and sketches of tags and keys, whose
+    """The counts of one task: `cells` by (topic, queue id, intervals since 1970), and sketches of tags and keys, whose
     values are topic + SEPARATOR + tag or key.
 
     `damaged` is the number of records that could not be read; `end` is that of the task; `is_gone`: whether records
@@ -126,7 +126,7 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> N
     queue_ids = _ints(batch, "queueId")
     store_ms = _ints(batch, "storeTimestamp") // 1000
     intervals = store_ms // interval_ms
-    # Small numbers of distinct values first: their products can't overflow, and plain integers sort fast.
+    # One integer per group, made of the numbers of distinct values: it can't overflow, and integers sort fast.
     queue_values, queue_codes = np.unique(queue_ids, return_inverse=True)
     interval_values, interval_codes = np.unique(intervals, return_inverse=True)
     wide = (codes * len(queue_values) + queue_codes) * len(interval_values) + interval_codes
@@ -180,7 +180,7 @@ def _sums(group: Int64s, values: Int64s, count: int) -> Int64s:
 
 
 def _extreme(choose: np.ufunc, group: Int64s, values: Int64s, count: int) -> Int64s:
-    """Return the smallest or largest value of each group; every group has one."""
+    """Return the smallest or largest value of each group. Every group must have a value."""
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(count))
     return np.asarray(choose.reduceat(values[order], starts))

@@ -35,7 +35,7 @@ def buckets_of(values: Int64s) -> Int64s:
 
 
 class LogHistogram(msgspec.Struct):
-    """Counts by bucket, and the exact extremes. Values are int; those below 1 count as 0."""
+    """A histogram: counts by bucket, and the exact minimum and maximum. Values are int; those below 1 count as 0."""
 
     counts: dict[int, int] = {}
     total: int = 0
@@ -52,7 +52,7 @@ class LogHistogram(msgspec.Struct):
         return made
 
     def add(self, counts: Iterable[tuple[int, int]], minimum: int, maximum: int) -> None:
-        """Add values counted by `buckets_of`, with the smallest and largest of them."""
+        """Add values as (bucket, count) pairs, with buckets as in `buckets_of`, and the smallest and largest value."""
         if self.total:
             minimum, maximum = min(self.minimum, minimum), max(self.maximum, maximum)
         added = 0
@@ -92,7 +92,7 @@ class HeavyHitters(msgspec.Struct):
     total: int = 0
 
     def add(self, counts: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
-        """Add values by their exact counts."""
+        """Add (value, count) pairs, with exact counts."""
         for value, count in counts.items() if isinstance(counts, Mapping) else counts:
             self.counts[value] = self.counts.get(value, 0) + count
             self.total += count
@@ -113,5 +113,5 @@ class HeavyHitters(msgspec.Struct):
             self.error += cut
 
     def top(self, count: int) -> list[tuple[str, int]]:
-        """Return the most frequent values, most frequent first, ties by value."""
+        """Return up to `count` values with the highest counts, as (value, count), highest first, ties by value."""
         return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:count]
