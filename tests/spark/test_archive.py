@@ -477,6 +477,21 @@ def test_each_of_many_topics_gets_few_files(tmp_path: Path, monkeypatch: pytest.
         assert 100 < result.files < 2000
 
 
+def test_file_being_written_may_be_closed_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job failed with "tell of closed file", also when it was run again."""
+    topics = ["a"] * 3 + ["b"] * 2 + ["a"]
+    store = make_store(
+        tmp_path / "broker",
+        [message(number, topic=topic, queue_id=0, body=bytes(10_000)) for number, topic in enumerate(topics)],
+    )
+    monkeypatch.setattr(files, "_OPEN_FILES_MAX", 1)
+    monkeypatch.setattr(files, "read_task", lambda task: in_slices(read_task(task), 1))
+    # The third row flushes "a". The last one makes "b", now the largest, need the only place of an open file.
+    result = run(store, tmp_path / "archive", range_bytes=1 << 30, compact_files_min=0, buffer_bytes=30_000)
+    assert (result.rows, result.files) == (6, 2)
+    assert [row["topic"] for row in visible(tmp_path / "archive")] == topics
+
+
 def in_slices(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for first in range(0, batch.num_rows, rows):

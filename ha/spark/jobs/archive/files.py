@@ -317,8 +317,6 @@ class _Files:
             self._flush(partition)
         while self._buffered_bytes > options.buffer_bytes:
             self._flush(max(self._unfinished, key=lambda each: self._unfinished[each].buffered_bytes))
-        if file.written_bytes >= options.target_file_bytes:
-            self._finish(partition)
 
     def close(self) -> tuple[ArchivedFile, ...]:
         """Finish and sync all files, and return them."""
@@ -332,8 +330,8 @@ class _Files:
         return _File(self._folder / name, self._schema, self._task.files.compression_level)
 
     def _flush(self, partition: _Partition) -> None:
-        """Write the buffered rows of a file. If it is not on disk yet, but _OPEN_FILES_MAX others are, first finish the
-        least recently flushed of these.
+        """Write the buffered rows of a file, and finish it if it has the target size. If it is not on disk yet, but
+        _OPEN_FILES_MAX others are, first finish the least recently flushed of these.
 
         Topics with few rows have only a buffer until their file is finished, so that each of any number of topics gets
         one file.
@@ -342,7 +340,10 @@ class _Files:
             self._finish(next(iter(self._open)))
         self._open.pop(partition, None)
         self._open[partition] = None
-        self._buffered_bytes -= self._unfinished[partition].flush()
+        file = self._unfinished[partition]
+        self._buffered_bytes -= file.flush()
+        if file.written_bytes >= self._task.files.target_file_bytes:
+            self._finish(partition)
 
     def _finish(self, partition: _Partition) -> None:
         topic, day = partition
@@ -377,8 +378,8 @@ class _File:
 
     @property
     def written_bytes(self) -> int:
-        """Size of the file without buffered rows."""
-        return 0 if self._sink is None else int(self._sink.tell())
+        """Size of the file without buffered rows. The file must be open."""
+        return int(self._sink.tell())
 
     def add(self, rows: pa.RecordBatch) -> int:
         """Buffer `rows`, and return their size in memory, in bytes."""
