@@ -23,6 +23,7 @@ from ha.protocol.store_files import ENTRY_FILL, IndexHeader
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.reindex import job as reindex_job
 from ha.spark.jobs.reindex import scan as reindex_scan
+from ha.spark.jobs.reindex.index import build_index_file
 from ha.spark.jobs.reindex.job import ReindexOptions, ReindexResult, build_files, reindex
 from ha.store.message_store import open_message_store
 from tests.arrow.stores import STORE_HOST, StoreWriter
@@ -153,6 +154,38 @@ async def test_messages_of_deleted_topics_stay_deleted(tmp_path: Path, range_byt
         assert {reader.queue_range(*queue).begin for queue in queues if queue.topic == "delays"} != {0}
     assert result.entry_count == left
     assert result.deleted_count > 500
+
+
+def test_deleted_messages_stay_out_of_queues_after_kill(tmp_path: Path, varied: Path) -> None:
+    """The second attempt created a queue's first file again, and lost all entries of the queue."""
+    store = tmp_path / "store"
+    shutil.copytree(varied / "commitlog", store / "commitlog")
+    segments = sorted((store / "commitlog").iterdir())
+    for path in segments[:9]:
+        path.unlink()  # so that queues begin within a file
+    deleted = {"flights": int(segments[-1].name), "delays": int(segments[-6].name)}
+    (store / "config").mkdir()
+    (store / "config" / "topics.json").write_bytes(dumps(TopicConfigTable(deleted_topics=deleted)))
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    options = ReindexOptions(path=store, target=whole, queue_file_entries=40, range_bytes=200_000, **SMALL)
+    expected = build(options)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def run_until_index(function: Any, items: Any, progress: Any) -> list[Any]:
+        if function.func is build_index_file:
+            raise Killed
+        return run_inline(function, items, progress)
+
+    options = msgspec.structs.replace(options, target=again)
+    with pytest.raises(Killed):
+        build_files(run_until_index, 2, options, no_progress)
+    result = build(options)
+    assert_same_files(again, whole)
+    assert (result.entry_count, result.deleted_count) == (expected.entry_count, expected.deleted_count)
+    first_files = [min((again / "consumequeue" / topic / "0").iterdir()) for topic in deleted]
+    assert all(path.read_bytes().startswith(ENTRY_FILL) for path in first_files)
 
 
 async def test_queues_with_gaps_and_repetitions_are_built_in_order(tmp_path: Path) -> None:

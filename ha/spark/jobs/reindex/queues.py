@@ -133,10 +133,13 @@ def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueuePart]:
 
 
 def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
-    """Write blank entries before a queue's first entry in its file, as a broker does, and sync the queue's files."""
+    """Write blank entries before a queue's first entry in its file, as a broker does, and sync the queue's files.
+
+    Does not create the file: an earlier attempt may have deleted it (`clear_queue`).
+    """
     directory = queue_directory(root, queue.topic, queue.queue_id)
     start = queue.begin - queue.begin % file_entries
-    if queue.begin != start:
+    if queue.begin != start and (directory / segment_name(start * ENTRY_SIZE)).exists():
         write_entries(directory, file_entries, start, ENTRY_FILL * (queue.begin - start))
     sync_files(directory)
 
@@ -147,7 +150,8 @@ def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> 
     disk = OsDisk()
     directory = queue_directory(root, part.topic, part.queue_id)
     queue = ConsumeQueue(disk, OpenFiles(disk), directory, part.topic, part.queue_id, file_entries)
-    queue.load(is_clean=True)
+    is_whole = queue.load(is_clean=True) and (not part.is_dense or queue.max_offset == part.end)
+    assert is_whole, f"{directory} ends at {queue.max_offset} instead of {part.end}"
     begin = part.begin if part.is_dense else queue.min_offset
     queue.clear(before)
     if queue.min_offset > begin:
