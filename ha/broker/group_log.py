@@ -41,7 +41,7 @@ from ha.protocol.group_records import (
     decode_tables_record,
     encode_tables_record,
 )
-from ha.protocol.record import decode_record
+from ha.protocol.record import RECORD_PLACE, decode_record
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.dispatch import Arrival
@@ -329,14 +329,14 @@ class GroupLog:
     def _apply(self, body: bytes, offset: int) -> None:
         replica, journal = self._replica, self.journal
         for raw in split(body):
-            record = decode_record(raw)
-            position = LogPosition(queue_offset=record.queue_offset, physical_offset=record.physical_offset)
-            if record.queue_offset != offset:
-                self._limited_log.write("group_log.records_lost up_to=%d", record.queue_offset)
+            _, _, queue_offset, physical_offset = RECORD_PLACE.unpack_from(raw)
+            position = LogPosition(queue_offset=queue_offset, physical_offset=physical_offset)
+            if queue_offset != offset:
+                self._limited_log.write("group_log.records_lost up_to=%d", queue_offset)
                 replica.mark_incomplete()
-            offset = record.queue_offset + 1
+            offset = queue_offset + 1
             try:
-                changes = decode_tables_record(record.body)
+                changes = decode_tables_record(decode_record(raw).body)
             except RemoteProtocolError as error:
                 self._limited_log.write("group_log.record_unknown reason=%r", str(error))
                 replica.mark_incomplete()
