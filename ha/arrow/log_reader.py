@@ -421,13 +421,7 @@ class LogReader:
         count = len(places)
         while row < count:
             physical = int(places.physical_offsets[row])
-            mapped = self._segments.mapped_at(physical)
-            if mapped is None:
-                former = self._segments.find(physical)
-                if former is not None and self._segments.is_replaced(former):
-                    raise StoreUnreadable(self.path, "its log was replaced while it was read")
-                self._segments.refresh()
-                mapped = self._segments.mapped_at(physical)
+            mapped = self._segments.current_at(physical)
             if mapped is None:
                 known_from = self._segments.min_offset
                 last = row + int(np.searchsorted(places.physical_offsets[row:], max(known_from, physical + 1)))
@@ -449,7 +443,7 @@ class LogReader:
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Like `read_range`, but steps from record to record by their sizes. So it also yields records that are in no
-        consume queue: those that commit or roll back a transaction. Ends where a segment is missing."""
+        consume queue: those that commit or roll back a transaction. Skips missing segments."""
         return self._batches(self.walk_runs(begin, end, options), options)
 
     def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:

@@ -146,6 +146,18 @@ class Segments:
         buffer = None if segment is None else self.buffer(segment)
         return None if segment is None or buffer is None else (segment, buffer)
 
+    def current_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
+        """Like `mapped_at`, but reads the directory again if the file is gone. Raises StoreUnreadable if a resync has
+        replaced it."""
+        mapped = self.mapped_at(physical_offset)
+        if mapped is None:
+            former = self.find(physical_offset)
+            if former is not None and self.is_replaced(former):
+                raise StoreUnreadable(self.directory.parent, "its log was replaced while it was read")
+            self.refresh()
+            mapped = self.mapped_at(physical_offset)
+        return mapped
+
     def has_record(self, physical_offset: int) -> bool:
         """Return whether a record begins at an offset, or after the filler there, judging by its magic code only."""
         while (mapped := self.mapped_at(physical_offset)) is not None:

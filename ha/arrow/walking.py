@@ -36,20 +36,18 @@ class Walker:
     def walk(self, begin: int, end: int, *, damages: list[Damage] | None = None) -> Iterator[Int64s]:
         """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
 
-        The walk ends where a segment is missing, and at a torn tail after the confirmed end. Damage before the
-        confirmed end raises CorruptLog; if `damages` is given, it is added to that list instead, and the walk continues
-        at the next queued record.
+        The walk skips missing segments, such as those that retention deletes meanwhile, and ends at a torn tail after
+        the confirmed end. Damage before the confirmed end raises CorruptLog; if `damages` is given, it is added to that
+        list instead, and the walk continues at the next queued record or segment. Raises StoreUnreadable if a resync
+        replaces the log meanwhile.
         """
         at = self._anchor(begin)
         confirmed = self._confirmed.end_offset
         while at < end:
-            mapped = self._segments.mapped_at(at)
+            mapped = self._segments.current_at(at)
             if mapped is None:
-                later = [s.start for s in self._segments.all() if s.start > at]
-                if later and at < self._segments.min_offset:
-                    at = later[0]
-                    continue
-                return
+                at = next((segment.start for segment in self._segments.all() if segment.start > at), end)
+                continue
             segment, buffer = mapped
             stop = min(end, segment.end, at + _WALK_BYTES) - segment.start
             found = walk_sizes(buffer, at - segment.start, stop)
@@ -69,7 +67,7 @@ class Walker:
                     return
                 if damages is None:
                     raise CorruptLog(segment.path, found.stopped_at, f"{found.reason} (physical offset {at})")
-                resumed = self._next_queued(at + 1, confirmed)
+                resumed = min(self._next_queued(at + 1, confirmed), segment.end)
                 damages.append(Damage(at, resumed, found.reason))
                 at = resumed
 

@@ -368,6 +368,21 @@ def test_walk_stops_at_damage_or_resumes_at_next_queued_record(tmp_path: Path) -
         assert reader.damages == [(store.offsets[destroyed], store.offsets[destroyed + 1], "magic 00a320a7")]
 
 
+def test_walk_resumes_at_the_segment_after_damage(tmp_path: Path) -> None:
+    """Whose first record is in no queue, so that only the file's start tells its place."""
+    store = StoreWriter(tmp_path / "s", segment_size=4096)
+    while store.offset < 3800:
+        store.put(Message("t", 0, b"x" * 100))
+    lost = store.offsets[-1]
+    store.write_log(lost + 4, bytes(4))
+    store.put(Message("t", 0, b"x" * 1000), is_queued=False)
+    store.put(Message("t", 0, b"x"))
+    with LogReader(store.root) as reader:
+        found = [int(o) for part in reader.walk(0, reader.end_offset(), on_damage="skip") for o in part]
+        assert found == [at for at in store.offsets if at != lost]
+        assert reader.damages == [(lost, 4096, "magic 00000000")]
+
+
 def test_unknown_fields_of_damaged_records_match_no_filter(tmp_path: Path) -> None:
     """As in SQL, where null passes no comparison: Spark may apply the filter itself, with the same rows."""
     store, _, destroyed = damaged_store(tmp_path / "s")
@@ -413,6 +428,17 @@ def test_records_deleted_by_retention_are_an_error_or_counted(tmp_path: Path) ->
     assert len(rows_of(fresh.read_range(0, fresh.end_offset(), lenient))) == 200 - first
     with pytest.raises(RecordsGone, match="segments were deleted"):
         list(fresh.read_range(0, fresh.end_offset(), PLACES))
+
+
+def test_walk_continues_after_deleted_segments(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 200, segment_size=4096)
+    with LogReader(store.root) as reader:
+        walk = reader.walk(0, reader.end_offset())
+        found = next(walk).tolist()
+        for start in (0, 4096, 8192):
+            (store.root / "commitlog" / segment_name(start)).unlink()
+        found += [at for part in walk for at in part.tolist()]
+    assert found == [at for at in store.offsets if at < 4096 or at >= 12_288]
 
 
 def test_deleted_segment_that_is_mapped_is_still_read(tmp_path: Path) -> None:
@@ -778,6 +804,8 @@ def test_log_that_is_replaced_while_it_is_read_has_no_damaged_records(tmp_path: 
     with LogReader(store.root) as reader:
         batches = reader.read_queue("t", 0, 0, 200, msgspec.structs.replace(BODIES, batch_rows=10))
         assert next(batches).num_rows == 10
+        walk = reader.walk(0, reader.end_offset())
+        next(walk)
         for folder in ("commitlog", "consumequeue"):
             os.rename(store.root / folder, store.root / f"{folder}.aside-1")
         again = StoreWriter(store.root, segment_size=4096)
@@ -785,4 +813,6 @@ def test_log_that_is_replaced_while_it_is_read_has_no_damaged_records(tmp_path: 
             again.write_log(start, bytes(8))
         with pytest.raises(StoreUnreadable, match="was replaced while it was read"):
             list(batches)
+        with pytest.raises(StoreUnreadable, match="was replaced while it was read"):
+            list(walk)
         assert reader.counts.damaged == 0

@@ -306,6 +306,26 @@ def test_dump_goes_on_after_bytes_that_no_segment_has(tmp_path: Path, one: Golde
     assert f"physical offsets [10000, {SEGMENT}) are in no segment file" in out.err
 
 
+@pytest.mark.parametrize("topics", [None, frozenset({"flights"})], ids=["log", "queues"])
+def test_dump_continues_after_segments_that_retention_deletes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: Out, topics: frozenset[str] | None
+) -> None:
+    store = make_store(tmp_path / "store", [message(n, body=b"x" * 500) for n in range(600)], segment_size=1 << 16)
+    everything = [row["physical_offset"] for row in out.lines("log", "dump", store)]
+    segments = sorted((store / "commitlog").iterdir())
+
+    def cleaned(run: Any, broker_name: str) -> Any:
+        for segment in segments[:4]:
+            segment.unlink(missing_ok=True)
+        return run_rows(run, broker_name)
+
+    monkeypatch.setattr("ha.cli.log.dump.run_rows", cleaned)
+    done = dump(store, Choice(where=RowFilter(topics=topics)), threading.Event())
+    assert done.is_complete
+    assert done.count == len([at for at in everything if at < 1 << 16 or at >= 4 << 16])
+    assert done.gaps == [f"physical offsets [0, {4 << 16}) are in no segment file"]
+
+
 def test_interrupted_dump_names_the_offset_to_resume_from(tmp_path: Path) -> None:
     count = 3000
     store = make_store(tmp_path / "store", [message(number, body=b"x" * 200) for number in range(count)])

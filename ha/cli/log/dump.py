@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,19 +141,16 @@ def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -
     If a topic or key is given, they are found through the queues (and the key index), without batch queues. Otherwise
     they are read from the log itself, including records that are in no queue.
     """
-    if _is_by_queue(choice):
-        yield from reader.range_runs(span.begin, span.end, options)
-        return
-    begin = span.begin
-    for gap in (*_missing(reader, span), Span(span.end, span.end)):  # a walk ends where a segment is missing
-        yield from reader.walk_runs(begin, gap.begin, options)
-        begin = gap.end
+    runs = reader.range_runs if _is_by_queue(choice) else reader.walk_runs
+    return runs(span.begin, span.end, options)
 
 
 def _missing(reader: LogReader, span: Span) -> list[Span]:
-    """Return the parts of `span` between two segments, which no segment holds."""
-    neighbours = pairwise(reader.segments())
-    gaps = (Span(max(span.begin, one.end), min(span.end, following.start)) for one, following in neighbours)
+    """Return the parts of `span` that no segment holds."""
+    segments = reader.segments()
+    ends = [span.begin, *(segment.end for segment in segments)]
+    starts = [*(segment.start for segment in segments), span.end]
+    gaps = (Span(max(span.begin, end), min(span.end, start)) for end, start in zip(ends, starts, strict=True))
     return [gap for gap in gaps if gap.begin < gap.end]
 
 
