@@ -576,7 +576,7 @@ class Admin(ClientUser):
                 if done is None or done not in error.remark:
                     raise
                 refusals.append(error)
-        if len(refusals) == len(masters):
+        if refusals and len(refusals) == len(masters):
             raise refusals[0]
         if broker_names is None:
             check_masters(known)

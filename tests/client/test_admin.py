@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from ha.client import Admin
+from ha.protocol.access_bodies import UserInfo
 from ha.protocol.codes import RequestCode
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, encode_host
@@ -71,3 +72,14 @@ async def test_pull_without_messages_is_continued() -> None:
 
     async with open_admin([handle]) as admin:
         assert [message.body async for message in admin.messages_between("T", BEGIN)] == [b"1"]
+
+
+@on_both_backends()
+async def test_change_on_no_broker_set_changes_nothing() -> None:
+    def cluster(command: RemotingCommand) -> RemotingCommand:
+        assert command.code == RequestCode.GET_BROKER_CLUSTER_INFO
+        return command.reply(0, body=b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+
+    async with serving(cluster) as names, Admin(names.address) as admin:
+        await admin.create_user(UserInfo(username="ann"), broker_names=[])
+        await admin.update_policies("ann", [], broker_names=[])
