@@ -363,12 +363,25 @@ class AwayFor(LeavingOut):
 
 def read_away(pulls: int, looks: int, *, timeout_s: float = 30.0, **options: Any) -> int:
     """The number of rows read from such a broker, whose queue has 64 messages."""
+    return read_from(AwayFor(pulls, looks), timeout_s=timeout_s, **options)
+
+
+def read_from(consumer: LeavingOut, *, timeout_s: float = 30.0, **options: Any) -> int:
+    """The number of rows that a task reads from the queue."""
     settings = NetworkSettings(servers=("s:1",), pull_timeout_s=timeout_s, pull_count=64)
     with start_blocking_portal("asyncio") as portal:
-        client = SimpleNamespace(portal=portal, consumer=AwayFor(pulls, looks), call=portal.call)
+        client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
         piece = QueueSlice(QueueKey("T", "a", 0), 0, 64)
         batches = _read_slice(cast(Any, client), piece, settings, ReadOptions(columns=("queueOffset",), **options))
         return sum(batch.num_rows for batch in batches)
+
+
+def test_task_logs_messages_that_are_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """One line per slice, with the counts of all its pulls; blank entries are not messages."""
+    assert read_from(LeavingOut(range(0), range(5, 12)), fail_on_data_loss=False) == 57
+    assert caplog.messages == []
+    assert read_from(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 47
+    assert caplog.messages == ["source.records_missing queue='T queue 0 of a' gone=10"]
 
 
 @pytest.mark.parametrize(("pulls", "looks"), [(1, 1), (3, 3), (1, 0)])

@@ -300,7 +300,7 @@ def _read_slice(
     give_up_s = monotonic() + settings.pull_timeout_s
     was_there = False
     bodies: list[bytes] = []
-    size = entry_count = 0
+    size = entry_count = gone = 0
     while waiting is not None:
         try:
             slots = _result_of(waiting, f"{piece.queue}", settings)
@@ -320,6 +320,7 @@ def _read_slice(
         at = slots[-1].end
         give_up_s, was_there = monotonic() + settings.pull_timeout_s, False
         waiting = start(at) if at < end else None
+        gone += sum(slot.gone for slot in slots)
         for slot in slots:
             if tags:
                 # Records after a slot's end are in the next slot as well.
@@ -331,6 +332,8 @@ def _read_slice(
         if bodies and (waiting is None or entry_count >= options.batch_rows or size >= options.batch_bytes):
             yield from _decoded(bodies, piece.queue, options)
             bodies, size, entry_count = [], 0, 0
+    if gone:
+        logger.warning("source.records_missing queue=%r gone=%d", str(piece.queue), gone)
 
 
 def _decoded(bodies: list[bytes], queue: QueueKey, options: ReadOptions) -> Iterator[pa.RecordBatch]:
