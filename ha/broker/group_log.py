@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import dropwhile
 
 import msgspec
 import trio
@@ -426,7 +427,7 @@ class GroupLog:
         try:
             await self._put_all(puts)
         except trio.Cancelled:
-            journal.settle(epoch, NO_MASTER, [put.record for put in puts if not put.status.is_stored])
+            journal.settle(epoch, NO_MASTER, _from_first_unstored(puts))
             raise
         unstored = [put for put in puts if not put.status.is_stored]
         worst = next((put for put in (*unstored, *puts) if put.status is not PutStatus.PUT_OK), None)
@@ -441,7 +442,7 @@ class GroupLog:
             self._want_snapshot()
         outcome = ACKNOWLEDGED if waits else UNCONFIRMED
         outcome = outcome if worst is None else Logged(worst.status, worst.remark)
-        journal.settle(epoch, outcome, [put.record for put in unstored])
+        journal.settle(epoch, outcome, _from_first_unstored(puts))
         return not unstored
 
     async def _put_all(self, puts: list[_RecordPut]) -> None:
@@ -474,3 +475,9 @@ class GroupLog:
             self._begun = trio.Event()
             await self._write_changes(waits=False)
         self.journal.close()
+
+
+def _from_first_unstored(puts: Iterable[_RecordPut]) -> list[TablesRecord]:
+    """Returns the records to be written again: the first one that was not stored and all that follow, as it may remove
+    offsets that a later one sets."""
+    return [put.record for put in dropwhile(lambda put: put.status.is_stored, puts)]

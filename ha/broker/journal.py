@@ -204,18 +204,19 @@ class Journal:
         self.some, self.urgent = trio.Event(), trio.Event()
         return records
 
-    def settle(self, epoch: int, logged: Logged, unstored: Iterable[TablesRecord] = ()) -> None:
+    def settle(self, epoch: int, logged: Logged, repeated: Iterable[TablesRecord] = ()) -> None:
         """Reports the outcome of the changes taken in `epoch` to their waiters, unless `close` already did.
 
-        Offsets, removals of offsets and delay progress in `unstored` are added again, as the tables have them, unless
-        newer changes replaced them meanwhile. Topics, groups and users are not, as their requests fail.
+        `repeated`: the records from the first one on that was not stored. Their offsets, removals of offsets and delay
+        progress are added again, as the tables have them, unless newer changes replaced them meanwhile. Topics, groups
+        and users are not, as their requests fail.
         """
         if not self.is_open or epoch != self.epoch:
             return  # `close` has called the waiters
         self._is_settled = logged.status is PutStatus.PUT_OK
         removed_since = self._removed
         self._removed = dict(removed_since)
-        for record in unstored:
+        for record in repeated:
             self._add_again(record, removed_since)
         taken, self._taken = self._taken, []
         for waiter in taken:

@@ -614,6 +614,32 @@ async def test_a_change_of_which_a_part_is_stored_is_undone_in_the_log(monkeypat
             assert slave.state() == master.state()
 
 
+async def test_removal_that_was_not_stored_does_not_remove_newer_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write has two records: the first one, with the removal, is not stored, and the second one is."""
+    monkeypatch.setattr("ha.broker.group_log.RECORD_BYTES_MAX", 1500)
+    async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
+        await master.become_master(1)
+        groups = [letter * 100 for letter in "abcdef"]
+        for group in groups:
+            await master.committed(group, "T", 0, 7)
+        await master.settled()
+        settle = master.puts.settle
+
+        async def fail_the_first(puts: list[Any]) -> None:
+            monkeypatch.setattr(master.puts, "settle", settle)
+            puts[0].status = PutStatus.SERVICE_NOT_AVAILABLE
+            await settle(puts[1:])
+
+        monkeypatch.setattr(master.puts, "settle", fail_the_first)
+        for group in groups:
+            master.tables.offsets.remove(group=group)
+        master.tables.offsets.commit(groups[0], "T", 0, 3)
+        await trio.sleep(2)  # until everything is written
+        await copy_log(master.store, slave.store, master.end)
+        await slave.settled()
+        assert slave.state().offsets == {f"T@{groups[0]}": {0: 3}}
+
+
 async def test_record_of_a_later_version_is_skipped() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
