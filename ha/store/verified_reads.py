@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import trio
 from isal.isal_zlib import crc32
@@ -52,12 +52,18 @@ class _Blocks(NamedTuple):
     trusted_from: int
     walked: int
 
-    def check(self, raw: bytes | bytearray, trouble: str) -> tuple[int, tuple[int, int] | None, bool]:
+    @property
+    def first(self) -> _Blocks:
+        """The first block alone."""
+        end = min(self.begin + self.block_size, self.end)
+        return self._replace(stop=min(self.stop, end), end=end, crcs=self.crcs[:1], lengths=self.lengths[:1])
+
+    def check(self, raw: bytes | bytearray) -> tuple[int, tuple[int, int] | None, bool]:
         """Returns the position up to which the bytes are good, the bad block (begin, end) that begins there (or
         None), and whether a bad block was skipped.
 
         A bad block is skipped if its checksum covers only bytes before the requested ones, which then have no checksum
-        yet. It is not skipped if the disk couldn't read it (`trouble`).
+        yet.
         """
         view = memoryview(raw)
         good_to, has_skipped = self.begin, False
@@ -67,7 +73,7 @@ class _Blocks(NamedTuple):
             if length:
                 piece = view[at - self.begin : at - self.begin + length]
                 if len(piece) != length or crc32(piece) != self.crcs[number]:
-                    if trouble or at + length > self.position:
+                    if at + length > self.position:
                         return good_to, (at, at + length), has_skipped
                     has_skipped = True
                 good_to = at + length
@@ -207,29 +213,32 @@ class VerifiedReads:
         )
 
     async def _read_once(self, segment: Segment, blocks: _Blocks, found_by: FoundBy) -> memoryview | None:
-        """Reads and checks blocks. None if there is no checksum to compare with, or the log was truncated or set aside
-        meanwhile. Raises DamagedBytes, OSError."""
+        """Reads and checks blocks; only the first one if the disk can't read all of them. None if there is no checksum
+        to compare with, or the log was truncated or set aside meanwhile. Raises DamagedBytes, OSError."""
         generation = self._log.generation
-        raw: bytes | bytearray
-        trouble = ""
         try:
             raw = await self._pread(segment, blocks.begin, blocks.end - blocks.begin)
         except OSError as error:
+            if generation != self._log.generation:
+                return None
+            if len(blocks.lengths) > 1:
+                return await self._read_once(segment, blocks.first, found_by)
             if not blocks.lengths[0]:
                 raise
-            raw, trouble = b"", f"the disk can't read it: {error}"
+            bad = blocks.begin, blocks.begin + blocks.lengths[0]
+            self._raise_damaged(segment, *bad, f"the disk can't read it: {error}", found_by)
         if generation != self._log.generation:
             return None
-        return self._verified(segment, blocks, raw, found_by, trouble)
+        return self._verified(segment, blocks, raw, found_by)
 
     def _verified(
-        self, segment: Segment, blocks: _Blocks, raw: bytes | bytearray, found_by: FoundBy, trouble: str = ""
+        self, segment: Segment, blocks: _Blocks, raw: bytes | bytearray, found_by: FoundBy
     ) -> memoryview | None:
         """Returns the requested bytes up to the first one that is not good. If not even the first byte is good: None if
         it has no checksum to compare with, DamagedBytes if it is damaged."""
-        good_to, bad, has_skipped = blocks.check(raw, trouble)
+        good_to, bad, has_skipped = blocks.check(raw)
         if bad is not None and good_to <= blocks.position:
-            self._raise_damaged(segment, *bad, trouble or "the bytes don't match their checksum", found_by)
+            self._raise_damaged(segment, *bad, "the bytes don't match their checksum", found_by)
         self.verified_bytes += max(0, good_to - blocks.begin)
         if good_to <= blocks.position:
             return None
@@ -244,7 +253,7 @@ class VerifiedReads:
         await trio.lowlevel.checkpoint()
         return await fetch(segment.file, size, position, self._run_blocking)
 
-    def _raise_damaged(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> None:
+    def _raise_damaged(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> NoReturn:
         """Lists [begin, end) of a segment as damaged and raises DamagedBytes."""
         damage = self._damage.add(
             segment.start + begin,

@@ -1,5 +1,6 @@
-"""Proofs of the bytes for a damaged range, and reads beside other tasks."""
+"""Proofs of the bytes for a damaged range, reads beside other tasks, and blocks that can't be read."""
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.record import Message
 from ha.protocol.store_files import segment_name
 from ha.store.message_store import open_message_store
-from tests.store.disks import MemoryDisk, run_inline
+from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
     ROOT,
     SEGMENT,
@@ -263,3 +264,31 @@ async def test_a_new_slave_whose_log_begins_later_makes_checksums(autojump_clock
         disk.inodes[ROOT / "commitlog" / segment_name(begin)].content[700] ^= 1
         with pytest.raises(DamagedBytes):
             await slave.log.read(begin + 700, 1)
+
+
+@pytest.mark.parametrize("size_max", [3 * 1024, SEGMENT])
+async def test_a_block_that_the_disk_can_not_read_is_the_damaged_one(
+    size_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block of the read was listed, found sound by the healer, read again, and so on."""
+    disk = MemoryDisk()
+    async with open_small(disk, checksum_block_size=1024, hot_window_bytes=0) as store:
+        await store.log.put([message(number, size=400) for number in range(12)])
+        await dispatched(store)
+        right = await all_bytes(store)
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        pread = MemoryFile.pread
+
+        def fail(file: MemoryFile, size: int, position: int) -> bytes:
+            if file.path == ROOT / "commitlog" / segment_name(0) and position < 3000 < position + size:
+                raise OSError(errno.EIO, "Input/output error", str(file.path))
+            return pread(file, size, position)
+
+        monkeypatch.setattr(MemoryFile, "pread", fail)
+        for begin in (0, 1024):
+            assert await store.log.read(begin, size_max, "replication") == right[begin : begin + 1024]
+        with pytest.raises(DamagedBytes, match="the disk can't read it"):
+            await store.log.read(2048, size_max, "replication")
+        assert [(damage.begin, damage.end) for damage in store.damage.open] == [(2048, 3072)]
+        assert await store.log.read(3072, 1024, "replication") == right[3072:SEGMENT]
