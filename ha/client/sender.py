@@ -16,6 +16,7 @@ RocketMQ's clients give up after three attempts and refresh a route only every 3
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence, Set
 from copy import copy
@@ -400,6 +401,8 @@ class Sender:
         if message.delay_level:
             known[names.DELAY] = str(message.delay_level)
         if message.delay_s is not None:
+            if not math.isfinite(message.delay_s):
+                raise ValueError(f"delay_s={message.delay_s}; accepted: a finite number")
             known[names.TIMER_DELAY_MS] = str(int(message.delay_s * 1000))
         if message.deliver_at_ms is not None:
             known[names.TIMER_DELIVER_MS] = str(message.deliver_at_ms)

@@ -1,5 +1,6 @@
 """The producer with scripted servers: routes, round robin, retries, and handling of each answer."""
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -471,6 +472,9 @@ async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, c
     for priority in (-1, 1 << 31):
         with pytest.raises(ValueError, match="accepted: 0 … 2147483647"):
             await producer.send(Message("T", b"x", priority=priority))
+    for delay_s in (math.inf, -math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"delay_s={delay_s}; accepted: a finite number"):
+            await producer.send(Message("T", b"x", delay_s=delay_s))
     for batch in (
         [],
         [Message("T", b"x"), Message("U", b"x")],
