@@ -441,7 +441,7 @@ def test_lag_counts_archived_messages(tmp_path: Path) -> None:
         assert all(queue.bytes for queue in queues)
 
 
-def test_options_that_do_not_go_with_an_archive(tmp_path: Path) -> None:
+def test_options_that_do_not_go_with_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = View(tmp_path)
     make_store(view.store, messages(0, 10))
     view.run_archive(topics=("flights",))
@@ -456,14 +456,18 @@ def test_options_that_do_not_go_with_an_archive(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"archive: it is for streams.*ha\.spark\.topic"):
         parse_options(given, "batch")
     assert parse_any(given).archive == str(view.archive)
-    for more, said in (
+    closed: list[LocalSource] = []
+    monkeypatch.setattr(LocalSource, "close", lambda source: closed.append(source))
+    refused = (
         ({"topic": "other"}, "does not contain the topic other"),
         ({"topic": "%LMQ%a"}, "light queue"),
         ({"archive": str(tmp_path)}, "holds no archive"),
         ({"archive": "s3://bucket/a"}, "s3://bucket/a"),
-    ):
+    )
+    for more, said in refused:
         with pytest.raises(OptionError, match=said):
             open_source(view.options(**more))
+    assert len(closed) == len(refused)
 
 
 class CreatedAgain:

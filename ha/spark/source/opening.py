@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from ha.spark.source.local import LocalSource
 from ha.spark.source.log_source import LogSource
 from ha.spark.source.options import SourceOptions
@@ -17,7 +19,11 @@ def open_source(options: SourceOptions) -> LogSource:
     if options.archive is not None:
         from ha.spark.source.archived_source import ArchivedSource
 
-        return ArchivedSource(source, options)
+        with ExitStack() as undo:
+            undo.callback(source.close)
+            archived = ArchivedSource(source, options)
+            undo.pop_all()
+        return archived
     if options.isolation == "read_uncommitted":
         return source
     from ha.spark.sink.committed_source import CommittedSource
