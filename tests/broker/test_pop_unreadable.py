@@ -127,3 +127,20 @@ async def test_no_message_is_lost_while_checksums_cannot_be_read(tmp_path: Path)
         await trio.sleep(5)
         assert len(await pop_messages(node)) == 3
         assert node.broker.pop.statistics().lost_count == 0
+
+
+async def test_pop_that_waits_is_woken_by_the_repair_of_damage(tmp_path: Path) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"a")
+        end = node.store.log.max_offset.value
+        damage = node.store.damage.add(0, end, file="f", reason="r", found_by="scrub", by_checksum=True)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def wait() -> None:
+                assert bodies(await pop_messages(node, pollTime=9000)) == [b"a"]
+                assert trio.current_time() == repaired_at
+
+            await trio.sleep(1)
+            repaired_at = trio.current_time()
+            node.store.damage.healed(damage, "a peer")
