@@ -26,6 +26,7 @@ from ha.protocol.store_files import ENTRY
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.index_cursor import IndexCursor
+from ha.store.key_index import KeyIndex
 from ha.store.log_scan import LogScan
 from ha.store.store_parts import StoreParts
 
@@ -368,14 +369,14 @@ class Scrub:
         assert index is not None
         self._index_rebuilt_count += 1
         logger.error("index.rebuild_started files=%d", len(index.files))
-        await self._run_blocking(index.delete, index.detach())
+        await self._drop_index(index)
         position = max(log.min_offset, 0)
         generation = log.generation
         while position < self._end:
             await log.wait_truncated()
             if generation != log.generation:  # set aside or truncated meanwhile: indexed records may be gone
                 generation, position = log.generation, max(log.min_offset, 0)
-                await self._run_blocking(index.delete, index.detach())
+                await self._drop_index(index)
                 continue
             began = trio.current_time()
             end = min(position - position % log.segment_size + log.segment_size, self._end)
@@ -391,6 +392,12 @@ class Scrub:
             position = behind
             await trio.sleep(trio.current_time() - began)
         index.attach()
+
+    async def _drop_index(self, index: KeyIndex) -> None:
+        """Detaches the index and deletes its files, when no worker saves, trims or truncates it. Raises OSError."""
+        async with self._log.maintenance_lock:
+            files = index.detach()
+        await self._run_blocking(index.delete, files)
 
 
 def _with_known_times(entries: list[bytes], found: bytes, heads: list[RecordHead]) -> list[bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol.record import Message, RecordHead, scan_record
 from ha.protocol.store_files import (
@@ -332,4 +333,36 @@ async def test_records_that_are_dispatched_while_a_rebuild_ends_keep_their_keys(
         index.delete(files)
         await store.scrub._rebuild_index()
         go_on.set()
+        await check_derived(store)
+
+
+async def test_a_rebuild_begins_after_a_save_of_the_index() -> None:
+    """The worker that saved found the dropped files gone, in the middle of a step, and the error ended the store."""
+    is_saving, go_on = trio.Event(), trio.Event()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == "write":
+            is_saving.set()
+            await go_on.wait()
+        return await run_inline(call, *arguments)
+
+    async with open_message_store(small_options(), disk=MemoryDisk(), run_blocking=slowly) as store:
+        index = store.index
+        assert index is not None
+        await store.log.put([message(number) for number in range(20)])
+        await dispatched(store)
+
+        async def save() -> None:
+            async with store.log.maintenance_lock:
+                await store.checkpointer.save(with_derived=True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(save)
+            await is_saving.wait()
+            nursery.start_soon(store.scrub._rebuild_index)
+            await wait_all_tasks_blocked()
+            assert index.is_attached
+            assert index.files
+            go_on.set()
+        assert store.scrub.statistics().index_rebuilt_count == 1
         await check_derived(store)
