@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -140,7 +141,8 @@ class TimerService:
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost"""
+        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost; in
+        the order of the last attempts"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read the messages in `_unreadable`"""
         self._delivering: dict[int, int] = {}
@@ -542,21 +544,21 @@ class TimerService:
         """Keeps a due message that can't be read now for a later attempt; drops it after `UNREADABLE_S_MAX` in which it
         may have been lost (`BatchReader.lost_since`)."""
         now = trio.current_time()
-        _, since = self._unreadable.get(queue_offset, (code, now))
+        _, since = self._unreadable.pop(queue_offset, (code, now))
         since = self._reader.lost_since(since)
         if now - since < UNREADABLE_S_MAX:
             self._unreadable[queue_offset] = code, since
         else:
-            self._unreadable.pop(queue_offset, None)
             self._drop(queue_offset, "its record can't be read")
 
     def _retried(self) -> list[tuple[int, int]]:
-        """Returns the messages that could not be read before, if it is time to retry them."""
+        """Returns the next messages to retry of those that could not be read before, if it is time for that."""
         now = trio.current_time()
         if not self._unreadable or now < self._retry_at:
             return []
         self._retry_at = now + CHECK_INTERVAL_S
-        return sorted((code, queue_offset) for queue_offset, (code, _) in self._unreadable.items())[:BATCH_COUNT_MAX]
+        longest_ago = islice(self._unreadable.items(), BATCH_COUNT_MAX)
+        return sorted((code, queue_offset) for queue_offset, (code, _) in longest_ago)
 
     def _drop(self, queue_offset: int, reason: str) -> None:
         self._dropped_count += 1

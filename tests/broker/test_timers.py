@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -324,6 +325,29 @@ async def test_nothing_is_dropped_while_checksums_cannot_be_read(tmp_path: Path)
         await trio.sleep(5)
         statistics = node.broker.timers.statistics()
         assert (statistics.delivered_count, statistics.dropped_count) == (4, 0)
+
+
+async def test_messages_that_stay_unreadable_do_not_delay_repaired_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are retried at once are due before the one that is repaired."""
+    monkeypatch.setattr("ha.broker.timers.BATCH_COUNT_MAX", 2)
+    async with open_node(tmp_path) as node:
+        ends = [0]
+        for count, body in ((2, b"damaged"), (1, b"repaired")):
+            for _ in range(count):
+                await node.send(body, i=properties(TIMER_DELAY_SEC=5), e=0)
+            ends.append(node.store.log.max_offset.value)
+        await node.dispatched()
+        place = {"file": "f", "reason": "r", "found_by": "scrub", "by_checksum": True}
+        _, second = [node.store.damage.add(*part, **place) for part in pairwise(ends)]
+        await trio.sleep(100)
+        assert node.broker.timers.statistics().delivered_count == 0
+        node.store.damage.healed(second, "a peer")
+        with trio.fail_after(10):
+            [(_, record)] = await node.arrivals()
+        assert record.body == b"repaired"
+        assert node.broker.timers.statistics().pending_count == 2
 
 
 async def test_a_message_without_room_for_further_properties_is_delivered(node: Node) -> None:
