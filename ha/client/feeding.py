@@ -144,11 +144,14 @@ class Feeder:
             max_messages=self._options.pull_count,
             wait_s=self._options.long_poll_s,
         )
-        # Restarted or revoked meanwhile: a cancellation comes too late for a task that has its response already.
+        is_moved = raw.status is PullStatus.OFFSET_ILLEGAL
+        if is_moved and raw.next_offset == asked:
+            await anyio.sleep(_PAUSE_S)  # contradictory response; avoid a tight loop
+        # Restarted or revoked meanwhile: a cancellation comes too late for a task whose wait has ended already.
         if process_queue is not held.process_queue or process_queue.is_dropped:
             return
-        if raw.status is PullStatus.OFFSET_ILLEGAL:
-            await self._move(held, process_queue, asked, raw)
+        if is_moved:
+            self._move(held, process_queue, asked, raw)
             return
         messages: list[ReceivedMessage] = []
         next_offset = raw.next_offset
@@ -166,7 +169,7 @@ class Feeder:
             # The broker does not support long polls, or is a slave that is behind.
             await anyio.sleep(_PAUSE_S)
 
-    async def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
+    def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
         """Continues at the broker's offset: `asked` is outside the queue, or an operator reset the group's offset.
 
         Messages held here are kept if the broker has deleted the messages at `asked`, and dropped otherwise.
@@ -174,8 +177,6 @@ class Feeder:
         `asked`.
         """
         _log.warning("client.offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
-        if raw.next_offset == asked:
-            await anyio.sleep(_PAUSE_S)  # contradictory response; avoid a tight loop
         if asked < raw.min_offset:
             process_queue.put([], raw.next_offset)  # the deleted messages follow those held, which stay valid
         elif asked > raw.max_offset:
