@@ -141,8 +141,8 @@ class TimerService:
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost; in
-        the order of the last attempts"""
+        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost.
+        The one whose last attempt is longest ago comes first"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read the messages in `_unreadable`"""
         self._delivering: dict[int, int] = {}

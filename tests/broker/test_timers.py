@@ -339,7 +339,7 @@ async def test_messages_that_stay_unreadable_do_not_delay_repaired_ones(
                 await node.send(body, i=properties(TIMER_DELAY_SEC=5), e=0)
             ends.append(node.store.log.max_offset.value)
         await node.dispatched()
-        place = {"file": "f", "reason": "r", "found_by": "scrub", "by_checksum": True}
+        place: Any = {"file": "f", "reason": "r", "found_by": "scrub", "by_checksum": True}
         _, second = [node.store.damage.add(*part, **place) for part in pairwise(ends)]
         await trio.sleep(100)
         assert node.broker.timers.statistics().delivered_count == 0
