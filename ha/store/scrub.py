@@ -25,6 +25,7 @@ from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.protocol.store_files import ENTRY
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 from ha.store.index_cursor import IndexCursor
 from ha.store.key_index import KeyIndex
 from ha.store.log_scan import LogScan
@@ -36,6 +37,7 @@ _DELAY_MS_MAX = 366 * 86_400_000
 """Maximum delay of a scheduled message; a later time in a queue entry is treated as damage."""
 _STEP_BYTES = 128 << 10
 _REST = 9
+_PAUSE_S = 1.0
 _REPAIR_BYTES_MAX = 256 << 20
 """Maximum number of bytes of the log that `repair_entry` searches for the record of a wrong entry. If the record is not
 among them, the next round of the scrub repairs the entry."""
@@ -363,15 +365,16 @@ class Scrub:
         return True
 
     async def _rebuild_index(self) -> None:
-        """Deletes the index and rebuilds it from the log, while dispatch continues without it. After OSError the index
-        stays incomplete and detached until the next round."""
+        """Deletes the index and rebuilds it from the log, while dispatch continues without it. Waits while the disk is
+        full or no file can be opened. After another OSError the index stays incomplete and detached until the next
+        round."""
         index, log = self._index, self._log
         assert index is not None
         self._index_rebuilt_count += 1
         logger.error("index.rebuild_started files=%d", len(index.files))
         await self._drop_index(index)
         position = max(log.min_offset, 0)
-        generation = log.generation
+        generation, is_paused = log.generation, False
         while position < self._end:
             await log.wait_truncated()
             if generation != log.generation:  # set aside or truncated meanwhile: indexed records may be gone
@@ -382,14 +385,22 @@ class Scrub:
             end = min(position - position % log.segment_size + log.segment_size, self._end)
             try:
                 heads, behind = await self._heads_or_next(position, end)
+                if heads and index.lacks_file(len(index.keys_of(heads)), heads[-1].physical_offset):
+                    await self._run_blocking(index.make_spare)
+                if generation != log.generation:
+                    continue
+                index.put_heads(heads)
             except OffsetGone:
-                behind, heads = max(log.min_offset, 0), []
-            if heads and index.lacks_file(len(index.keys_of(heads)), heads[-1].physical_offset):
-                await self._run_blocking(index.make_spare)
-            if generation != log.generation:
+                behind = max(log.min_offset, 0)
+            except OSError as error:
+                if not is_passing(error):
+                    raise
+                if not is_paused:
+                    logger.error("index.rebuild_paused at=%d reason=%r", position, str(error))
+                is_paused = True
+                await trio.sleep(_PAUSE_S)
                 continue
-            index.put_heads(heads)
-            position = behind
+            position, is_paused = behind, False
             await trio.sleep(trio.current_time() - began)
         index.attach()
 

@@ -366,3 +366,27 @@ async def test_a_rebuild_begins_after_a_save_of_the_index() -> None:
             go_on.set()
         assert store.scrub.statistics().index_rebuilt_count == 1
         await check_derived(store)
+
+
+@pytest.mark.parametrize(
+    ("operation", "code"), [("create", errno.ENOSPC), ("create", errno.EMFILE), ("pwrite", errno.ENOSPC)]
+)
+async def test_a_rebuild_continues_when_the_disk_has_room(operation: str, code: int, autojump_clock: object) -> None:
+    """It ended, and until the next round, an hour later, queries found only part of the messages."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock) as store:
+        index = store.index
+        assert index is not None
+        index.delete(index.detach())
+        index.attach()
+        disk.refuse = lambda refused, path: code if refused == operation and path.parent == INDEX else None
+        with trio.fail_after(600):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.scrub.round)
+                await trio.sleep(60)
+                assert not index.is_attached
+                disk.refuse = lambda refused, path: None
+        assert index.is_attached
+        assert store.scrub.statistics().index_rebuilt_count == 1
+        await check_derived(store)
