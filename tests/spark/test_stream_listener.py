@@ -63,8 +63,8 @@ def idle() -> QueryIdleEvent:
     return QueryIdleEvent(QUERY, QUERY, "2026-01-01T00:00:00.000Z")
 
 
-def terminated() -> QueryTerminatedEvent:
-    return QueryTerminatedEvent(QUERY, QUERY, None, None)
+def terminated(query: uuid.UUID = QUERY) -> QueryTerminatedEvent:
+    return QueryTerminatedEvent(query, query, None, None)
 
 
 def test_lag_in_messages_bytes_and_seconds(tmp_path: Path) -> None:
@@ -165,6 +165,21 @@ def test_a_query_that_starts_again_without_its_checkpoint_replaces_the_former_on
     told = metrics.read_text()
     assert told.count('halog_stream_active{query="delays"}') == 1
     assert 'halog_stream_active{query="delays"} 1' in told
+
+
+def test_metrics_have_the_last_100_ended_queries(tmp_path: Path) -> None:
+    path, metrics = make_store(tmp_path / "broker-a", [message(0)]), tmp_path / "lag.prom"
+    listener = LagListener({"path": str(path)}, metrics_file=metrics)
+    queries = [uuid.UUID(int=number) for number in range(103)]
+    for query in queries:
+        listener.onQueryStarted(started(None, query))
+        listener.onQueryProgress(progress({"flights": {"0": 0}}, name=None, query=query))
+        if query != queries[0]:
+            listener.onQueryTerminated(terminated(query))
+    told = metrics.read_text()
+    assert told.count("halog_stream_active{") == 101
+    assert f'halog_stream_active{{query="{queries[0]}"}} 1' in told
+    assert [f'halog_stream_active{{query="{query}"}} 0' in told for query in queries[1:4]] == [False, False, True]
 
 
 def test_other_queries_and_unreadable_logs_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ha.spark")
 
+_ENDED_MAX = 100
+"""Maximum number of ended queries in the metrics."""
+
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     """The lag of a query in one queue."""
@@ -152,9 +155,10 @@ class LagListener(StreamingQueryListener):
     """Measures the lag of each query that reads the log given by `options`, which are those of the source.
 
     `publish` is called with each LagReport, on Spark's listener thread; `metrics_file` is rewritten with the newest
-    report of every query, in Prometheus' text format, for the textfile collector. A query is measured at most once per
-    `interval_s`. `queries` limits measuring to queries with these names; `source` is the index of the source within a
-    query that reads several logs (default: the first Python source).
+    report of each query, in Prometheus' text format, for the textfile collector. Queries that ended stay in it as
+    inactive, the last 100 of them. A query is measured at most once per `interval_s`. `queries` limits measuring to
+    queries with these names; `source` is the index of the source within a query that reads several logs (default: the
+    first Python source).
 
     Errors of measuring, of `publish` and of writing the file are logged: a listener never stops a query. The
     constructor raises OptionError if the options are invalid.
@@ -181,18 +185,17 @@ class LagListener(StreamingQueryListener):
         self._names: dict[str, str] = {}
         self._last: dict[str, tuple[str, int]] = {}
         self._reports: dict[str, LagReport] = {}
-        self._ended: set[str] = set()
+        self._ended: dict[str, None] = {}
+        """Ids of ended queries that have a report, in the order in which they ended"""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Store the query's name, and remove an earlier query with this name and another id."""
         query_id = str(event.id)
         if event.name is not None:  # started again without its checkpoint, a query has another id
             for former in [known for known, name in self._names.items() if name == event.name and known != query_id]:
-                for table in (self._names, self._last, self._reports):
-                    table.pop(former, None)
-                self._ended.discard(former)
+                self._forget(former)
         self._names[query_id] = event.name or query_id
-        self._ended.discard(query_id)
+        self._ended.pop(query_id, None)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Measure the query's lag, unless the last measurement is less than `interval_s` seconds old."""
@@ -210,11 +213,19 @@ class LagListener(StreamingQueryListener):
             self._measure(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Mark the query as inactive in the metrics."""
+        """Mark the query as inactive in the metrics, and remove the query that ended first if there are too many."""
         query_id = str(event.id)
-        if query_id in self._reports:
-            self._ended.add(query_id)
-            self._write_metrics()
+        if query_id not in self._reports:
+            self._forget(query_id)
+            return
+        self._ended[query_id] = None
+        if len(self._ended) > _ENDED_MAX:
+            self._forget(next(iter(self._ended)))
+        self._write_metrics()
+
+    def _forget(self, query_id: str) -> None:
+        for table in (self._names, self._last, self._reports, self._ended):
+            table.pop(query_id, None)
 
     def _end_offset(self, sources: Iterable[Any]) -> str | None:
         """Return the JSON of the batch's end offset in the measured source; None if there is none.
