@@ -350,8 +350,10 @@ class _Decoder:
         return patched(bodies, rows, inflated)
 
     def _handle_damaged_body(self, heads: Heads, row: int, reason: str) -> None:
-        """Count a body that can't be decompressed. Raises CorruptLog if `options.on_damage` is "fail"."""
-        self.counts.damaged += 1
+        """Count a body that can't be decompressed or divided, unless it is counted because of its CRC. Raises
+        CorruptLog if `options.on_damage` is "fail"."""
+        if not heads.has_wrong_crc[row]:
+            self.counts.damaged += 1
         if self.options.on_damage == "fail":
             raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), reason) from None
 
@@ -408,9 +410,15 @@ class _Decoder:
         size = 0
         for row in range(len(heads)):
             found = rows_at(row, self.buffer, heads, places, self.base_offset, self.broker_name, self.options)
-            if heads.sound[row] and heads.sys_flag[row] & SysFlag.COMPRESSED:
-                if "body" in self.needed and found[0]["body"] is None:
+            if heads.sound[row] and found[0]["body"] is None:
+                if heads.sys_flag[row] & SysFlag.INNER_BATCH:
+                    self._handle_damaged_body(heads, row, "an inner batch can't be divided into its messages")
+                    if self.options.on_damage == "skip":
+                        self.counts.skipped += 1
+                        continue
+                elif "body" in self.needed:
                     self._handle_damaged_body(heads, row, "a compressed body is damaged or too long")
+            elif heads.sound[row] and heads.sys_flag[row] & SysFlag.COMPRESSED:
                 size += sum(len(each["body"]) for each in found if isinstance(each["body"], bytes))
                 self._check_inflated(size, len(heads))
             rows.extend(row for row in found if passes(where, row))

@@ -45,9 +45,12 @@ def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None
 def plain_rows(
     record: MessageRecord, broker_name: str, body_size_max: int, *, decompress: bool = True
 ) -> list[dict[str, object]]:
-    """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs. A compressed
-    body is null if it is damaged or longer than `body_size_max` bytes. Without `decompress` it is as stored, and a
-    compressed inner batch is one row. Raises OptionError as in `inflate`."""
+    """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs.
+
+    A compressed body is null if it is damaged or longer than `body_size_max` bytes. An inner batch that can't be divided
+    is one row without a body. Without `decompress` a compressed body is as stored, and a compressed inner batch is one
+    row. Raises OptionError as in `inflate`.
+    """
     is_compressed = bool(record.sys_flag & SysFlag.COMPRESSED)
     is_split = bool(record.sys_flag & SysFlag.INNER_BATCH) and (decompress or not is_compressed)
     crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
@@ -59,7 +62,7 @@ def plain_rows(
             first = _inner_base(record)
             parts = [(flag, inner, properties) for flag, inner, properties in decode_batch(body)]
         except RemoteProtocolError:
-            first, crc_ok = record.queue_offset, False
+            first, crc_ok, parts = record.queue_offset, False, [(record.flag, None, record.properties)]
     store_host = encode_host(*record.store_host)
     rows: list[dict[str, object]] = []
     for number, (flag, inner, properties) in enumerate(parts):

@@ -115,7 +115,8 @@ class ReadCounts(msgspec.Struct):
     rows: int = 0
     """Number of rows returned"""
     damaged: int = 0
-    """Number of records that were not sound, and bodies that can't be decompressed"""
+    """Number of records that were not sound, bodies that can't be decompressed, and inner batches that can't be divided
+    into their messages"""
     skipped: int = 0
     """Number of damaged records that were skipped"""
     gone: int = 0

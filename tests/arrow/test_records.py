@@ -5,6 +5,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -311,6 +312,41 @@ def test_inner_batch_without_base_offset_is_damaged(tmp_path: Path, base: str) -
     store.put(Message("t", 0, b"good"))
     found = read_arrow(store.root, columns=["queueOffset", "crcOk"]).read_all()
     assert found["crcOk"].to_pylist() == [False, False, True]
+
+
+@pytest.mark.parametrize("verify_crc", [False, True])
+@pytest.mark.parametrize("body", [b"no batch", zlib.compress(b"no batch"), b"no zlib at all"])
+def test_inner_batch_that_cannot_be_divided_is_damaged(tmp_path: Path, body: bytes, verify_crc: bool) -> None:
+    store = StoreWriter(tmp_path / "s")
+    store.put(Message("t", 0, b"a"))
+    is_plain = body == b"no batch"
+    damaged = store.put(Message("t", 0, body, sys_flag=SysFlag.INNER_BATCH | SysFlag.COMPRESSED * (not is_plain)))
+    store.put(Message("t", 0, b"c"))
+    options = ReadOptions(columns=("queueOffset", "body"), verify_crc=verify_crc)
+    with LogReader(store.root) as reader:
+        found = rows_of(reader.read_range(0, store.offset, options))
+        assert [(line["queueOffset"], line["body"]) for line in found] == [(0, b"a"), (1, None), (2, b"c")]
+        assert (reader.counts.damaged, reader.counts.skipped) == (1, 0)
+        skipping = msgspec.structs.replace(options, on_damage="skip")
+        found = rows_of(reader.read_range(0, store.offset, skipping))
+        assert [line["queueOffset"] for line in found] == [0, 2]
+        assert (reader.counts.damaged, reader.counts.skipped) == (2, 1)
+        for columns in (("body",), ("queueOffset",)):
+            failing = ReadOptions(columns=columns, verify_crc=verify_crc, on_damage="fail")
+            with pytest.raises(CorruptLog, match="inner batch") as caught:
+                list(reader.read_range(0, store.offset, failing))
+            assert caught.value.position == damaged
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["plain", "inner batch"])
+def test_a_body_is_counted_as_damaged_once(tmp_path: Path, wraps: bool) -> None:
+    store = StoreWriter(tmp_path / "s")
+    at = store.put(Message("t", 0, b"no zlib", sys_flag=SysFlag.COMPRESSED | SysFlag.INNER_BATCH * wraps))
+    store.write_log(at + 88, b"N")
+    with LogReader(store.root) as reader:
+        found = rows_of(reader.read_range(0, store.offset, ReadOptions(columns=("body", "crcOk"))))
+        assert found == [{"body": None, "crcOk": False}]
+        assert reader.counts.damaged == 1
 
 
 def test_time_that_overflows_microseconds_is_null() -> None:
