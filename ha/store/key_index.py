@@ -310,8 +310,7 @@ class KeyIndex:
             self._files.append(file)
         for path, reason in reversed(bad):  # so that a crash in between leaves no gap
             self._unlink(path, reason)
-        if self._files and not self._files[-1].load_slots():
-            self._drop_last("slots and entries disagree")
+        self._load_newest()
         self._set_indexed_to()
         self.safe_timestamp_ms = self._files[-1].end_timestamp_ms if self._files else 0
 
@@ -319,10 +318,10 @@ class KeyIndex:
         logger.warning("index.file_deleted file=%s reason=%r", path, reason)
         self._disk.unlink(path)
 
-    def _drop_last(self, reason: str) -> None:
-        self._unlink(self._files.pop().path, reason)
-        if self._files:
-            self._files[-1].load_slots()
+    def _load_newest(self) -> None:
+        """Reads the slots of the newest file; deletes files until they fit the entries."""
+        while self._files and not self._files[-1].load_slots():
+            self._unlink(self._files.pop().path, "slots and entries disagree")
 
     @property
     def end_physical_offset(self) -> int | None:
@@ -335,7 +334,8 @@ class KeyIndex:
         """Deletes files that have records at or beyond a physical offset; dispatch then rebuilds them. Blocking.
         Raises OSError."""
         while self._reaches(physical_offset):
-            self._drop_last(_BEYOND)
+            self._unlink(self._files.pop().path, _BEYOND)
+            self._load_newest()
         self._set_indexed_to()
 
     def _reaches(self, physical_offset: int) -> bool:

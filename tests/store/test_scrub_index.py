@@ -125,6 +125,19 @@ async def test_a_wrong_number_of_used_slots_does_not_survive_a_restart(autojump_
         assert store.index.files[-1].used_slots == counted
 
 
+async def test_each_file_that_becomes_the_newest_at_a_start_has_its_slots_checked(autojump_clock: object) -> None:
+    """Only the newest file's were: the file before it was used although keys could not be found in it."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    for name in disk.list_dir(INDEX)[-2:]:
+        content = disk.inodes[INDEX / name].content
+        slots = content[INDEX_HEADER_SIZE : index_entry_position(SLOT_COUNT, 0)]
+        used = next(slot for slot, (number,) in enumerate(INDEX_SLOT.iter_unpack(slots)) if number)
+        INDEX_SLOT.pack_into(content, index_slot_position(used), 1000)
+    async with open_small(disk, clock) as store:
+        await check_derived(store)
+
+
 @pytest.mark.parametrize("segments", [1, 2, 5])
 async def test_keys_of_deleted_records_are_skipped(segments: int, autojump_clock: object) -> None:
     disk, clock = MemoryDisk(), WallClock()
