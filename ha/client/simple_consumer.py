@@ -234,12 +234,19 @@ class SimpleConsumer(ClientUser):
                     self._buffer.extend(await self._receive(arrivals, max_messages, invisible_s, POLL_S))
 
     async def _give_back(self, leases: Iterable[Lease]) -> None:
-        try:
+        """Gives back the messages of `leases`, all at once, because each may wait for a broker that does not answer.
+        Failures are logged."""
+
+        async def give_back_one(lease: Lease) -> None:
+            try:
+                await lease.give_back(0, counts=False)
+            except (ClientError, RemoteProtocolError) as error:
+                _log.warning("client.message_not_returned group=%s reason=%r", self._group, str(error))
+
+        async with anyio.create_task_group() as tasks:
             for lease in leases:
                 if not lease.is_expired:
-                    await lease.give_back(0, counts=False)
-        except (ClientError, RemoteProtocolError) as error:
-            _log.warning("client.messages_not_returned group=%s reason=%r", self._group, str(error))
+                    tasks.start_soon(give_back_one, lease)
 
     # ---- sources: all queues of one topic on one broker
 
