@@ -47,9 +47,9 @@ def plain_rows(
 ) -> list[dict[str, object]]:
     """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs.
 
-    A compressed body is null if it is damaged or longer than `body_size_max` bytes. An inner batch that can't be divided
-    is one row without a body. Without `decompress` a compressed body is as stored, and a compressed inner batch is one
-    row. Raises OptionError as in `inflate`.
+    A compressed body is null if it is damaged or longer than `body_size_max` bytes. An inner batch that can't be
+    divided is one row without a body. Without `decompress` a compressed body is as stored, and a compressed inner batch
+    is one row. Raises OptionError as in `inflate`.
     """
     is_compressed = bool(record.sys_flag & SysFlag.COMPRESSED)
     is_split = bool(record.sys_flag & SysFlag.INNER_BATCH) and (decompress or not is_compressed)
