@@ -210,7 +210,7 @@ class _Decoder:
                 masks.append(by_place)
         else:
             # The messages of an inner batch have their own queue offsets, which `_unwrap` compares.
-            is_batch = (heads.sys_flag & SysFlag.INNER_BATCH) != 0
+            is_batch = ((heads.sys_flag & SysFlag.INNER_BATCH) != 0) & self.options.decompress
             if where.queue_offset_begin is not None:
                 masks.append(((heads.field("queue_offset") >= where.queue_offset_begin) | is_batch) & heads.sound)
             if where.queue_offset_end is not None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_pull_body, read_arrow
+from ha.arrow import COLUMNS, LogReader, ReadOptions, RowFilter, decode_pull_body, read_arrow
 from ha.arrow.properties import PropertyTable
 from ha.arrow.slices import take_slices
 from ha.errors import CorruptLog, OptionError, RemoteProtocolError
@@ -235,6 +235,31 @@ def test_an_inner_batch_is_a_row_for_each_message(tmp_path: Path) -> None:
             for n in range(3)
         ),
     ]
+
+
+@pytest.mark.parametrize(("decompress", "expected"), [(True, [2, 3]), (False, [3])])
+def test_inner_batches_of_a_response_are_filtered_by_queue_offset(decompress: bool, expected: list[int]) -> None:
+    """By those of their messages, or as stored by that of the first one."""
+    raws = [
+        encode_record(
+            Message(
+                "t",
+                0,
+                encode_batch([(0, b"x", b"")] * 3),
+                encode_properties({"INNER_NUM": "3", "INNER_BASE": str(base)}),
+                sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP,
+            ),
+            queue_offset=base,
+            physical_offset=0,
+            store_timestamp_ms=0,
+            store_host=STORE_HOST,
+        )
+        for base in (0, 3, 6)
+    ]
+    where = RowFilter(queue_offset_begin=2, queue_offset_end=4)
+    options = ReadOptions(columns=("queueOffset",), decompress=decompress, where=where)
+    (batch,) = decode_pull_body(b"".join(raws), broker_name="b", options=options)
+    assert batch["queueOffset"].to_pylist() == expected
 
 
 def test_damage_in_an_inner_batch_marks_each_of_its_messages(tmp_path: Path) -> None:
