@@ -11,10 +11,11 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.pop.taking import Taker
+from ha.broker.queue_read import QueueRead
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.broker.node import Node, open_node, text
-from tests.broker.pop_client import POP, ack, bodies, pop, pop_messages, send
+from tests.broker.pop_client import POP, ack, bodies, pop, pop_messages, popped_of, send
 
 
 async def test_poll_ends_exactly(node: Node) -> None:
@@ -115,6 +116,39 @@ async def test_arrival_in_a_queue_that_another_pop_reads_is_not_missed(
             slow_read(node, monkeypatch, b"c")
             nursery.start_soon(partial(wait, exp="TRUE", expType="SQL92"))
         assert sorted(found) == [(1.0, [b"b"]), (1.0, [b"c"])]
+
+
+async def test_messages_that_another_pop_left_in_a_queue_are_not_missed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second pop skips the queue that the first one reads, which ends while the second one reads the next queue."""
+    await send(node, b"0", b"1")
+    reader = node.broker.pop.requests._taker._reader
+    read, may_read = reader.read, (trio.Event(), trio.Event())
+
+    async def read_slowly(queue: Any, *arguments: Any, **options: Any) -> QueueRead:
+        await may_read[0 if queue is node.store.queues.get("TT", 0) else 1].wait()
+        return await read(queue, *arguments, **options)
+
+    monkeypatch.setattr(reader, "read", read_slowly)
+    monkeypatch.setattr(reader, "read_nowait", lambda *_, **__: None)
+    monkeypatch.setattr("ha.broker.pop.taking.random.randrange", lambda _: 0)
+    found: list[bytes] = []
+
+    async def wait(queue_id: int) -> None:
+        fields = {**POP, "queueId": queue_id, "maxMsgNums": 1, "pollTime": 9000}
+        found.extend(bodies(popped_of(await node.ask_alone(200050, **fields))))
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery, node.store.log.appends_held():
+        for queue_id in (0, -1):
+            nursery.start_soon(wait, queue_id)
+            await wait_all_tasks_blocked()
+        for event in may_read:
+            event.set()
+            await wait_all_tasks_blocked()
+    assert sorted(found) == [b"0", b"1"]
+    assert trio.current_time() == began
 
 
 async def test_only_a_selected_tag_wakes(node: Node) -> None:

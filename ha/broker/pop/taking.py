@@ -97,9 +97,10 @@ class Taken(msgspec.Struct, kw_only=True):
     since: the POP log's `failure_count` before the pop.
     size: bytes of `bodies`.
     rest_count: number of messages that are left in the queues.
+    busy: queues that were skipped, because other pops were reading them.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
-    blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX` or messages were dispatched
-    during the pop. None if no time is known.
+    blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages were dispatched
+    during the pop, or a queue in `busy` is no longer read. None if no time is known.
     """
 
     pop_time_ms: int
@@ -109,6 +110,7 @@ class Taken(msgspec.Struct, kw_only=True):
     count: int = 0
     size: int = 0
     rest_count: int = 0
+    busy: list[PopQueue] = []
     again_ms: int | None = None
 
     def try_again(self, at_ms: int) -> None:
@@ -193,8 +195,8 @@ class Taker:
         if not taken.count and self._store.dispatcher.is_making_files:
             await self._store.dispatcher.wait_files_made()
             taken = await self._take(state, request, config, selection)
-        if dispatched.value != dispatched_offset:
-            taken.try_again(taken.pop_time_ms)  # a message may have arrived in a queue after it was read
+        if dispatched.value != dispatched_offset or not all(queue.is_busy for queue in taken.busy):
+            taken.try_again(taken.pop_time_ms)  # there may be a message in a queue that was read before, or skipped
         return taken
 
     async def _take(
@@ -221,7 +223,10 @@ class Taker:
         self, state: PopState, source: Source, request: PopMessageRequest, selection: Selection, taken: Taken
     ) -> Generator[_Wanted, None, None]:
         queue = self._open(state, source, request)
-        if queue is None or queue.is_busy:
+        if queue is None:
+            return
+        if queue.is_busy:
+            taken.busy.append(queue)
             return
         self._follow_offset(state, queue)
         order = queue.order
