@@ -35,8 +35,8 @@ from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 
 _log = logging.getLogger(__name__)
 
-_QUEUE_NUMS_MAX = 65_536
-"""Maximum number of queues of a topic on one broker; a route with more is rejected."""
+_QUEUE_COUNT_MAX = 65_536
+"""Maximum number of queues of a topic on all brokers; a route with more is rejected."""
 
 _UNKNOWN_ROUTE_KEPT_S = 120.0
 """Time in seconds for which a route is kept while name servers don't know the topic, unless a broker rejects the topic,
@@ -329,11 +329,13 @@ class Routes:
 
 def _route(topic: str, data: TopicRouteData) -> TopicRoute:
     addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
+    write_counts = [queues.write_queue_nums for queues in data.queue_datas]
+    read_counts = [queues.read_queue_nums for queues in data.queue_datas]
+    if min(write_counts + read_counts, default=0) < 0 or max(sum(write_counts), sum(read_counts)) > _QUEUE_COUNT_MAX:
+        raise RemoteProtocolError(f"a route with {sum(write_counts)} and {sum(read_counts)} queues")
     write_queues, read_queues = [], []
     for queues in data.queue_datas:
         name = queues.broker_name
-        if not (0 <= queues.write_queue_nums <= _QUEUE_NUMS_MAX and 0 <= queues.read_queue_nums <= _QUEUE_NUMS_MAX):
-            raise RemoteProtocolError(f"a route with {queues.write_queue_nums} and {queues.read_queue_nums} queues")
         if queues.perm & Permission.WRITE and MASTER_ID in addresses.get(name, {}):
             write_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(queues.write_queue_nums)]
         if queues.perm & Permission.READ:

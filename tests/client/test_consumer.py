@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from ha.client import Client, ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
@@ -148,6 +149,25 @@ async def test_topic_unknown_to_its_broker_is_looked_up_again() -> None:
                 await consumer.pull(QUEUE, 2)
             with pytest.raises(RouteNotFound):
                 await consumer.queues("T")
+
+
+@on_both_backends()
+async def test_queues_of_a_route_are_limited() -> None:
+    """Also if they are of several brokers, or one broker is named again and again."""
+    address = {0: "127.0.0.1:1"}
+    repeated = msgspec.json.decode(route_body({"a": address}, 32_768))
+    repeated["queueDatas"] *= 3
+    routes = {
+        "T": route_body({"a": address, "b": address}, 32_768),
+        "many brokers": route_body({"a": address, "b": address, "c": address}, 32_768),
+        "repeated": msgspec.json.encode(repeated),
+        "negative": route_body({"a": address}, -1),
+    }
+    async with serving(name_server(routes)) as names, PullConsumer(names.address) as consumer:
+        assert len(await consumer.queues("T")) == 65_536
+        for topic in ("many brokers", "repeated", "negative"):
+            with pytest.raises(RemoteProtocolError, match="a route with"):
+                await consumer.queues(topic)
 
 
 @on_both_backends()
