@@ -161,10 +161,9 @@ class SegmentAllocator:
         Raises OSError."""
         self._wanted = None
         async with self._making:
-            ready, self._ready = self._ready, None
-            if ready is not None:
-                ready.view = None
-                await self._run_blocking(self._disk.unlink, ready.file.path)
+            if self._ready is not None:
+                await self._run_blocking(self._disk.unlink, self._ready.file.path)
+                self._ready = None
 
     async def run(self) -> None:
         """Creates the segments that `want` requests, until cancelled."""
@@ -175,11 +174,9 @@ class SegmentAllocator:
                 continue
             async with self._making:
                 segment = await self._try_make(start)
+                self._ready = segment  # `drop_ready` deletes it if it was called meanwhile: it waits for `_making`
                 if self._wanted == start:
                     self._wanted = None
-                    self._ready = segment
-                elif segment is not None:  # `drop_ready` was called meanwhile, and waits for this
-                    await self._run_blocking(self._disk.unlink, segment.file.path)
             self._takers.unpark_all()
 
     async def _try_make(self, start: int) -> Segment | None:

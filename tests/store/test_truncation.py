@@ -750,3 +750,26 @@ async def test_a_cancelled_truncation_is_complete_or_has_not_begun(autojump_cloc
             assert not disk.exists(INTENT)
             await store.log.put([message(99)])
             await check_derived(store)
+
+
+async def test_a_new_segment_that_the_disk_does_not_delete_fails_the_truncation(autojump_clock: MockClock) -> None:
+    """It was being made when the truncation began. The whole store ended, and not with DiskFailed."""
+    disk = MemoryDisk()
+
+    async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        result = await run_inline(call, *arguments)
+        if call.__name__ == "_make":
+            await trio.sleep(1)
+        return result
+
+    async with open_message_store(small_options(), disk=disk, run_blocking=make_slowly) as store:
+        results = await store.log.put([message(number) for number in range(5)])
+        store.log.allocator.want(SEGMENT)
+        await trio.sleep(0.5)
+        disk.refuse = lambda operation, path: errno.EIO if operation == "unlink" else None
+        with pytest.raises(DiskFailed, match=r"unlink of .*commitlog"):
+            await store.truncate(results[3].physical_offset)
+        disk.refuse = lambda operation, path: None
+        await store.truncate(results[3].physical_offset)
+        assert disk.list_dir(ROOT / "commitlog") == [f"{0:020d}"]
+        await check_derived(store)
