@@ -458,6 +458,7 @@ class Http2Protocol:
         stream_id, head = stream.id, RESPONSE_HEAD
         stream.send_window -= size
         self._send_window -= size
+        self.allowed_bytes += size
         stream.is_head_sent = True
         packed = USUAL_RESPONSE.pack(
             0, len(head), HEADERS, END_HEADERS, stream_id, head, 0, size, DATA, 0, stream_id, 0, size - 5

@@ -460,8 +460,8 @@ async def test_peer_that_opens_no_window_is_closed(autojump_clock: trio.testing.
         assert server.statistics().ended == {"outbox full": 1}
 
 
-@pytest.mark.parametrize("opens", [True, False], ids=["slowly", "never"])
-async def test_peer_whose_window_stays_closed(autojump_clock: trio.testing.MockClock, opens: bool) -> None:
+@pytest.mark.parametrize("allows", ["more", "other calls", "nothing"])
+async def test_peer_whose_window_stays_closed(autojump_clock: trio.testing.MockClock, allows: str) -> None:
     """It is closed after a while, although it answers PINGs. However long its messages are, few bytes wait for it."""
     service, (ours, theirs) = Large(), trio.testing.memory_stream_pair()
     server = GrpcServer(service, GrpcOptions(send_timeout_s=60, pending_bytes_max=70_000, message_size_max=1000))
@@ -470,17 +470,24 @@ async def test_peer_whose_window_stays_closed(autojump_clock: trio.testing.MockC
         nursery.start_soon(server.handle, theirs)
         client = H2Connection(H2Configuration(client_side=True))
         client.initiate_connection()
-        client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
-        client.send_data(1, framed(b""), end_stream=True)
+        client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
+
+        def send_call(stream_id: int, path: str) -> None:
+            headers = [(name, path if name == ":path" else value) for name, value in HEADERS]
+            client.send_headers(stream_id, headers)
+            client.send_data(stream_id, framed(b""), end_stream=True)
+
+        send_call(1, "/s/Large")
         with suppress(trio.BrokenResourceError):
-            for _ in range(5):
+            for number in range(1, 6):
                 await ours.send_all(client.data_to_send())
                 await trio.sleep(29)
                 client.ping(bytes(8))
-                if opens:
-                    client.increment_flow_control_window(1)
+                if allows == "more":
                     client.increment_flow_control_window(1, 1)
-        assert server.statistics().ended == ({} if opens else {"peer does not read": 1})
+                elif allows == "other calls":
+                    send_call(1 + 2 * number, "/s/Echo")
+        assert server.statistics().ended == ({"peer does not read": 1} if allows == "nothing" else {})
         nursery.cancel_scope.cancel()
 
 
