@@ -285,6 +285,8 @@ class ConsumeQueue:
 
         The last file always stays: it holds the next queue offset.
         """
+        if not self.files.starts:
+            return 0  # dispatch may be about to add the first file, and then sets `min_offset`
         self.min_offset = self._search(max(log_min_offset, 0))
         deleted = 0
         while len(self.files.starts) > 1 and self.files.starts[1] <= self.min_offset:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -124,3 +125,22 @@ def test_blank_entries_of_a_new_file_are_on_the_disk() -> None:
     queue.adopt(new, new.make())
     [inode] = disk.inodes.values()
     assert inode.durable == inode.content == ENTRY_FILL * 5 + bytes(3 * ENTRY_SIZE)
+
+
+def test_a_queue_that_gets_its_first_file_while_retention_trims_keeps_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Retention's worker had searched the queue without files, and then set the start that it had found."""
+    disk = MemoryDisk()
+    queue = ConsumeQueue(disk, OpenFiles(disk), QUEUES / "T" / "0", "T", 0, 8)
+    [new] = queue.new_files(1000, 1001)
+    search = queue._search
+
+    def search_and_adopt(physical_offset: int) -> int:
+        found = search(physical_offset)
+        queue.adopt(new, new.make())
+        return found
+
+    monkeypatch.setattr(queue, "_search", search_and_adopt)
+    queue.correct_min(4096)
+    assert queue.min_offset == queue.max_offset
