@@ -150,7 +150,7 @@ def test_an_archive_is_restored_into_a_topic(spark: SparkSession, servers: str, 
     store = make_store(tmp_path / "broker-s", [message(number) for number in range(1000)])
     archive(spark, options_of(store, tmp_path / "archive"))
     options = RestoreOptions(
-        archive=str(tmp_path / "archive"),
+        archive=f"file:{tmp_path / 'archive'}",
         topic="flights",
         target="back",
         servers=servers,
@@ -168,7 +168,7 @@ def test_an_archive_is_restored_into_a_topic(spark: SparkSession, servers: str, 
         mine = [n for n in expected if n % 4 == queue]
         assert origins(found[queue]) == [f"flights/broker-s/{queue}/{n // 4}" for n in mine]
         assert [each.body for each in found[queue]] == [b"%08d" % n for n in mine]
-    again = restore(spark, options)
+    again = restore(spark, RestoreOptions(**as_dict(options) | {"archive": str(tmp_path / "archive")}))
     assert (again.sent, again.already) == (0, len(expected))
     assert Counter(queue.target.queue_id for queue in again.queues if queue.target) == {0: 1, 1: 1, 3: 1}
 

@@ -387,12 +387,11 @@ def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
     """
     assert options.state is not None
     file = Path(options.state)
-    source = options.path or options.archive
-    assert source is not None
+    source = archive_path(options.archive) if options.archive is not None else Path(options.path or "").absolute()
     scope = ReplayScope(
         options.topic,
         options.target or options.topic,
-        str(Path(source.removeprefix("file://")).absolute()),
+        str(source),
         options.broker_name,
         options.queues,
         options.begin_ms,
