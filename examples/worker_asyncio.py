@@ -1,6 +1,6 @@
-"""A worker on asyncio: acknowledges each order, or gives it back if it fails.
+"""A worker on asyncio: acknowledges each order, or returns it to the queue if it fails.
 
-SIGTERM ends it once the orders in hand are settled.
+SIGTERM ends it once the current orders are acknowledged or returned.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def settle(message: PoppedMessage) -> None:
 
 
 async def work(consumer: SimpleConsumer, stopping: asyncio.Event) -> None:
-    """Settles messages, and ends after the one in hand."""
+    """Acknowledges or returns messages, and ends after the current one."""
     while not stopping.is_set():
         try:
             for message in await consumer.receive(1, invisible_s=60, wait_s=WAIT_S):

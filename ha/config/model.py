@@ -133,7 +133,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     otel_interval_ms: Interval = _key("otelInterval", 15_000)
     """own; interval between two exports to otelEndpoint, in ms"""
     otel_trace_every: PositiveInt = _key("otelTraceEvery", 100)
-    """own; number N: of every N groups of sends that are answered together, one gets a trace span"""
+    """own; number N: one of every N groups of sends gets a trace span; sends that are answered together are a group"""
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")
@@ -172,7 +172,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     flush_interval_ms: Milliseconds = _key("flushIntervalCommitLog", 500)
     """with ASYNC_FLUSH: interval at which unflushed pages are checked, in ms"""
     flush_least_pages: Int = _key("flushCommitLogLeastPages", 4)
-    """with ASYNC_FLUSH: number of unflushed pages of 4 KiB from which on a check flushes them"""
+    """with ASYNC_FLUSH: a check flushes if at least this number of 4 KiB pages is unflushed"""
     flush_thorough_interval_ms: Milliseconds = _key("flushCommitLogThoroughInterval", 10_000)
     """with ASYNC_FLUSH: time after which any unflushed page is flushed, in ms"""
     sync_flush_timeout_ms: Milliseconds = _key("syncFlushTimeout", 5_000)
@@ -188,7 +188,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     delete_when_hours: Hours = _key("deleteWhen", "04")
     """hours of the day (0 to 23, local time, separated by ;) at which expired files are deleted"""
     reserved_h: PositiveInt = _key("fileReservedTime", 72)
-    """hours after its last write from which a commitlog file is expired"""
+    """time after its last write at which a commitlog file expires, in hours"""
     disk_max_used_space_percent: Annotated[int, Meta(ge=10, le=95)] = _key("diskMaxUsedSpaceRatio", 75)
     """used percentage of the disk above which expired files are deleted at any hour"""
     disk_space_clean_forcibly_percent: Percent = _key("diskSpaceCleanForciblyRatio", 85)
@@ -200,8 +200,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     delete_files_max: PositiveInt = _key("deleteFileBatchMax", 10)
     """maximum number of files deleted in one round"""
     retain_bytes_max: Long = _key("haRetainMaxBytes", 8 << 30)
-    """own; maximum distance in bytes from an expired file to the end of the log for which the file is kept for a slave
-    that still needs it; RocketMQ does not keep files for slaves"""
+    """own; an expired file that a slave still needs is deleted once the end of the log is more than this number of
+    bytes after the file's start; RocketMQ does not keep files for slaves"""
 
     # replication
     ha_heartbeat_interval_ms: Milliseconds = _key("haSendHeartbeatInterval", 5_000)
@@ -212,8 +212,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     ha_transfer_batch_size_bytes: PositiveInt = _key("haTransferBatchSize", 1 << 20)
     """maximum bytes of the log in one frame to a slave; at most 4194292, so that a frame fits a slave's buffer"""
     ha_fall_behind_max_bytes: PositiveInt = _key("haMaxGapNotInSync", 268_435_456)
-    """number of bytes behind the master from which on a slave is not in sync; haSlaveFallbehindMax, its name in 4.9, is
-    accepted too"""
+    """a slave that is at least this number of bytes behind the master is not in sync; haSlaveFallbehindMax, the name of
+    this key in 4.9, is accepted too"""
     ha_flow_control_enable: bool = _key("haFlowControlEnable", False)
     """whether maxHaTransferByteInSecond limits the transfer to slaves"""
     max_ha_transfer_bytes_per_s: Annotated[int, Meta(ge=1024, le=LONG_MAX)] = _key(
@@ -226,8 +226,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """upper bound of inSyncReplicas; no other effect"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
     """with brokerRole=SYNC_MASTER: number of nodes, including the master, that must have a message before SEND_OK;
-    unset: in a failover group the whole sync-state set, elsewhere 1, or the master and one slave if minInSyncReplicas
-    and allAckInSyncStateSet are unset, too"""
+    unset: in a failover group the whole sync-state set; elsewhere the master and one slave, or 1 if minInSyncReplicas
+    or allAckInSyncStateSet is set"""
     min_in_sync_replicas: PositiveInt | None = _key("minInSyncReplicas", None)
     """with brokerRole=SYNC_MASTER: number of nodes, including the master, that must be in sync for messages to be
     accepted"""
@@ -240,8 +240,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """own; where an empty slave starts: in the master's last file, as in RocketMQ, or at the first; members always use
     first"""
     ha_overlap_bytes_max: Annotated[int, Meta(ge=0, le=1 << 24)] = _key("haOverlapMax", 65_536)
-    """own; bytes at the end of its log that a connecting slave compares with the master's; more if its last record
-    begins before these; 0 disables it, as in RocketMQ"""
+    """own; number of bytes at the end of its log that a connecting slave compares with the master's, or more if its
+    last record is longer; 0: no comparison, as in RocketMQ"""
 
     # broker
     auto_create_topic: bool = _key("autoCreateTopicEnable", True)
@@ -281,7 +281,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     transfer_cold_count_max: PositiveInt = _key("maxTransferCountOnMessageInDisk", 8)
     """maximum number of messages that one pull returns from disk"""
     access_message_in_memory_percent: Percent = _key("accessMessageInMemoryMaxRatio", 40)
-    """percentage of the machine's memory; messages further than that from the end of the log count as on disk"""
+    """messages that are further from the end of the log than this percentage of the machine's memory count as on
+    disk"""
     flush_consumer_offset_interval_ms: Milliseconds = _key("flushConsumerOffsetInterval", 5_000)
     """interval at which consumer offsets are written to their file, in ms"""
     server_side_reset_offset: bool = _key("useServerSideResetOffset", True)
@@ -293,7 +294,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     reject_transactions: bool = _key("rejectTransactionMessage", False)
     """whether half messages of transactions are rejected"""
     transaction_timeout_ms: Milliseconds = _key("transactionTimeOut", 6_000)
-    """age from which on a producer is asked about an open half message, in ms"""
+    """age of an open half message at which its producer is first asked about it, in ms"""
     transaction_check_max: PositiveInt = _key("transactionCheckMax", 15)
     """number of checks after which a half message moves to TRANS_CHECK_MAX_TIME_TOPIC"""
     transaction_check_interval_ms: Milliseconds = _key("transactionCheckInterval", 30_000)

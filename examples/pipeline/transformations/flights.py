@@ -1,5 +1,5 @@
-"""The topic `flights` as tables: bronze as stored, silver decoded, gold summed up. Long
-delays go into the topic `late-flights`.
+"""The topic `flights` as tables: bronze as stored, silver decoded, gold aggregated. Long
+delays are sent to the topic `late-flights`.
 """
 
 from pyspark import pipelines as dp
@@ -52,7 +52,7 @@ dp.create_sink(
 
 @dp.append_flow(target="late_flights")
 def late() -> DataFrame:
-    """Exactly once, as every stream into a topic."""
+    """Sends each long delay exactly once, like every stream into a topic."""
     rows = spark.readStream.table("flights_silver").where(LATE)
     body = to_json(struct("carrier", "hour", "dep_delay")).cast("binary")
     return rows.select(body.alias("body"), "keys")
