@@ -6,7 +6,8 @@ look like the first field of a record, so a body with a header can't be distingu
 
 fastavro reads the underlying types. The logical types that have a type in Spark are converted here: fastavro would
 round a decimal that has too many digits, and can't represent all dates and times. Symbols of enums are looked up here
-as well: fastavro takes negative indexes, from the end.
+as well: fastavro takes negative indexes, from the end. It does so for the types of a union, too, and does not return
+the index: there, a body with an invalid index of −1 or −2 has values.
 """
 
 from __future__ import annotations
