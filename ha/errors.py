@@ -265,8 +265,8 @@ class ClientError(HalogError):
 class BrokerError(ClientError):
     """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not executed.
 
-    `hint` says what to do about it, if that is known. `was_sent`: whether an earlier attempt of the same send, whose
-    connection was lost, may have been executed.
+    `hint` says what to do about it, if that is known. `was_sent`: whether an earlier attempt of the same send or
+    recall, whose connection was lost, may have been executed.
     """
 
     def __init__(self, address: str, code: int, remark: str, hint: str = "") -> None:
@@ -309,7 +309,7 @@ class ConnectionFailed(ClientError):
     """The connection to `address` failed, or closed before the response.
 
     `was_sent`: whether it failed after the request may have been sent, so that a send may have been stored. For a send
-    with several attempts, whether that holds for any of them.
+    or recall with several attempts, whether that holds for any of them.
     """
 
     _text: ClassVar[str] = "connection to {address}: {reason}"

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from ha.client import ClientOptions, Message, Producer, PullConsumer
-from ha.errors import BrokerError, RemoteProtocolError, RouteNotFound
+from ha.errors import BrokerError, RemoteProtocolError, RequestTimedOut, RouteNotFound
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.recall_handle import RecallHandle, encode_recall_handle
 from ha.protocol.remoting import RemotingCommand
@@ -78,6 +78,36 @@ async def test_it_ends_with_its_timeout(producer: Producer, cluster: Cluster) ->
     with pytest.raises(BrokerError) as caught:
         await producer.recall(HANDLE, timeout_s=0.3)
     assert caught.value.code == 14
+
+
+@on_both_backends(open_producer, [stored, lambda command: None])
+async def test_it_times_out_if_the_last_attempt_is_not_answered(producer: Producer, cluster: Cluster) -> None:
+    """It may have been executed, whatever became of the attempt before."""
+    broker = cluster.brokers[1]
+
+    def reject_first(command: RemotingCommand) -> RemotingCommand | None:
+        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE) if len(broker.commands) == 1 else None
+
+    broker.handler = reject_first
+    with pytest.raises(RequestTimedOut):
+        await producer.recall(HANDLE, timeout_s=0.5)
+    assert len(broker.commands) == 2
+
+
+@on_both_backends(open_producer, [stored, stored])
+@pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.ILLEGAL_OPERATION])
+async def test_a_rejection_says_that_an_earlier_attempt_may_have_been_executed(
+    producer: Producer, cluster: Cluster, *, code: ResponseCode
+) -> None:
+    broker = cluster.brokers[1]
+
+    def lose_then_reject(command: RemotingCommand) -> RemotingCommand | bytes:
+        return command.reply(code) if len(broker.commands) > 1 else b"\xff" * 8
+
+    broker.handler = lose_then_reject
+    with pytest.raises(BrokerError) as caught:
+        await producer.recall(HANDLE, timeout_s=0.5)
+    assert (caught.value.code, caught.value.was_sent) == (code, True)
 
 
 @on_both_backends(open_producer, [stored])
