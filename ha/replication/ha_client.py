@@ -51,6 +51,19 @@ RESYNC_PAUSE_S = 60.0
 """Minimum time between two resyncs: each moves a whole log aside, and a faulty master must not fill the disk."""
 
 
+class _Findings(msgspec.Struct):
+    """Results of the earlier connections to the master at `address`, which decide how the next one begins."""
+
+    address: str = ""
+    is_diagnosing: bool = False
+    """Whether the last connection ended before it followed the master"""
+    has_asked_only: bool = False
+    """Whether a connection since the last one that followed was made for the range question alone"""
+    has_refused_first_byte: bool = False
+    refused_overlap_at: int = -1
+    """The log's end before which the master sent no bytes"""
+
+
 class HAClient:
     """Keeps `log` a copy of its master's. `run` owns every task; all other methods are synchronous."""
 
@@ -116,10 +129,7 @@ class HAClient:
         self._reconnect = Reconnect(self._options.reconnect_interval_s, jitter)
         self._has_followed = False
         """Whether the last session followed the master"""
-        self._has_refused_first_byte = False
-        self._refused_overlap_at = -1
-        self._is_diagnosing = False
-        self._has_asked_only = False
+        self._findings = _Findings()
         self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
         """READY, TRANSFER or SHUTDOWN; set by `run` only."""
 
@@ -190,6 +200,8 @@ class HAClient:
     async def _follow(self, address: str) -> SessionEnd:
         """Connect, and follow the master until the session ends."""
         self._has_followed = False
+        if address != self._findings.address:
+            self._findings = _Findings(address)
         self._connecting = trio.CancelScope()
         stream = None
         try:
@@ -229,8 +241,8 @@ class HAClient:
         finally:
             self._received_bytes += session.flow.total_bytes
             self._has_followed = session.has_followed
-            self._is_diagnosing = not session.has_followed
-            self._has_asked_only &= not session.has_followed
+            self._findings.is_diagnosing = not session.has_followed
+            self._findings.has_asked_only &= not session.has_followed
             self.local_address = ""
             self.state.value = HAClientState.READY
 
@@ -239,17 +251,18 @@ class HAClient:
         return SessionEnd(Condition.CONNECT_FAILED, f"{address}{origin}: {reason}")
 
     def _plan(self) -> SessionPlan:
-        options, is_empty, is_member = self._options, self._log.min_offset < 0, self._member is not None
+        options, findings = self._options, self._findings
+        is_empty, is_member = self._log.min_offset < 0, self._member is not None
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
-        asks_only = is_empty and not first and self._is_diagnosing and not self._has_asked_only
+        asks_only = is_empty and not first and findings.is_diagnosing and not findings.has_asked_only
         # The master sent no bytes before this end of the log: deleted, or not written yet. Later ends must be compared.
-        compares = self._refused_overlap_at != self._log.max_offset.value
-        asks_range = first or resync or (not is_empty and (self._is_diagnosing or not compares)) or asks_only
+        compares = findings.refused_overlap_at != self._log.max_offset.value
+        asks_range = first or resync or (not is_empty and (findings.is_diagnosing or not compares)) or asks_only
         return SessionPlan(
             asks_range=asks_range and not is_member,
             asks_only=asks_only and not is_member,
-            tries_first_byte=first and not self._has_refused_first_byte and not is_member,
+            tries_first_byte=first and not findings.has_refused_first_byte and not is_member,
             compares_overlap=compares,
             master_min_offset=self._ask_min_offset,
             watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,
@@ -265,11 +278,11 @@ class HAClient:
     def _prepare_retry(self, end: SessionEnd) -> bool:
         """Record how the next connection differs, according to `end.retry`; return whether it is made at once."""
         if end.retry is Retry.WITHOUT_OVERLAP:
-            self._refused_overlap_at = self._log.max_offset.value
+            self._findings.refused_overlap_at = self._log.max_offset.value
         elif end.retry is Retry.WITHOUT_QUESTION:
-            self._has_asked_only = True
+            self._findings.has_asked_only = True
         elif end.retry is Retry.FROM_LAST_SEGMENT:
-            self._has_refused_first_byte = True
+            self._findings.has_refused_first_byte = True
             logger.warning("ha.start_offset_unknown fallback=last_segment reason=%r", end.detail)
         return end.retry is not None
 

@@ -22,8 +22,8 @@ connection gets the same answer and the requested bytes, but doesn't count. Rock
 connection counts, as all do, with an offset below what any put waits for.
 
 A slave asks only if the answer matters: if it is empty and has haStartFrom=first, if it is not empty and has
-haOutOfRange=resync, if its last connection ended before usable bytes came, to find out why, or if the master sent
-nothing from before the end of the slave's log.
+haOutOfRange=resync, if its last connection to this master ended before usable bytes came, to find out why, or if the
+master sent nothing from before the end of the slave's log.
 
 Alternatives considered: configuring the master (both sides' files must agree, and all slaves must want the same);
 reporting 1 for "first" to every master (works only if nothing was deleted; it is the fallback for RocketMQ masters, see

@@ -38,9 +38,11 @@ async def following(
     *,
     service: HAService | None = None,
     rocketmq: MemoryLog | None = None,
+    second_rocketmq: MemoryLog | None = None,
     master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
 ) -> AsyncIterator[tuple[HAClient, MasterSide]]:
-    """A running client and its master: a scripted one, a halog service, or one that behaves like RocketMQ's."""
+    """A running client and its master: a scripted one, a halog service, or one that behaves like RocketMQ's, with
+    another one at second:10912."""
     options = options or HAOptions()
     if service is None and rocketmq is None:
         # A scripted master sends nothing before the log's end; test_overlap.py tests the comparison.
@@ -58,11 +60,12 @@ async def following(
 
             connect = to_service
         elif rocketmq is not None:
+            logs = {"master:10912": rocketmq, "second:10912": second_rocketmq or rocketmq}
 
             async def to_rocketmq(address: str) -> trio.abc.Stream:
                 ours, theirs = trio.testing.memory_stream_pair()
                 master.connected_at.append(master.now)
-                nursery.start_soon(serve_as_rocketmq, theirs, rocketmq)
+                nursery.start_soon(serve_as_rocketmq, theirs, logs[address])
                 return ours
 
             connect = to_rocketmq
@@ -626,6 +629,31 @@ async def test_first_against_an_empty_rocketmq_master_gets_everything_later() ->
         master_log.put(log_with_a_record(100))
         await trio.sleep(1)
         assert log.content == master_log.content
+
+
+async def test_another_rocketmq_master_is_asked_for_its_first_byte_again() -> None:
+    """The first master had none, so the slave began at the second one's last segment."""
+    second = MemoryLog(log_with_a_record(2 * SEGMENT_SIZE + 5))
+    log = MemoryLog()
+    async with following(log, FIRST, rocketmq=MemoryLog(), second_rocketmq=second) as (client, _):
+        await trio.sleep(20)
+        client.set_master("second:10912")
+        await trio.sleep(2)
+        assert (log.min_offset, log.content) == (0, second.content)
+
+
+async def test_the_end_of_the_log_is_compared_with_another_rocketmq_master() -> None:
+    """The first one had deleted everything before the end, so the second one's bytes were appended uncompared."""
+    first, second = MemoryLog(records(SEGMENT_SIZE)), MemoryLog(records(3 * SEGMENT_SIZE, seed=1))
+    first.delete_before(SEGMENT_SIZE)
+    log = MemoryLog(records(SEGMENT_SIZE))
+    async with following(log, rocketmq=first, second_rocketmq=second) as (client, _):
+        await trio.sleep(20)
+        assert client.statistics().condition is Condition.CONNECTED
+        client.set_master("second:10912")
+        await trio.sleep(2)
+        assert client.statistics().condition is Condition.DIVERGED
+        assert log.content == records(SEGMENT_SIZE)
 
 
 async def test_a_late_range_answer_changes_nothing() -> None:
