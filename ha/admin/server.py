@@ -293,10 +293,12 @@ class AdminServer:
             active_count += 1
             connection.enter(_State.BUSY)
             is_allowed = not connection.is_reserved or scope["type"] != "http" or scope["path"] in PROBES
-            await (self._app if is_allowed else _BUSY)(scope, receive, send)
-            active_count -= 1
-            if not active_count:
-                connection.enter(_State.IDLE)
+            try:
+                await (self._app if is_allowed else _BUSY)(scope, receive, send)
+            finally:  # Starlette answers with 500, then raises the error of a page
+                active_count -= 1
+                if not active_count:
+                    connection.enter(_State.IDLE)
 
         app = wrap_app(counted, self._config.wsgi_max_body_size, "asgi")
         try:

@@ -325,6 +325,23 @@ async def test_a_connection_that_was_answered_gives_its_place_to_the_next(monkey
                 assert (await ask(port, GET.format("/live")))[0] == 200
 
 
+async def test_a_connection_whose_page_failed_gives_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 1)
+    async with admin() as (port, stub), connecting(port) as connect:
+        stub.size = -1
+        kept = await connect()
+        with trio.fail_after(20):
+            await kept.send_all(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"Internal Server Error"):
+                answer += (chunk := await kept.receive_some(4096))
+                assert chunk, "closed"
+            await trio.testing.wait_all_tasks_blocked()  # the server's task, too, is done with it
+            stub.size = 0
+            assert (await ask(port, GET.format("/status")))[0] == 200
+            assert await kept.receive_some(1) == b""
+
+
 async def test_a_stranger_who_never_reads_does_not_hold_up_the_end() -> None:
     """Hypercorn's sends are shielded: only closing the socket ends one that the peer doesn't take."""
     with trio.fail_after(20):
