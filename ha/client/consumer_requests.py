@@ -137,7 +137,11 @@ class ConsumerRequests:
         queue = MessageQueue(record.topic, header.broker_name or "", record.queue_id)
         message = received(record, queue, self._body_size_max)
         started = anyio.current_time()
-        failure = await self._handling.call(message)
+        failure: Exception | None
+        try:
+            failure = await self._handling.call(message)
+        except TypeError as error:  # also ends the consumer, but not its client, which runs this task
+            failure = error
         result = ConsumeDirectlyResult(
             order=self._mode is ConsumeMode.ORDERLY, spent_time_mills=int(1000 * (anyio.current_time() - started))
         )

@@ -71,6 +71,8 @@ class Handling:
         self._wall_clock_ms = wall_clock_ms
         self._timers = _Timers()
         self._is_finishing = False
+        self._not_async: TypeError | None = None
+        """Raised by `serve` once a call has found that the handler is not async."""
         # Bounded by the limits of the process queues: an item is one message, or one queue.
         self._ready, self._ready_to_take = anyio.create_memory_object_stream[tuple[HeldQueue, ProcessQueue | None]](
             math.inf
@@ -93,13 +95,16 @@ class Handling:
             self._put_ready(held, held.process_queue)
 
     async def serve(self) -> None:
-        """Runs the handlers until cancelled, or until `finish` was called and all have ended."""
+        """Runs the handlers until cancelled, or until `finish` was called and all have ended. Raises TypeError if the
+        handler is not async."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._timers.serve)
             async with anyio.create_task_group() as workers:
                 for _ in range(self._options.concurrency):
                     workers.start_soon(self._work, self._ready_to_take)
             tasks.cancel_scope.cancel()
+        if self._not_async is not None:
+            raise self._not_async
 
     def finish(self) -> None:
         """Ends `serve` once the running handlers have ended; no further handler starts."""
@@ -113,7 +118,8 @@ class Handling:
 
     async def call(self, message: ReceivedMessage) -> Exception | None:
         """Calls the handler. Returns None if it succeeded, otherwise its exception, or TimeoutError after
-        `consume_timeout_s`. Raises TypeError if the handler is not async: it would fail for every message."""
+        `consume_timeout_s`. Raises TypeError, and ends `serve` with it, if the handler is not async: it would fail for
+        every message."""
         started = anyio.current_time()
         failure: Exception | None = None
         is_async = True
@@ -126,8 +132,9 @@ class Handling:
         except (Exception, anyio.get_cancelled_exc_class(), BaseExceptionGroup) as error:
             failure = failure_of(error)
         if not is_async:
+            self._not_async = TypeError(f"the handler is not async: it returned {handled!r}, which can't be awaited")
             self.finish()
-            raise TypeError(f"the handler is not async: it returned {handled!r}, which can't be awaited")
+            raise self._not_async
         if failure is None and scope.cancelled_caught:
             failure = TimeoutError(f"not handled within {self._options.consume_timeout_s:g} s")
         topic = message.topic

@@ -13,7 +13,19 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from ha.client import ClientOptions, ConsumeMode, MessageModel, PushOptions, ReceivedMessage, RetryLater
+from ha.client import (
+    Client,
+    ClientOptions,
+    ConsumeMode,
+    Message,
+    MessageModel,
+    Producer,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+    RetryLater,
+    SendStatus,
+)
 from ha.client.allocation import allocate_averagely
 from ha.client.messages import MessageQueue
 from ha.errors import RemoteProtocolError
@@ -711,6 +723,31 @@ async def test_handler_that_turns_out_not_to_be_async_ends_the_consumer(world: W
     assert world.bodies == [b"0"]
     assert not world.master.given_back
     assert not world.master.committed.get(0)
+
+
+@on_both_backends(open_world)
+async def test_handler_that_an_operator_finds_not_to_be_async_ends_only_its_consumer(world: World) -> None:
+    """The client calls it for request 309, but the client's other users go on."""
+    world.master.put(0, b"stored before the group exists")
+    answers: list[RemotingCommand | None] = []
+
+    async def ask() -> None:
+        await until(world.master.members)
+        code, record = RequestCode.CONSUME_MESSAGE_DIRECTLY, world.master.records[0][0]
+        answers.append(await tell(world, code, record, consumerGroup="g"))
+
+    async with Client(world.names) as client, Producer(client) as producer, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with PushConsumer(client, Plain(world), group="g", subscriptions={"T": "*"}):  # type: ignore[arg-type]
+                await anyio.sleep_forever()
+        assert caught.group_contains(TypeError, match="the handler is not async: it returned None")
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+    [answer] = answers
+    assert answer is not None
+    result = loads(answer.body)
+    assert result["consumeResult"] == "CR_THROW_EXCEPTION"
+    assert result["remark"].startswith("TypeError: the handler is not async")
 
 
 @on_both_backends(open_world)
