@@ -203,7 +203,7 @@ class HAClient:
         if address != self._findings.address:
             self._findings = _Findings(address)
         self._connecting = trio.CancelScope()
-        stream = None
+        stream, began = None, trio.current_time()
         try:
             with trio.fail_after(self._options.connect_timeout_s), self._connecting:
                 stream = await self._connect(address)
@@ -218,6 +218,7 @@ class HAClient:
             await trio.aclose_forcefully(stream)
             return self._unreachable(address, "that is this slave itself")
         self._connection_count += 1
+        connect_s = trio.current_time() - began
         follower = None
         if self._member is not None:
             run_id = self._run_id if self._master_reads_run_ids else 0
@@ -227,7 +228,7 @@ class HAClient:
             stream,
             self._log,
             self._options,
-            self._plan(),
+            self._plan(connect_s),
             on_condition=self._set_condition,
             follower=follower,
             poller=self._poller,
@@ -250,7 +251,7 @@ class HAClient:
         origin = f" ({self._origin})" if self._origin else ""
         return SessionEnd(Condition.CONNECT_FAILED, f"{address}{origin}: {reason}")
 
-    def _plan(self) -> SessionPlan:
+    def _plan(self, connect_s: float) -> SessionPlan:
         options, findings = self._options, self._findings
         is_empty, is_member = self._log.min_offset < 0, self._member is not None
         first = is_empty and options.start_from == "first"
@@ -261,6 +262,7 @@ class HAClient:
         asks_range = first or resync or (not is_empty and (findings.is_diagnosing or not compares)) or asks_only
         return SessionPlan(
             asks_range=asks_range and not is_member,
+            answer_timeout_s=options.range_answer_timeout_s + connect_s,
             asks_only=asks_only and not is_member,
             tries_first_byte=first and not findings.has_refused_first_byte and not is_member,
             compares_overlap=compares,

@@ -359,7 +359,7 @@ class HASession:
                 return end
         elif self._plan.asks_range:
             await self._transport.send_all(RANGE_QUESTION)
-            with trio.move_on_after(self._options.range_answer_timeout_s):
+            with trio.move_on_after(self._plan.answer_timeout_s):
                 await protocol.state.wait_value(lambda now: now is not SessionState.ASKING)
         if self._plan.asks_only:
             return SessionEnd(Condition.MASTER_CLOSED, self._explain_close(), retry=Retry.WITHOUT_QUESTION)

@@ -57,17 +57,19 @@ async def fetch_range(
     be reached, doesn't have them, or they are damaged there, too. The connection is closed in any case.
     """
     assert 0 <= begin < end
+    began = trio.current_time()
     try:
         with trio.fail_after(options.connect_timeout_s):
             stream = await connect(address)
     except (OSError, ConfigError, trio.TooSlowError, trio.BrokenResourceError) as error:
         raise HealFetchError(f"{address} can't be reached: {error or 'no answer'}") from None
+    answer_timeout_s = options.range_answer_timeout_s + trio.current_time() - began
     try:
         if options.handshake is not None:
             refused = await authenticate_to_master(stream, options.handshake)
             if refused:
                 raise HealFetchError(f"{address}: {refused}")
-        return await _receive(stream, address, begin, end, options, segment_size)
+        return await _receive(stream, address, begin, end, answer_timeout_s, segment_size)
     except (OSError, RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
         raise HealFetchError(f"{address}: {error or 'the connection broke'}") from None
     finally:
@@ -75,7 +77,7 @@ async def fetch_range(
 
 
 async def _receive(
-    stream: trio.abc.Stream, address: str, begin: int, end: int, options: HAOptions, segment_size: int
+    stream: trio.abc.Stream, address: str, begin: int, end: int, answer_timeout_s: float, segment_size: int
 ) -> Fetched:
     first = max(begin, 1)
     trouble = ""
@@ -84,7 +86,7 @@ async def _receive(
     await stream.send_all(RANGE_QUESTION * 2)
     # RocketMQ does not answer; halog sends its range.
     held: list[int] = []
-    with trio.move_on_after(options.range_answer_timeout_s):
+    with trio.move_on_after(answer_timeout_s):
         while len(held) < ANSWER_COUNT:
             for event in parser.feed(await _some(stream, address)):
                 if not isinstance(event, TransferHeader) or not event.is_heartbeat:

@@ -41,8 +41,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     """Slave: timeout for connecting, and for each call of the injected `master_min_offset`."""
     range_answer_timeout_s: float = 1.0
-    """Slave: timeout for the master's answer to the question which offsets it has (range_question.py). A RocketMQ
-    master never answers it."""
+    """Slave: timeout for the master's answer to the question which offsets it has (range_question.py), in addition to
+    the time that connecting took, which includes a round trip. A RocketMQ master never answers it."""
     receive_size_bytes: int = 1 << 20
     """Slave: maximum size of the receive buffer, which is all that is held in memory. The buffer has at least 64
     KiB."""

@@ -8,8 +8,8 @@ The question is a report of -1 (eight bytes 0xFF), sent alone and before any oth
 
 - A RocketMQ master (4.x, 5.x) ignores it: -1 is the initial value of both its `slaveRequestOffset` and
   `slaveAckOffset`, so the connection still counts as one that has not asked for anything, and as no byte is ever sent
-  before the first request, nothing comes back. The slave stops waiting after `range_answer_timeout_s` and continues as
-  a RocketMQ slave would.
+  before the first request, nothing comes back. The slave stops waiting after `range_answer_timeout_s` and the time that
+  connecting took, and continues as a RocketMQ slave would.
 - A halog master answers at once with two empty frames, (min offset, 0) and (max offset, 0), and remembers that this
   slave asked. On such a connection
   * a request of 0 means the first offset that the master has, not the start of its last segment;

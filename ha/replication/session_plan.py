@@ -43,6 +43,8 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the beginning of one connection of a slave, before it follows the master."""
 
     asks_range: bool
+    answer_timeout_s: float
+    """Timeout for the answer to the range question"""
     asks_only: bool = False
     """End the session after the range question. An empty slave that is to start at the last segment asks only because
     the answer may show why the last connection was closed: the master may demand haSharedSecret. It can't follow on a

@@ -20,6 +20,7 @@ class MasterSide:
         self.closed: list[tuple[float, int]] = []
         self.streams: list[trio.abc.Stream] = []
         self.refuses = False
+        self.connect_s = 0.0
         self.on_connect: Callable[[trio.abc.Stream], Awaitable[None]] | None = None
 
     @property
@@ -27,7 +28,7 @@ class MasterSide:
         return round(trio.current_time() - self.began, 6)
 
     async def connect(self, address: str) -> trio.abc.Stream:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.connect_s)
         self.connected_at.append(self.now)
         if self.refuses:
             raise ConnectionRefusedError(address)

@@ -656,6 +656,25 @@ async def test_the_end_of_the_log_is_compared_with_another_rocketmq_master() -> 
         assert log.content == records(SEGMENT_SIZE)
 
 
+async def test_a_distant_halog_master_has_time_to_answer() -> None:
+    """Connecting takes a round trip of 1.5 s, and so does the answer, which came after the request each time."""
+    log = MemoryLog()
+
+    async def answer(stream: trio.abc.Stream) -> None:
+        await trio.sleep(1.5)
+        await stream.send_all(encode_transfer_header(SEGMENT_SIZE, 0) + encode_transfer_header(9000, 0))
+
+    async with following(log, FIRST) as (client, master):
+        await master.close()
+        master.connect_s, master.on_connect = 1.5, answer
+        await trio.sleep(4)
+        assert master.values[-2:] == [-1, 0]
+        await master.send(SEGMENT_SIZE, b"begin")
+        await wait_all_tasks_blocked()
+        assert client.statistics().condition is Condition.CONNECTED
+        assert (log.min_offset, bytes(log.content)) == (SEGMENT_SIZE, b"begin")
+
+
 async def test_a_late_range_answer_changes_nothing() -> None:
     """A halog master under load answers after the slave has continued as with RocketMQ: it asks again."""
     log = MemoryLog()

@@ -130,6 +130,25 @@ async def test_a_rocketmq_peer_that_has_only_the_start_of_a_range(nursery: trio.
     assert "sent 300 of 1000 bytes in time" in got.trouble or "has no bytes" in got.trouble
 
 
+async def test_a_distant_halog_peer_has_time_to_answer(nursery: trio.Nursery) -> None:
+    """Connecting takes a round trip of 1.5 s, and so does the answer, which was taken for the requested bytes."""
+
+    async def answer(stream: trio.abc.Stream) -> None:
+        await trio.sleep(1.5)
+        await stream.send_all(encode_transfer_header(0, 0) + encode_transfer_header(len(LOG), 0))
+        await trio.sleep(1.5)
+        await stream.send_all(encode_transfer_header(100, 10) + LOG[100:110])
+
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.sleep(1.5)
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(answer, ours)
+        return theirs
+
+    got = await fetch_range("peer:1", 100, 110, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    assert got == Fetched(LOG[100:110], "")
+
+
 async def test_ranges_that_a_peer_refuses(nursery: trio.Nursery) -> None:
     log = MemoryLog(LOG[SEGMENT_SIZE:], first_offset=SEGMENT_SIZE, hot_bytes=0)
     peer = Peer(nursery, HAService(log))

@@ -25,6 +25,7 @@ class Side:
         self.log = MemoryLog(bytes(size)) if size else MemoryLog()
         plan = SessionPlan(
             asks_range=asks_range,
+            answer_timeout_s=1.0,
             tries_first_byte=False,
             compares_overlap=True,
             master_min_offset=no_offset,
