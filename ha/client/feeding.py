@@ -112,7 +112,7 @@ class Feeder:
         queue = held.queue
         saved = await self._positions.load(queue)
         if saved is not None:
-            held.saved_offset = saved
+            held.mark_saved(saved, self._positions.loss_count)
             return saved
         is_retry = queue.topic.startswith(RETRY_PREFIX)
         match self._start_from:

@@ -25,6 +25,8 @@ class HeldQueue:
         """Whether no further message may be handled: another member has the queue, or the consumer is closing."""
         self.saved_offset: int | None = None
         """Position (queue offset) that was last saved; None: it must be saved even if it has not changed."""
+        self.saved_loss_count = 0
+        """`Positions.loss_count` when `saved_offset` was saved or loaded."""
         self.restart_count = 0
         """Number of restarts so far. A save that began before the last restart does not set `saved_offset`."""
         self.feeding = anyio.CancelScope()
@@ -81,6 +83,10 @@ class HeldQueue:
     def _tell_lock_changed(self) -> None:
         self.lock_changed.set()
         self.lock_changed = anyio.Event()
+
+    def mark_saved(self, offset: int, loss_count: int) -> None:
+        """Records that the position `offset` was saved or loaded, at this `Positions.loss_count`."""
+        self.saved_offset, self.saved_loss_count = offset, loss_count
 
     def begin_handling(self) -> None:
         """Counts a handler that starts to work on a message of this queue."""

@@ -51,7 +51,6 @@ class Saving:
     def start(self, tasks: TaskGroup, held: Mapping[MessageQueue, HeldQueue]) -> None:
         """Starts the periodic saves of the `held` queues in `tasks`. Call this before the other methods."""
         self._tasks = tasks
-        self._loss_count = self._positions.loss_count
         tasks.start_soon(self._save_periodically, held)
 
     def want(self, queues: Iterable[HeldQueue]) -> None:
@@ -85,10 +84,9 @@ class Saving:
             _log.warning("client.positions_not_saved group=%s queues=%s", self._group, lost)
 
     def _mark_lost(self, queues: Iterable[HeldQueue]) -> None:
-        """Marks the positions of `queues` as unsaved if saved positions may have been lost since the last call."""
-        before, self._loss_count = self._loss_count, self._positions.loss_count
-        if self._loss_count != before:
-            for held in queues:
+        """Marks those positions of `queues` as unsaved that may have been lost since they were saved."""
+        for held in queues:
+            if held.saved_loss_count != self._positions.loss_count:
                 held.saved_offset = None
 
     def _place_of(self, held: HeldQueue) -> _Place:
@@ -101,7 +99,6 @@ class Saving:
     async def _save_periodically(self, held: Mapping[MessageQueue, HeldQueue]) -> None:
         while True:
             await anyio.sleep(self._interval_s)
-            self._mark_lost(held.values())
             self.want(held.values())
 
     async def _save_at(self, place: _Place, scope: anyio.CancelScope) -> None:
@@ -121,6 +118,8 @@ class Saving:
             place.tried = anyio.Event()
 
     async def _save_in_hand(self, place: _Place) -> None:
+        self._mark_lost(place.in_hand.values())
+        loss_count = self._positions.loss_count
         wanted = [held for held in place.in_hand.values() if held.has_unsaved_position]
         offsets = {held.queue: held.position for held in wanted if held.position is not None}
         restart_counts = {held.queue: held.restart_count for held in wanted}
@@ -129,7 +128,7 @@ class Saving:
             held = place.in_hand[queue]
             # A queue restarted meanwhile must save its position even if the offset is the same.
             if held.restart_count == restart_counts[queue]:
-                held.saved_offset = offsets[queue]
+                held.mark_saved(offsets[queue], loss_count)
             if self._is_finishing:
                 self._limit_silence(place)
 

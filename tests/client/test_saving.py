@@ -78,6 +78,27 @@ async def test_positions_that_may_be_lost_are_saved_again(autojump_clock: object
     assert brokers.saved == [(began + times * INTERVAL_S, "a", 1) for times in (1, 2, 3.5)]
 
 
+async def test_revoked_queues_whose_positions_may_be_lost_are_saved_again(autojump_clock: object) -> None:
+    brokers, queues = Brokers(a=0.0), [queue_at("a", 1), queue_at("a", 2, 1)]
+    async with open_saving(brokers, *queues) as saving:
+        await anyio.sleep(1.5 * INTERVAL_S)
+        brokers.loss_count += 1
+        for held in queues:
+            await saving.save(held)
+        assert [position for _, _, position in brokers.saved] == [1, 2, 1, 2]
+    assert len(brokers.saved) == 4
+
+
+async def test_position_that_may_be_lost_during_its_save_is_saved_again(autojump_clock: object) -> None:
+    brokers, held = Brokers(a=1.0), queue_at("a", 1)
+    async with open_saving(brokers, held) as saving:
+        saving.want([held])
+        await anyio.sleep(0.5)
+        brokers.loss_count += 1
+        await saving.save(held)
+        assert [position for _, _, position in brokers.saved] == [1, 1]
+
+
 async def test_saves_of_a_busy_broker_follow_each_other(autojump_clock: object) -> None:
     """And those that are wanted meanwhile become one."""
     brokers, held = Brokers(a=2.0), queue_at("a", 1)
