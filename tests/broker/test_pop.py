@@ -455,6 +455,25 @@ async def test_messages_in_flight_are_limited(tmp_path: Path) -> None:
             assert (await ack(node, messages[0])).code == 0
 
 
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+async def test_messages_in_flight_of_all_groups_are_limited(tmp_path: Path, is_acknowledged: bool) -> None:
+    """A pop that waits takes a message as soon as one of another group is acknowledged, or due again."""
+    async with open_node(tmp_path, pop_in_flight_max=2) as node:
+        await send(node, b"a", b"b", b"c")
+        messages = await pop_messages(node, consumerGroup="h", invisibleTime=3000)
+        assert bodies(messages) == [b"a", b"b"]
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def wait() -> None:
+                assert bodies(await pop_messages(node, pollTime=9000, maxMsgNums=1)) == [b"a"]
+                assert trio.current_time() == (0 if is_acknowledged else 3)
+
+            await wait_all_tasks_blocked()
+            if is_acknowledged:
+                await ack(node, messages[0], consumerGroup="h")
+
+
 async def in_flight_of(node: Node) -> tuple[int, GroupInFlight | None]:
     """The figures of request 208, and those of the dashboard."""
     found = decode_consume_stats((await node.ask(208, consumerGroup="g", topic="TT")).body)[0]

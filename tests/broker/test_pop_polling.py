@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.pop.state import Limits
 from ha.broker.pop.taking import Taker
 from ha.broker.queue_read import QueueRead
 from ha.protocol.record import Message
@@ -118,11 +119,9 @@ async def test_arrival_in_a_queue_that_another_pop_reads_is_not_missed(
         assert sorted(found) == [(1.0, [b"b"]), (1.0, [b"c"])]
 
 
-async def test_messages_that_another_pop_left_in_a_queue_are_not_missed(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second pop skips the queue that the first one reads, which ends while the second one reads the next queue."""
-    await send(node, b"0", b"1")
+@pytest.fixture
+def may_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, trio.Event]:
+    """Events for which pops wait before they read queue 0 and the other queues; pops begin with queue 0."""
     reader = node.broker.pop.requests._taker._reader
     read, may_read = reader.read, (trio.Event(), trio.Event())
 
@@ -133,6 +132,14 @@ async def test_messages_that_another_pop_left_in_a_queue_are_not_missed(
     monkeypatch.setattr(reader, "read", read_slowly)
     monkeypatch.setattr(reader, "read_nowait", lambda *_, **__: None)
     monkeypatch.setattr("ha.broker.pop.taking.random.randrange", lambda _: 0)
+    return may_read
+
+
+async def test_messages_that_another_pop_left_in_a_queue_are_not_missed(
+    node: Node, may_read: tuple[trio.Event, trio.Event]
+) -> None:
+    """The second pop skips the queue that the first one reads, which ends while the second one reads the next queue."""
+    await send(node, b"0", b"1")
     found: list[bytes] = []
 
     async def wait(queue_id: int) -> None:
@@ -149,6 +156,32 @@ async def test_messages_that_another_pop_left_in_a_queue_are_not_missed(
             await wait_all_tasks_blocked()
     assert sorted(found) == [b"0", b"1"]
     assert trio.current_time() == began
+
+
+async def test_room_in_a_queue_that_a_pop_skipped_is_not_missed(
+    node: Node, may_read: tuple[trio.Event, trio.Event]
+) -> None:
+    """A message is acknowledged while the pop, which skipped its queue, reads the next one."""
+    await send(node, b"0", b"1")
+    may_read[0].set()
+    [message] = await pop_messages(node, queueId=0, maxMsgNums=1)
+    state = node.broker.pop._pop_log.state
+    assert state is not None
+    state.limits = Limits(per_queue=1, total=2, queue_count=100)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery, node.store.log.appends_held():
+
+        @nursery.start_soon
+        async def wait() -> None:
+            answer = await node.ask_alone(200050, **{**POP, "pollTime": 9000})
+            assert bodies(popped_of(answer)) == [b"1"]
+            assert trio.current_time() == began
+
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ack, node, message)
+        await wait_all_tasks_blocked()
+        may_read[1].set()
+        await wait_all_tasks_blocked()
 
 
 async def test_only_a_selected_tag_wakes(node: Node) -> None:

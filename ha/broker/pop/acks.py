@@ -52,6 +52,7 @@ class AckRequests:
         self._wall_clock_ms = core.world.wall_clock_ms
         self._pop_log = log
         self._holds = holds
+        log.on_room = self._wake
         self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand]] = {
             RequestCode.BATCH_ACK_MESSAGE: self._acknowledge_batch,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._change,
@@ -104,8 +105,8 @@ class AckRequests:
             connection.reply_error(command, error)
 
     def _acknowledge(self, state: PopState, connection: RemotingConnection, ack: AckCommand) -> None:
-        """Request 200051: acknowledges messages of one pop. Refuses an offset outside the queue, unless its message is
-        in flight."""
+        """Request 200051: acknowledges messages of one pop. Refuses a queue offset outside the queue, unless its
+        message is in flight."""
         popped = ack.popped
         queue = state.get((popped.group, popped.topic, popped.queue_id))
         missing: Sequence[int] = ack.offsets
@@ -123,7 +124,7 @@ class AckRequests:
     # ---- the other requests: each changes the state, and returns the answer to send once that is acknowledged
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """Request 200151: acknowledges messages of several pops. Offsets outside their queues are skipped."""
+        """Request 200151: acknowledges messages of several pops. Queue offsets outside their queues are skipped."""
         body = read_request(BatchAckBody, command.body, LIST_SIZE_MAX) if command.body else BatchAckBody()
         if not body.acks:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
@@ -178,11 +179,7 @@ class AckRequests:
         """Acknowledges messages popped at `pop_time_ms`; returns those that were not in flight since then."""
         if is_order:
             return [offset for offset in offsets if not self._finish_ordered(state, queue, offset, pop_time_ms)]
-        missing = state.acknowledge(queue, offsets, pop_time_ms)
-        if queue.was_full and len(missing) < len(offsets):
-            queue.was_full = False
-            self._wake(queue)
-        return missing
+        return state.acknowledge(queue, offsets, pop_time_ms)
 
     def _finish_ordered(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int) -> bool:
         order = queue.order
@@ -252,8 +249,8 @@ class AckRequests:
             )
 
     def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Returns the queue's first offset, and its end in the log, including records that a new master has not
-        dispatched yet.
+        """Returns the first queue offset, and the one after the last record in the log, including records that a new
+        master has not dispatched yet.
         """
         begin, end = bounds(self._store.queues.get(topic, queue_id))
         return begin, max(end, self._store.log.next_queue_offset(topic, queue_id))

@@ -9,8 +9,8 @@
     start       a master reads the records since the last snapshot; a slave keeps no state
 
 One record is appended at a time, so that records are in the log in the order of their changes; any number may wait for
-acknowledgement. A record is appended at the end of a turn if that needs no wait, otherwise by the task of `serve`. The
-group's consumer offset follows once the record is stored, so that it is never ahead of the log.
+acknowledgement. A record is appended at the end of a turn if the log can take it without waiting, otherwise by the
+task of `serve`. The group's consumer offset follows once the record is stored, so that it is never ahead of the log.
 
 A broker that becomes master waits until its log is dispatched, so that it reads all acknowledged changes.
 """
@@ -107,6 +107,8 @@ class PopLog:
         """Current state; None unless this broker is the master and has read its log"""
         self.on_scheduled: Callable[[int], None] = lambda due_ms: None
         """Called with each due time (ms) of messages in flight. Set it before `serve`"""
+        self.on_room: Callable[[PopQueue], None] = lambda queue: None
+        """Called with each queue as `PopState.mark_full` describes. Set it before `serve`"""
         self._ready = trio.Event()
         self.failure_count = 0
         """Number of times that changes were undone, or were lost with a term"""
@@ -312,7 +314,8 @@ class PopLog:
     def _submit(
         self, record: PopRecord, waiters: Sequence[tuple[Waiter, int]] = (), properties: bytes = b""
     ) -> _RecordPut:
-        """Queues a record for the log, and appends it if that needs no wait. `_on_done` calls its waiters."""
+        """Queues a record for the log, and appends it if the log can take it without waiting. `_on_done` calls its
+        waiters."""
         body = encode_pop_record(record)
         message = self._core.own_message(POP_TOPIC, body, properties)
         put = _RecordPut(
@@ -397,7 +400,7 @@ class PopLog:
         end = log.max_offset.value
         while log.dispatched_offset.value < end:
             await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        state = PopState(self._limits, self._want_write, self.on_scheduled)
+        state = PopState(self._limits, self._want_write, self.on_scheduled, self.on_room)
         queue = self._queue
         record_count = 0
         if queue is not None:
@@ -422,7 +425,7 @@ class PopLog:
         return state
 
     async def _read(self, queue: ConsumeQueue, offset: int) -> list[bytes]:
-        """Returns records from `offset` on; none if the first one is lost."""
+        """Returns records from queue offset `offset` on; none if the first one is lost."""
         while True:
             try:
                 read = await self._reader.read(queue, offset)

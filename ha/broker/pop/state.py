@@ -68,7 +68,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 class PopQueue:
     """One queue of one group. Changed only by `PopState`."""
 
-    __slots__ = ("batches", "committed", "is_busy", "key", "next_offset", "order", "undo", "was_full")
+    __slots__ = ("batches", "committed", "is_busy", "key", "next_offset", "order", "undo")
 
     def __init__(self, key: QueueKey, next_offset: int = 0) -> None:
         self.key = key
@@ -81,8 +81,6 @@ class PopQueue:
         """Values of the queue at the last record; None if it has not changed since then"""
         self.is_busy = False
         """Whether a pop reads from it; others skip it meanwhile"""
-        self.was_full = False
-        """Whether a pop found no room for further messages in flight (`PopState.room`)"""
         self.committed: int | None = None
         """The consumer offset as this state last saw or set it; a different one was reset or committed by others"""
 
@@ -133,17 +131,21 @@ class PopState:
         limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_scheduled: Callable[[int], None] = lambda due_ms: None,
+        on_room: Callable[[PopQueue], None] = lambda queue: None,
     ) -> None:
         """`on_change` is called when there is something to write, `on_scheduled` with each due time (ms) when messages
-        with it enter the schedule."""
+        with it enter the schedule, `on_room` as `mark_full` describes."""
         self.limits = limits
         self.queues: dict[QueueKey, PopQueue] = {}
         self.in_flight_count = 0
         self._on_change = on_change
         self._on_scheduled = on_scheduled
+        self._on_room = on_room
         self._batch_count = 0
         self._schedule: list[tuple[int, int, Batch]] = []
         self._sequence = count()
+        self._full: dict[PopQueue | None, dict[PopQueue, None]] = {}
+        """Full queues, by the queue whose messages have to leave the state first; None: those of any queue"""
         self._changed: _Changes = {}
         self._taken: _Changes = {}
 
@@ -157,6 +159,11 @@ class PopState:
         """Number of further messages of `queue` that may be in flight; 0 or less if none."""
         limits = self.limits
         return min(limits.per_queue - len(queue.batches), limits.total - self.in_flight_count)
+
+    def mark_full(self, queue: PopQueue) -> None:
+        """Calls `on_room` with a queue without `room` as soon as there may be some."""
+        reason = queue if self.in_flight_count < self.limits.total else None
+        self._full.setdefault(reason, {})[queue] = None
 
     @property
     def next_due_ms(self) -> int | None:
@@ -209,8 +216,8 @@ class PopState:
             queue.next_offset = next_offset
 
     def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
-        """Records that the messages at `offsets` were popped, and are due again at `due_ms`; the next pop begins at
-        `next_offset`."""
+        """Records that the messages at the queue offsets `offsets` were popped, and are due again at `due_ms` (ms since
+        1970). The next pop begins at `next_offset`."""
         undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         queue.next_offset = next_offset
@@ -221,8 +228,8 @@ class PopState:
         self._add(queue, offsets, batch)
 
     def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> list[int]:
-        """Records that messages popped at `pop_time_ms` were processed; returns the offsets of those that were not in
-        flight since that time."""
+        """Records that messages popped at `pop_time_ms` were processed. Returns the queue offsets of those that were not
+        in flight from a pop at that time."""
         batches: dict[int, Batch] = queue.batches
         missing: list[int] = []
         for batch, group in groupby(offsets, batches.get):
@@ -258,8 +265,8 @@ class PopState:
             queue.order = order
 
     def reset(self, queue: PopQueue, next_offset: int) -> None:
-        """Moves a queue to another offset. Messages in flight from there on, and ordered ones, leave the state: they
-        will be popped again."""
+        """Makes the next pop begin at another queue offset. Messages in flight from there on, and ordered ones, leave
+        the state: they will be popped again."""
         undo = self._undo_of(queue)
         for offset in [offset for offset in queue.batches if offset >= next_offset]:
             undo.batches.setdefault(offset, queue.batches[offset])
@@ -302,6 +309,9 @@ class PopState:
         batch.left -= count
         self._batch_count -= not batch.left
         self.in_flight_count -= count
+        for reason in (batch.queue, None) if self._full else ():
+            for queue in self._full.pop(reason, ()):
+                self._on_room(queue)
 
     def _drop_stale(self) -> None:
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:

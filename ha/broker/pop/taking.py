@@ -97,10 +97,11 @@ class Taken(msgspec.Struct, kw_only=True):
     since: the POP log's `failure_count` before the pop.
     size: bytes of `bodies`.
     rest_count: number of messages that are left in the queues.
-    busy: queues that were skipped, because other pops were reading them.
+    busy, full: queues that were skipped because other pops were reading them, or, although they have messages, because
+    there was no room for further ones in flight.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
     blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages were dispatched
-    during the pop, or a queue in `busy` is no longer read. None if no time is known.
+    during the pop, or the reason why a queue was skipped is gone. None if no time is known.
     """
 
     pop_time_ms: int
@@ -111,6 +112,7 @@ class Taken(msgspec.Struct, kw_only=True):
     size: int = 0
     rest_count: int = 0
     busy: list[PopQueue] = []
+    full: list[PopQueue] = []
     again_ms: int | None = None
 
     def try_again(self, at_ms: int) -> None:
@@ -119,7 +121,8 @@ class Taken(msgspec.Struct, kw_only=True):
 
 
 class Taker:
-    """Takes messages: changes the `PopState`, and does not wait until its record is in the log."""
+    """Pops messages: reads them and records in the `PopState` that they are in flight. Does not wait until this change
+    is in the log."""
 
     def __init__(self, core: BrokerCore, log: PopLog) -> None:
         options = core.options
@@ -195,7 +198,8 @@ class Taker:
         if not taken.count and self._store.dispatcher.is_making_files:
             await self._store.dispatcher.wait_files_made()
             taken = await self._take(state, request, config, selection)
-        if dispatched.value != dispatched_offset or not all(queue.is_busy for queue in taken.busy):
+        has_room = any(state.room(queue) > 0 for queue in taken.full)
+        if has_room or dispatched.value != dispatched_offset or not all(queue.is_busy for queue in taken.busy):
             taken.try_again(taken.pop_time_ms)  # there may be a message in a queue that was read before, or skipped
         return taken
 
@@ -239,7 +243,9 @@ class Taker:
         if not request.order:
             count_max = min(count_max, state.room(queue))
             if count_max <= 0:
-                queue.was_full = True
+                if queue.next_offset < bounds(self._store.queues.get(source.topic, source.queue_id))[1]:
+                    taken.full.append(queue)
+                    state.mark_full(queue)
                 return
         queue.is_busy = True
         try:
@@ -340,7 +346,7 @@ class Taker:
         return end - 1
 
     def _follow_offset(self, state: PopState, queue: PopQueue) -> None:
-        """Moves a queue whose consumer offset was reset, or committed by a consumer that pulls."""
+        """Continues at the consumer offset if that was reset, or committed by a consumer that pulls."""
         reset = self._offsets.take_reset(*queue.key)
         current = self._offsets.get(*queue.key)
         if reset is None and current != queue.committed:
