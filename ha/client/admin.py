@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from ha.client.connections import Connections
 from ha.client.messages import MessageQueue, PullStatus, ReadFrom, ReceivedMessage
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
+from ha.client.reading import pull_on
 from ha.client.received import received
 from ha.client.routes import Routes, TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
@@ -499,13 +501,15 @@ class Admin(ClientUser):
     ) -> AsyncIterator[ReceivedMessage]:
         """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. Raises RouteNotFound.
 
-        `end` None: up to the last message. Messages that arrive in a queue while it is being read are left out."""
+        `end` None: up to the last message. Messages that arrive in a queue while it is being read are left out. Waits
+        while a message can't be read at present (see `PullConsumer.reading`)."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
+        pull = partial(self._requests.pull, subscription="*")
         for queue in (await self._routes.find(topic)).read_queues:
             last = await self._requests.max_offset(queue)
             offset = await self._requests.offset_for_time(queue, begin_ms)
             while offset < last:
-                raw = await self._requests.pull(queue, offset, subscription="*")
+                raw = await pull_on(pull, queue, offset)
                 if raw.status is PullStatus.FOUND:
                     records = decode_records(raw.body)
                     for record in records:

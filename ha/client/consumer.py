@@ -129,7 +129,8 @@ class PullConsumer(ClientUser):
         The next pull of each queue runs while the block works on a stretch; at most one response per queue is buffered.
         Messages of one queue come in order; different queues alternate as their brokers respond. The iteration ends at
         the end of the queues; with `wait_s` > 0 it waits there for new messages, in long polls of that length, and
-        never ends. If an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`.
+        never ends. If an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`. While
+        a broker can't read a message, because it is damaged and may be repaired, its queue waits; this is logged.
         `reading.positions` never includes messages that were not returned: commit it, or pass it as `source` to resume.
         The other arguments are those of `pull`. The iteration raises the errors of `pull`; entering the block, those of
         `queues` and `min_offset`.

@@ -10,20 +10,51 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 import anyio.lowlevel
+from msgspec.structs import replace
 
-from ha.client.messages import MessageQueue, PullResult, PullStatus, Stretch
+from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, Stretch
+from ha.protocol.codes import MASTER_ID
 
 _log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT", PullResult, RawPull)
 
 Pull = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
 _QUICK_ANSWER_S = 0.1
 """Time in seconds within which a response without new messages counts as quick, so that a pause of _PAUSE_S follows."""
 _PAUSE_S = 1.0
+
+
+async def pull_on(
+    pull: Callable[[MessageQueue, int], Awaitable[ResultT]], queue: MessageQueue, queue_offset: int
+) -> ResultT:
+    """Pulls from `queue_offset` until a response moves on, or shows that the queue ends there; returns that response.
+
+    Other responses that don't move on are not the end. A slave that the master suggested may lack the messages: then
+    the next pull goes to the master. If a message can't be read at present, because it is damaged and may be repaired
+    or too many files are open, it is pulled again after a pause. A slave that was chosen by the program does not move
+    on if the messages are deleted, either: the returned result then does, to its min offset."""
+    slave_id, is_logged = MASTER_ID, False
+    while True:
+        result = await pull(queue, queue_offset)
+        if result.next_offset != queue_offset:
+            return result
+        if result.broker_id not in (MASTER_ID, slave_id):
+            slave_id = result.broker_id
+            continue
+        if queue_offset >= result.max_offset:
+            return result
+        if queue_offset < result.min_offset:
+            return replace(result, status=PullStatus.OFFSET_ILLEGAL, next_offset=result.min_offset)
+        if not is_logged:
+            is_logged = True
+            _log.warning("client.message_not_readable queue=%s offset=%d", queue, queue_offset)
+        await anyio.sleep(_PAUSE_S)
 
 
 class Reading:
@@ -99,7 +130,7 @@ class Reading:
         try:
             while True:
                 asked_at = anyio.current_time()
-                result = await self._pull(queue, offset)
+                result = await pull_on(self._pull, queue, offset)
                 begin, offset = offset, result.next_offset
                 if result.status is PullStatus.OFFSET_ILLEGAL:
                     _log.warning("client.offset_moved queue=%s from=%d to=%d", queue, begin, offset)

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+import pytest
+
 from ha.client import Admin
 from ha.protocol.access_bodies import UserInfo
 from ha.protocol.codes import RequestCode
@@ -72,6 +74,30 @@ async def test_pull_without_messages_is_continued() -> None:
 
     async with open_admin([handle]) as admin:
         assert [message.body async for message in admin.messages_between("T", BEGIN)] == [b"1"]
+
+
+@on_both_backends()
+async def test_a_message_that_can_not_be_read_yet_is_waited_for(*, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.client.reading._PAUSE_S", 0.0)
+    pulls: list[int] = []
+
+    def handle(command: RemotingCommand) -> RemotingCommand:
+        match command.code:
+            case RequestCode.GET_MAX_OFFSET:
+                return command.reply(0, ext_fields={"offset": "3"})
+            case RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
+                return command.reply(0, ext_fields={"offset": "0"})
+        offset = int(command.ext_fields["queueOffset"])
+        pulls.append(offset)
+        is_readable = offset != 1 or pulls.count(1) == 3
+        fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": offset + is_readable, "minOffset": 0, "maxOffset": 3}
+        body = record(offset) if is_readable else b""
+        texts = {key: str(value) for key, value in fields.items()}
+        return command.reply(0 if is_readable else 19, ext_fields=texts, body=body)
+
+    async with open_admin([handle]) as admin:
+        found = [message.queue_offset async for message in admin.messages_between("T", BEGIN)]
+    assert found == [0, 1, 2]
 
 
 @on_both_backends()

@@ -45,9 +45,16 @@ def record(queue_offset: int, body: bytes = b"hello", sys_flag: int = 0, **prope
 
 
 def pulled(
-    command: RemotingCommand, code: int, body: bytes = b"", next_offset: int = 2, suggest: int = 0
+    command: RemotingCommand,
+    code: int,
+    body: bytes = b"",
+    next_offset: int = 2,
+    suggest: int = 0,
+    begin: int = 0,
+    end: int = 9,
 ) -> RemotingCommand:
-    fields = {"suggestWhichBrokerId": suggest, "nextBeginOffset": next_offset, "minOffset": 0, "maxOffset": 9}
+    """The answer to a pull of a queue that holds [begin, end)."""
+    fields = {"suggestWhichBrokerId": suggest, "nextBeginOffset": next_offset, "minOffset": begin, "maxOffset": end}
     return command.reply(code, "REMARK", {key: str(value) for key, value in fields.items()}, body)
 
 

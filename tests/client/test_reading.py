@@ -4,7 +4,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus, Reading, Stretch
+from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus, ReadFrom, Reading, Stretch
 from ha.client.messages import messages_of
 from ha.errors import ConnectionFailed
 from ha.protocol.record import split_records
@@ -26,6 +26,8 @@ class Broker:
         self.grown = anyio.Event()
         self.failure: Exception | None = None
         self.unwanted = range(0)
+        self.unreadable: dict[int, int] = {}
+        """Queue offset of a message that can't be read: number of pulls that fail to."""
         self.is_holding = False
 
     async def positions(self) -> dict[MessageQueue, int]:
@@ -43,6 +45,9 @@ class Broker:
         if not begin <= offset <= end:
             return self._result(PullStatus.OFFSET_ILLEGAL, queue, max(begin, min(offset, end)))
         if offset == end:
+            return self._result(PullStatus.NO_NEW_MSG, queue, offset)
+        if self.unreadable.get(offset):
+            self.unreadable[offset] -= 1
             return self._result(PullStatus.NO_NEW_MSG, queue, offset)
         following = min(offset + PULL_COUNT, end)
         found = [number for number in range(offset, following) if number not in self.unwanted]
@@ -173,6 +178,57 @@ async def test_deleted_and_filtered_messages_are_skipped() -> None:
     assert reading.positions == {QUEUES[0]: 12}
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_message_that_can_not_be_read_yet_is_waited_for(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    """A broker that still tries to repair it answers as at the end of the queue, but with the real end."""
+    broker = Broker(6)
+    broker.unreadable = {2: 3}
+    async with broker.reading(ends=ends) as reading:
+        for expected in ([0, 1], [2, 3], [4, 5]):
+            assert offsets(await anext(reading)) == expected
+        if ends:
+            with pytest.raises(StopAsyncIteration):
+                await anext(reading)
+    [line] = [line.getMessage() for line in caplog.records]
+    assert line == f"client.message_not_readable queue={QUEUES[0]} offset=2"
+
+
+@on_both_backends()
+async def test_messages_that_a_suggested_slave_lacks_are_read_from_the_master() -> None:
+    """The slave is new: it has no messages yet, and keeps the offset (RocketMQ's nextOffsetCorrection)."""
+
+    def master(command: RemotingCommand) -> RemotingCommand:
+        offset = int(command.ext_fields["queueOffset"])
+        if offset == 4:
+            return pulled(command, 19, next_offset=4, end=4)
+        return pulled(command, 0, record(offset), offset + 1, suggest=1, end=4)
+
+    def slave(command: RemotingCommand) -> RemotingCommand:
+        return pulled(command, 20, next_offset=int(command.ext_fields["queueOffset"]), end=0)
+
+    async with open_consumer({0: master, 1: slave}) as (consumer, _), consumer.reading({QUEUES[1]: 0}) as reading:
+        assert [offsets(stretch) async for stretch in reading] == [[0], [1], [2], [3]]
+
+
+@on_both_backends()
+async def test_a_chosen_slave_is_read_from_its_first_message_to_its_last() -> None:
+    """A slave keeps an offset outside its queue, as RocketMQ's slaves do."""
+
+    def slave(command: RemotingCommand) -> RemotingCommand:
+        offset = int(command.ext_fields["queueOffset"])
+        if 3 <= offset < 5:
+            return pulled(command, 0, record(offset), offset + 1, begin=3, end=5)
+        return pulled(command, 19 if offset == 5 else 20, next_offset=offset, begin=3, end=5)
+
+    async with open_consumer({0: slave, 1: slave}, read_from=ReadFrom.SLAVE) as (consumer, servers):
+        for begin, expected in ((1, [[3], [4]]), (5, []), (7, [])):
+            async with consumer.reading({QUEUES[1]: begin}) as reading:
+                assert [offsets(stretch) async for stretch in reading] == expected
+        assert not servers[0].commands
+
+
 @on_both_backends()
 async def test_reading_with_long_polls_waits_for_messages() -> None:
     broker = Broker(1)
@@ -231,7 +287,7 @@ async def test_reading_a_topic_a_queue_or_positions() -> None:
         offset = int(fields["queueOffset"])
         assert (fields["maxMsgNums"], fields["subscription"]) == ("5", "x || y")
         if offset == 3:
-            return pulled(command, 19, next_offset=3)
+            return pulled(command, 19, next_offset=3, end=3)
         return pulled(command, 0, record(offset, TAGS="x" if offset == 1 else "z"), next_offset=offset + 1)
 
     queue = MessageQueue("T", "a", 1)
