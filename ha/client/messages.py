@@ -402,7 +402,7 @@ class ReadFrom(Enum):
     """Which broker of a set a consumer reads from."""
 
     SUGGESTED = "suggested"
-    """The master, or the slave that the last response suggested, as for RocketMQ's consumers."""
+    """The master, or for pulls the slave that the last response suggested, as for RocketMQ's consumers."""
     MASTER = "master"
     SLAVE = "slave"
     """The slave with the lowest id. ConnectionFailed is raised while none is registered."""

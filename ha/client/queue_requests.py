@@ -148,6 +148,9 @@ class QueueRequests:
             suggested = self._suggested.get(queue, MASTER_ID)
             if suggested in route.addresses.get(queue.broker_name, {}):
                 return suggested
+        return self._chosen_id(route, queue)
+
+    def _chosen_id(self, route: TopicRoute, queue: MessageQueue) -> int:
         return route.broker_id_for(queue.broker_name, self._read_from)
 
     @staticmethod
@@ -155,7 +158,7 @@ class QueueRequests:
         return route.broker_id_for(queue.broker_name, ReadFrom.SUGGESTED)
 
     async def _ask_offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
-        answer = await self.ask(queue, code, header)
+        answer = await self.ask(queue, code, header, choose=self._chosen_id)  # a suggested slave may lack messages
         return _offset(answer)
 
     async def ask(

@@ -249,6 +249,28 @@ async def test_choice_of_the_broker() -> None:
 
 
 @on_both_backends()
+async def test_offsets_are_not_those_of_a_suggested_slave() -> None:
+    """It may be new. RocketMQ's clients ask the master for offsets (MQAdminImpl)."""
+
+    def at(offset: int) -> Handler:
+        def answer(command: RemotingCommand) -> RemotingCommand:
+            if command.code == RequestCode.PULL_MESSAGE:
+                return pulled(command, 0, record(1), suggest=1)
+            return command.reply(0, None, {"offset": str(offset)})
+
+        return answer
+
+    async with open_consumer({0: at(9), 1: at(0)}) as (consumer, _):
+        await consumer.pull(QUEUE, 1)
+        assert await consumer.min_offset(QUEUE) == 9
+        assert await consumer.max_offset(QUEUE) == 9
+        assert await consumer.offset_for_time(QUEUE, 1) == 9
+        assert (await consumer.pull(QUEUE, 1)).broker_id == 1
+    async with open_consumer({0: at(9), 1: at(0)}, read_from=ReadFrom.SLAVE) as (consumer, _):
+        assert await consumer.max_offset(QUEUE) == 0
+
+
+@on_both_backends()
 async def test_unreachable_suggested_slave_is_forgotten() -> None:
 
     def breaking(command: RemotingCommand) -> bytes:
