@@ -127,6 +127,7 @@ def _master_side(node: Node, ha: HAStatistics) -> Mapping[str, object]:
         "push2_slave_max_offset": ha.push2_slave_max_offset,
         "waiting_request_count": ha.waiting_request_count,
         "closed_counts": {reason.value: count for reason, count in ha.closed_counts.items()},
+        "had_slave": ha.had_slave,
         "explanation": node.ha_service.explain(ha.max_offset),
         "slaves": [
             {**msgspec.to_builtins(slave), "why_not_in_sync": why_not_in_sync(slave, ha, limit)} for slave in ha.slaves

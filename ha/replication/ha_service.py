@@ -92,6 +92,7 @@ class HAService:
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
         self._left_at: OrderedDict[str, int] = OrderedDict()
+        self._had_slave = False
         self._copied_at: OrderedDict[str, float] = OrderedDict()
         self._advertised_address = advertised_address
         self._log_limiter = LogRateLimiter()
@@ -100,8 +101,8 @@ class HAService:
         self._push2_slave_max_offset = 0
         self._changed = trio.lowlevel.ParkingLot()
         self.replicate_times = Histogram()
-        """Times in seconds from an append until a slave that counts acknowledges it; one sample at a time per
-        connection"""
+        """Times in seconds from an append until a slave whose acknowledgements count acknowledges it, measured for one
+        append at a time per connection"""
         self.group_transfer = GroupTransfer(
             self,
             waiting_count_max=self._options.waiting_request_count_max,
@@ -207,6 +208,7 @@ class HAService:
         the identity changes with each connection."""
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
+        self._had_slave = True
         if progress.transfer_offset >= self._log.min_offset:
             self._left_at[host_of(progress.peer)] = progress.held_offset
         if len(self._left_at) > REMEMBERED_SLAVES_MAX:
@@ -269,7 +271,8 @@ class HAService:
 
     @property
     def push2_slave_max_offset(self) -> int:
-        """The highest offset that any slave has acknowledged since the start (RocketMQ: push2SlaveMaxOffset)."""
+        """The highest physical offset that any slave has acknowledged since the start (RocketMQ:
+        push2SlaveMaxOffset)."""
         return self._push2_slave_max_offset
 
     def acknowledged(self) -> list[int]:
@@ -462,6 +465,7 @@ class HAService:
             in_sync_replicas_nums=self.in_sync_replicas_nums(end),
             slaves=slaves,
             closed_counts=dict(self._closed_counts),
+            had_slave=self._had_slave,
             waiting_request_count=self.group_transfer.waiting_count,
             sync_state=None if self.leadership is None else self.leadership.statistics(),
         )

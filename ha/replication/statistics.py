@@ -61,6 +61,8 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Number of replicas that are in sync, the master included."""
     slaves: tuple[SlaveStatistics, ...]
     closed_counts: Mapping[CloseReason, int]
+    had_slave: bool
+    """Whether a slave that had reported its position has disconnected since the start."""
     waiting_request_count: int
     sync_state: SyncStateStatistics | None = None
     """The sync-state set; None unless this node leads a failover group."""

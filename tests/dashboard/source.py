@@ -72,7 +72,7 @@ class Source:
             "timers": {"pending_count": 0, "next_due_ms": None, "due_counts": {}},
             "damage": {"log": {"open_count": 0, "open_bytes": 0, "open": [], "healed_count": 0}, "verified_bytes": 0},
             "ha": {"in_sync": 0, "slave_count": 0, "push2_slave_max_offset": 0, "waiting_request_count": 0,
-                   "closed_counts": {}, "explanation": "", "slaves": self.slaves},
+                   "closed_counts": {}, "had_slave": False, "explanation": "", "slaves": self.slaves},
             "ha_client": None, "member": None, "name_servers": [], "events": [],
         }  # fmt: skip
 

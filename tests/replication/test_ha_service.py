@@ -301,3 +301,16 @@ async def test_a_memory_stream_has_a_unique_name(nursery: trio.Nursery) -> None:
     await ours.send_all((10).to_bytes(8, "big"))
     await wait_all_tasks_blocked()
     assert service.statistics().slaves[0].peer.startswith("stapledstream-")
+
+
+@pytest.mark.parametrize(("reports", "had_slave"), [((), False), ((END + 1,), False), ((1, END), True)])
+async def test_only_a_peer_that_reported_was_a_slave(
+    nursery: trio.Nursery, reports: tuple[int, ...], had_slave: bool
+) -> None:
+    """Not a check of the port, nor a slave of another log: an ASYNC_MASTER without slaves is no reason to warn."""
+    _, service = new_service()
+    peer = await connected(nursery, service, "10.0.0.1:1111", *reports)
+    await peer.stream.send_eof()
+    await wait_all_tasks_blocked()
+    assert sum(service.statistics().closed_counts.values()) == 1
+    assert service.statistics().had_slave is had_slave
