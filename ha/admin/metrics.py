@@ -106,7 +106,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("halog_recovery_truncated_bytes", "Bytes that recovery truncated at the start."),
     Metric("halog_append_seconds", "Duration of an append to the file, per chunk.", is_histogram=True),
     Metric("halog_flush_seconds", "Duration of each sync of the commitlog.", is_histogram=True),
-    Metric("halog_flush_waiting_requests", "Chunks of puts that wait for a flush."),
+    Metric("halog_flush_waiting_requests", "Groups of puts, each appended together, that wait for a flush."),
     Metric("halog_damage_found_total", "Ranges of the commitlog found damaged."),
     Metric("halog_damage_healed_total", "Damaged ranges that were repaired."),
     Metric("halog_damage_open_ranges", "Damaged ranges that are not repaired."),
@@ -162,11 +162,11 @@ METRICS: tuple[Metric, ...] = (
     # replication, the master's side
     Metric("halog_slaves", "Slave connections, by state.", labels=("state",)),
     Metric("halog_in_sync_replicas", "Replicas in sync, including the master.", where="master"),
-    Metric("halog_acknowledged_offset_bytes", "The highest offset that any slave has acknowledged."),
-    Metric("halog_replication_waiting_requests", "Chunks of puts that wait for slaves."),
+    Metric("halog_acknowledged_offset_bytes", "The highest physical offset that any slave has acknowledged."),
+    Metric("halog_replication_waiting_requests", "Groups of puts, each appended together, that wait for slaves."),
     Metric(
         "halog_replicate_seconds",
-        "Time from an append to a slave's acknowledgement; one sample at a time per slave.",
+        "Time from an append to a slave's acknowledgement, measured for one append at a time per slave.",
         is_histogram=True,
     ),
     Metric("halog_slave_state", f"Whether the slave has this state. {_ONE}", labels=("slave", "state"), where="master"),

@@ -103,7 +103,7 @@ class Segments:
         return self._segments[0].start if self._segments else 0
 
     def find(self, physical_offset: int) -> Segment | None:
-        """Return the segment that holds this offset; None if there is none."""
+        """Return the segment that contains this physical offset; None if there is none."""
         index = bisect.bisect_right(self._starts, physical_offset) - 1
         if index < 0:
             return None
@@ -141,7 +141,7 @@ class Segments:
             return False
 
     def mapped_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
-        """Return the segment that holds this offset, with its mapped bytes; None if there is none."""
+        """Return the segment that contains this physical offset, with its mapped bytes; None if there is none."""
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
         return None if segment is None or buffer is None else (segment, buffer)
@@ -159,7 +159,8 @@ class Segments:
         return mapped
 
     def has_record(self, physical_offset: int) -> bool:
-        """Return whether a record begins at an offset, or after the filler there, judging by its magic code only."""
+        """Return whether a record begins at a physical offset, or after the filler there, judging by its magic code
+        only."""
         while (mapped := self.mapped_at(physical_offset)) is not None:
             segment, buffer = mapped
             at = physical_offset - segment.start

@@ -72,7 +72,8 @@ class Walker:
                 at = resumed
 
     def _anchor(self, begin: int) -> int:
-        """Return an offset at or before `begin` where a record starts: a queued one, or the segment's start."""
+        """Return a physical offset at or before `begin` at which a record starts: one that a queue
+        entry has, or the start of the segment."""
         segment = self._segments.find(begin)
         if segment is None:
             return max(begin, self._segments.min_offset)

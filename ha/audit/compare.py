@@ -61,7 +61,8 @@ def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[
 
 
 def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:
-    """Return the names of the fields in which two records at one offset differ; "unused bytes" if none does."""
+    """Return the names of the fields in which two records at the same physical offset differ; "unused bytes" if none
+    does."""
     try:
         one, two = right.record(right_row), other.record(other_row)
     except RemoteProtocolError as error:  # pragma: no cover - the walk has checked both

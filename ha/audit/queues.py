@@ -120,9 +120,9 @@ class QueueFold:
     def __init__(self) -> None:
         self.count = 0
         self.repeated: list[Span] = []
-        """Spans of the last `add` with a queue offset that an earlier record has."""
+        """Spans passed to the last `add` that contain a queue offset of an earlier record."""
         self.displaced: list[Span] = []
-        """Spans that the last `add` found to be out of order. One of them may have been added by an earlier `add`."""
+        """Spans that the last `add` found to be out of order. One of them may have been passed to an earlier `add`."""
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._places: list[int] = []

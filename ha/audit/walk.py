@@ -157,7 +157,7 @@ class Walked(msgspec.Struct):
     """(physical offset, size in bytes) of each filler record."""
     damaged: list[Damaged]
     first_start: int | None
-    """The given start, or the offset of the first record or filler found; None if none begins in the range."""
+    """The given start, or the physical offset of the first record or filler found; None if none begins in the range."""
     next_start: int | None
     """End of the last record or filler; None if the range ends inside damaged bytes."""
 

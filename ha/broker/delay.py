@@ -50,7 +50,7 @@ CLOCK_STEP_S_MIN = 0.05
 """Initial resolution of a `StoreClock` in seconds: smaller changes of the difference between the clocks are not
 recorded."""
 CLOCK_STEP_COUNT_MAX = 4096
-"""Maximum number of differences that a `StoreClock` keeps."""
+"""Maximum number of recorded differences between store times and Trio's clock in one `StoreClock`."""
 
 
 class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ OP_TAG = "d"
 WINDOW_COUNT_MAX = 4 * 1024 * 1024
 """Maximum number of half messages, from the first open one on, whose state is kept; each takes a byte."""
 MOVED_COUNT_MAX = 65_536
-"""Maximum number of half messages that were stored again and whose new offset is kept."""
+"""Maximum number of half messages that were stored again and whose new queue offset is kept."""
 READ_COUNT_MAX = 4096
 """Maximum number of ranges of the op queue that are kept, each with the last half message that it ends; with more,
 neighbouring ranges are merged in pairs."""
@@ -44,7 +44,8 @@ def decode_op(body: bytes) -> list[int]:
 
 
 class HalfWindow:
-    """State of the half messages from queue offset `start` on. All before it are ended or have a later copy."""
+    """State of the half messages from queue offset `start` on. All before it are ended or have a later copy. Offsets
+    are queue offsets."""
 
     def __init__(self, start: int) -> None:
         self.start = start

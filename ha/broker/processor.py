@@ -51,7 +51,8 @@ NEEDS_DISPATCH = {
 
 
 Take = Callable[["RemotingConnection", list[RemotingCommand], float], list[RemotingCommand]]
-"""Serves requests that need no wait, until a given time (Trio's clock); returns the others, for their handlers."""
+"""Serves the requests that can be answered without waiting, until a deadline on Trio's clock. Returns the other
+requests, which are passed to their handlers."""
 
 
 class Family(Protocol):
@@ -93,8 +94,8 @@ class Processor:
         guard: AclGuard | None = None,
         takes: Sequence[tuple[AbstractSet[int], Take]] = (),
     ) -> None:
-        """`takes`: pairs of request codes and the function that serves such requests if they need no wait, in this
-        order, after the sends. `guard`: refuses requests that are not allowed."""
+        """`takes`: pairs of request codes and the function that serves such requests if it can do so without waiting;
+        called in this order, after the sends. `guard`: refuses requests that are not allowed."""
         self._send = send
         self._handlers = handlers
         self._guard = guard
@@ -104,11 +105,12 @@ class Processor:
         )
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Serves sends, acknowledgements and pops that need no wait; returns the other requests, for `handle`."""
+        """Serves the sends, acknowledgements and pops that can be served without waiting; returns the other requests,
+        for `handle`."""
         return self.take_admitted(connection, self._admit(connection, commands))
 
     def take_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Serves sends that need no wait; returns the other requests, for `handle_fast`."""
+        """Serves the sends that can be served without waiting; returns the other requests, for `handle_fast`."""
         return _serve(self._takes[:1], connection, self._admit(connection, commands))
 
     def take_admitted(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:

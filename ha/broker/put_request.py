@@ -46,7 +46,7 @@ class PutRequest(msgspec.Struct, kw_only=True):
 
 
 class PutResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a library user's put of one message. Offsets are -1 if nothing was stored."""
+    """Result of a put of one message through the library. Both offsets are -1 if nothing was stored."""
 
     status: PutStatus
     remark: str

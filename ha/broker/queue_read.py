@@ -53,7 +53,7 @@ _SPAN_BYTES_MAX = 1024 * 1024
 
 
 class ReadStatus(Enum):
-    """RocketMQ's GetMessageStatus; the name is the remark of a pull's answer."""
+    """The result of a read (RocketMQ: GetMessageStatus). Its name is the remark of the response to a pull."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -235,7 +235,7 @@ class QueueReader:
         return msgspec.structs.replace(read, body=body, message_count=found.count)
 
     def _outside(self, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
-        """The result of a read outside the queue, with the corrected offset; None if it is inside."""
+        """The result of a read outside the queue, with the queue offset to continue at; None if it is inside."""
         min_offset, max_offset = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         if max_offset == 0:
             status, corrected_offset = ReadStatus.NO_MESSAGE_IN_QUEUE, 0

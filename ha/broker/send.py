@@ -1,9 +1,9 @@
 """Requests that put messages: 10 SEND_MESSAGE, 310 SEND_MESSAGE_V2, 320 SEND_BATCH_MESSAGE.
 
-`SendProcessor.take` checks the sends of one chunk (send_message.py) and queues them for the put service, which appends
-those of all connections served in one turn of the poller (ha/poller.py) together. Sends that have to wait before they
-can be checked (for the log, for room among the connection's sends in flight, or for their topic to be created) are left
-to `handle`, in the task of the connection.
+`SendProcessor.take` checks the sends that one read from a connection delivered (a chunk), with send_message.py. It
+queues them for the put service, which appends those of all connections served in one turn of the poller (ha/poller.py)
+together. Sends that have to wait before they can be checked (for the log, for room among the connection's sends in
+flight, or for their topic to be created) are left to `handle`, in the task of the connection.
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ class SendProcessor:
             await self._answered.park()
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Checks the sends of one chunk, and puts or refuses them; returns those that are left to `handle`.
+        """Checks the sends of one chunk, and queues them for the log or refuses them; returns those that have to wait,
+        for `handle`.
 
-        Answers are sent as they become known, also after this returns.
+        Each response is sent when the outcome of its send is known, which may be after this returns.
         """
         options, standing = self._options, self._standing
         refusal = standing.why_not_stored()

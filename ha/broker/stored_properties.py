@@ -1,8 +1,8 @@
-"""The property string that a message is stored with: the producer's own pairs, without those that the broker sets, and
+"""The property string that a message is stored with: the producer's properties, without those that the broker sets, and
 then the broker's. POP_CK is left out, too: a producer may forward a popped message with its receipt handle, which
 clients would take for that of the new message.
 
-RocketMQ writes the same pairs in the order of a Java hash map; no reader depends on the order. Source:
+RocketMQ writes the same properties in the order of a Java hash map; no reader depends on the order. Source:
 SendMessageProcessor, AbstractSendMessageProcessor.
 """
 
@@ -32,15 +32,18 @@ _UNUSUAL = (
     "TRAN_MSG\x01",
     "TIMER_D",
 )
-"""Prefixes of pairs that a broker has to examine: its own, and those that decide how or where a message is stored."""
+"""Prefixes of properties that a broker has to examine: those that it sets itself, and those that decide how or where
+a message is stored."""
 
 
 @with_compiled_twin
 def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> tuple[bytes, str] | None:
-    """The string to store for a message's property string, and the message's unique id: its own, or a new one.
-    `suffix`: the broker's pairs, encoded.
+    """Returns the property string to store for a message with the property string `text`, encoded, and the message's
+    unique id: its own, or a new one.
+    `suffix`: the properties that the broker adds, encoded.
 
-    None in unusual cases: not ASCII, a pair that the broker has to examine, or UNIQ_KEY twice or empty.
+    Returns None in unusual cases: `text` is not ASCII, has a property that the broker has to examine, or has an empty
+    UNIQ_KEY or two.
     """
     if not text.isascii():
         return None
@@ -101,7 +104,7 @@ class StoredProperties:
 
 
 def answered_properties(options: BrokerOptions) -> dict[str, str]:
-    """The broker's pairs that are also ext fields of answers to sends."""
+    """The properties set by the broker that are also ext fields of the responses to sends."""
     return {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
 
 

@@ -51,21 +51,21 @@ class BrokerPositions:
         self._failing: set[MessageQueue] = set()
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """As in Positions."""
+        """Requests the position from the broker (see `Positions.load`)."""
         return await self._requests.committed_offset(queue)
 
     def place_of(self, queue: MessageQueue) -> str:
-        """As in Positions: the broker set."""
+        """Returns the name of the broker set that has the queue, which saves its position."""
         return queue.broker_name
 
     @property
     def loss_count(self) -> int:
-        """As in Positions: the number of connections opened so far, because a broker that was killed, or the next
-        master, may lack the positions saved last."""
+        """Number of connections opened so far: each may lead to a broker that lacks the positions saved last, because
+        it was killed or has just become the master."""
         return self._connections.opened_count
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        """As in Positions. For each topic, commits one offset first and then the others concurrently.
+        """Commits `offsets` at the brokers: for each topic, one first and then the others concurrently.
 
         A RocketMQ broker creates a group's table for a topic at the first commit, in one of many threads and without a
         lock. If concurrent commits all find no table, the last one's replaces the others', although each is answered
@@ -113,20 +113,20 @@ class FilePositions:
             self._offsets = {MessageQueue(*queue): offset for queue, offset in table.items()}
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """As in Positions."""
+        """Returns the position that the file has (see `Positions.load`)."""
         return self._offsets.get(queue)
 
     def place_of(self, queue: MessageQueue) -> str:
-        """As in Positions: the file."""
+        """Returns the path of the file, which holds the positions of all queues."""
         return str(self._file)
 
     @property
     def loss_count(self) -> int:
-        """As in Positions: always 0, because a file loses no saved positions."""
+        """Always 0, because a file loses no saved positions."""
         return 0
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        """As in Positions."""
+        """Adds `offsets` to the saved ones, and writes the file."""
         known = self._offsets
         known.update(offsets)
         if self._file is not None:

@@ -55,9 +55,11 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue_span_max: int = 2_000
     """Maximum distance, in queue offsets, between the lowest unfinished message and the next pull."""
     total_count_max: int = 10_000
-    """As `queue_count_max`, over all queues. Pulls in flight may exceed it."""
+    """Number of messages of all queues, waiting or being handled, at which pulling pauses. Pulls in flight may exceed
+    it."""
     total_bytes_max: int = 256 * 1024 * 1024
-    """As `queue_bytes_max`, over all queues. Pulls in flight may exceed it."""
+    """Bytes of the messages of all queues, counted as for `queue_bytes_max`, at which pulling pauses. Pulls in flight
+    may exceed it."""
     long_poll_s: float = 15.0
     """Maximum time for which a broker may hold a pull until a message arrives."""
     pull_pause_s: float = 3.0

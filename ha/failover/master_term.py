@@ -46,7 +46,7 @@ class MasterTerm:
         self.end_reason = ""
 
     async def run(self) -> None:
-        """Be master until the term is over; `end_reason` says why."""
+        """Acts as the master until the term ends; then `end_reason` holds the reason."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_deadline)

@@ -133,8 +133,8 @@ class Service(Protocol):
         ...
 
     def take(self, call: Call) -> bool:
-        """Serves a unary call if that needs no wait, now or by a callback later; returns whether it did. Not called for
-        streaming calls. Must not raise."""
+        """Serves a unary call if no task has to wait for that: answers it now, or later in a callback. Returns whether
+        it serves the call. Not called for streaming calls. Must not raise."""
         ...
 
     async def serve(self, call: Call) -> None:

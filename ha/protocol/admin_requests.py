@@ -124,10 +124,10 @@ class ConsumeStatsRequest(Header):
 
 
 class ResetOffsetsRequest(Header):
-    """Request 222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` in ms (negative: the end of each queue), or to `offset`
-    in one queue.
+    """Request 222 INVOKE_BROKER_TO_RESET_OFFSET: resets a group to `timestamp` in ms (negative: the end of each queue),
+    or to queue offset `offset` in one queue.
 
-    `is_force` False: offsets only move back. Ignored if the broker resets the offsets itself, as 5.x does
+    `is_force` False: consumer offsets only move back. Ignored if the broker resets the offsets itself, as 5.x does
     (useServerSideResetOffset).
     """
 

@@ -66,7 +66,7 @@ class ReportParser:
         self._partial = b""
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> int | None:
-        """Parse `chunk` and return the offset of the last report that it completes, or None.
+        """Parse `chunk` and return the physical offset in the last report that it completes; None if it completes none.
 
         Raises RemoteProtocolError if an offset is negative or lower than the one before it in this chunk.
         """

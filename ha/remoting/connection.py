@@ -3,8 +3,9 @@
 Each connection has two tasks. The reader receives chunks of bytes, and passes all requests of a chunk to the handler in
 one call. The writer sends the frames that can't be sent without waiting. Request codes are interpreted by the handler.
 
-`take` serves the requests that need no wait, and the handler serves the others. With a poller (ha/poller.py), chunks
-are received and passed to `take` in the poller's turns, and frames that are queued during a turn are sent when it ends.
+`take` serves the requests that can be served without waiting, and the handler serves the others. With a poller
+(ha/poller.py), chunks are received and passed to `take` in the poller's turns, and frames that are queued during a turn
+are sent when it ends.
 Frames that a handler queues are sent together by the reader when the handler returns. Other frames are sent by
 `send_now`, or by the writer, which is woken once for any number of queued frames.
 
@@ -49,8 +50,8 @@ _SUCCESS = CommandTemplate(
 """Encodes successful responses without fields, remark or body, given their opaques"""
 
 Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingCommand]]
-"""Called once per chunk with every complete request in it, in order. Serves the requests that need no wait, and returns
-the others; the reader passes them to the `Handler`."""
+"""Called once per chunk with every complete request in it, in order. Serves the requests that can be served without
+waiting, and returns the others; the reader passes them to the `Handler`."""
 
 Handler = Callable[["RemotingConnection", list[RemotingCommand]], Awaitable[None]]
 """Handles the requests of one chunk, in their order. It answers each of them with `connection.reply`, before or after
@@ -355,7 +356,8 @@ class RemotingConnection:
         return chunk
 
     def _receive_and_take(self, chunk: bytes) -> list[RemotingCommand]:
-        """Delivers the responses in a chunk, serves the requests that need no wait, and returns the rest."""
+        """Delivers the responses in a chunk, serves the requests that `take` can serve without waiting, and returns the
+        others."""
         requests, responses = self.protocol.receive(chunk, trio.current_time())
         for invocation, response in responses:
             invocation.response = response
@@ -363,7 +365,8 @@ class RemotingConnection:
         return self._take(self, requests) if requests and self._take is not None else requests
 
     def _serve_now(self, chunk: bytes) -> bool:
-        """Serves a chunk if that needs no wait, and returns whether it did; if not, the reader serves the rest."""
+        """Serves a chunk without waiting, and returns whether it served all of it. If not, the reader serves the
+        rest."""
         shared, options, protocol = self._shared, self._options, self.protocol
         if (
             not shared.is_reading

@@ -48,8 +48,8 @@ class EpochFrames:
         return size if end is None else min(size, end - position)
 
     def _epoch_at(self, position: int) -> tuple[EpochEntry, int | None]:
-        """Return the epoch of the byte at `position`, and the offset at which that epoch ends; None if it is the last
-        one.
+        """Return the epoch of the byte at `position`, and the physical offset at which that epoch ends; None if it is
+        the last one.
         """
         entries = self._epochs.entries
         if position >= entries[-1].start_offset:

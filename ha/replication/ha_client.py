@@ -302,8 +302,8 @@ class HAClient:
         return msgspec.structs.replace(end, retry=Retry.WITHOUT_TORN_RECORD)
 
     async def _resync(self, end: SessionEnd) -> bool:
-        """Move the log aside and restart at the master's first offset, if configured and needed; return whether that
-        was done."""
+        """Move the log aside and begin an empty one at the first physical offset of the master's log, if configured
+        and needed. Return whether that was done."""
         first, own = end.first_offset, self._log.max_offset.value
         if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
             return False

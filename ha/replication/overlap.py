@@ -1,8 +1,8 @@
 """Compares the end of a slave's log with the master's bytes before anything is appended.
 
-The protocol carries offsets, but no checksums. A master that lost its tail, or a different master, may grow past a
-slave's end; a slave that simply appends then has two histories in one log, as RocketMQ's do. So a halog
-slave requests its last bytes again when it connects. Any master, halog or RocketMQ, sends from any offset that is
+The protocol carries physical offsets, but no checksums. A master that lost its tail, or a different master, may grow
+past a slave's end; a slave that simply appends then has two histories in one log, as RocketMQ's do. So a halog slave
+requests its last bytes again when it connects. Any master, halog or RocketMQ, sends from any physical offset that is
 requested. Logs that differ anywhere before differ in the head of the last record, too, as it contains the record's
 store time and its position in its queue. The end of a record proves less: a producer may have sent the same message
 again. The filler at a segment's end proves nothing.

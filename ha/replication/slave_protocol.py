@@ -5,8 +5,8 @@ means.
                ├─▶ ASKING ───────────────────┤              ├─▶ COMPARING ─┤
                └─────────────────────────────┘              └─▶ RESTORING ─┘        any state ─▶ CLOSED
 
-`HASession` does the I/O. Its reporter and the master's answers move the state up to the request, the master's frames
-from there on.
+`HASession` does the I/O. Until the request is sent, `HASession` and the master's answers change the state; after it,
+the master's frames do. Any state changes to CLOSED when the session ends.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SlaveProtocol:
             self.become(SessionState.REQUESTED)
 
     def close(self, end: SessionEnd) -> None:
-        """Move to CLOSED, where no frames are taken. Only the first call counts."""
+        """Move to CLOSED, in which frames are ignored. Only the first call has an effect."""
         if self.end is None:
             self.end = end
             self.become(SessionState.CLOSED)

@@ -215,7 +215,8 @@ class Checksums:
         return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
-        """Removes every entry that covers a byte at or beyond an offset, and syncs the change. Raises OSError."""
+        """Removes every checksum of a block that has a byte at or beyond a physical offset, and syncs the change.
+        Raises OSError."""
         for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # the newest may have no file yet
             if start >= physical_offset:
                 self.delete(start)

@@ -125,7 +125,7 @@ class ConsumeQueues:
         return max((queue.last_record_before(physical_offset) for queue in self), default=-1)
 
     def has_record_at(self, physical_offset: int) -> bool:
-        """Returns whether some queue has an entry of a record at exactly this offset."""
+        """Returns whether some queue has an entry that points to exactly this physical offset."""
         return any(queue.has_record_at(physical_offset) for queue in self)
 
     def has_entry_of(self, head: RecordHead) -> bool:

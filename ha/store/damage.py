@@ -56,7 +56,7 @@ class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     open_bytes: int
     hopeless_count: int
     open: list[DamagedRange]
-    """At most HEALED_COUNT_MAX ranges, lowest first"""
+    """The ranges that are not healed, lowest first; only the first HEALED_COUNT_MAX"""
     healed: list[DamagedRange]
     """The ranges that were healed last, at most HEALED_COUNT_MAX, newest first"""
 

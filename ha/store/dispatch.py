@@ -172,8 +172,8 @@ class Dispatcher:
             self._arrived.unpark_all()
 
     def _advance_now(self) -> bool:
-        """Dispatches one chunk if that needs no wait; returns whether everything is dispatched then. If not, the task
-        continues."""
+        """Dispatches one chunk of the log if its bytes are in memory and no file has to be created. Returns whether
+        everything up to `dispatchable_end` is then dispatched; if not, the caller wakes the task."""
         log = self._log
         position, end = log.dispatched_offset.value, log.dispatchable_end
         if position >= end:

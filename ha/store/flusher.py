@@ -107,7 +107,8 @@ class Flusher:
             on_done(PutStatus.PUT_OK)
 
     def fail_beyond(self, physical_offset: int) -> None:
-        """Answers requests that wait for more than an offset with FLUSH_DISK_TIMEOUT: those bytes were truncated."""
+        """Completes requests that wait for a flush beyond a physical offset with FLUSH_DISK_TIMEOUT: those bytes were
+        truncated."""
         for on_done in self._waiters.take_beyond(physical_offset):
             on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 

@@ -71,7 +71,8 @@ class IndexCursor:
         return True
 
     async def _seek(self, physical_offset: int, run_blocking: RunBlocking) -> None:
-        """Moves to the first entry of a record at or beyond an offset: retention deletes whole files."""
+        """Moves to the first entry of a record at or beyond a physical offset. Earlier entries can remain, because
+        retention deletes whole files only."""
         files = self._index.files
         while self._file < len(files) and files[self._file].end_physical_offset < physical_offset:
             self._file += 1

@@ -79,7 +79,7 @@ class LogScan:
         return self.segments[number] if 0 <= number < len(self.segments) else None
 
     def timestamp_at(self, physical_offset: int) -> int:
-        """Returns the store time of the good record at an offset, 0 if there is none."""
+        """Returns the store time of the good record at a physical offset, in ms since 1970; 0 if there is none."""
         head = self.head_at(physical_offset)
         return head.store_timestamp_ms if head is not None else 0
 
@@ -247,7 +247,8 @@ class LogScan:
                 bad_count += 1
 
     def claimed_ms(self, physical_offset: int) -> int:
-        """Returns the store time in the head of the bad record at an offset; -1 if there is no record head."""
+        """Returns the store time (ms since 1970) in the head of the bad record at a physical offset; -1 if there is no
+        record head."""
         segment = self.segment_at(physical_offset)
         if segment is None:
             return -1
@@ -256,7 +257,7 @@ class LogScan:
 
 
 def _is_head(raw: bytes, physical_offset: int) -> bool:
-    """Returns whether `raw` begins like a record at this offset."""
+    """Returns whether `raw` begins with the head of a record for this physical offset."""
     return (
         raw.startswith(_MAGIC_PREFIX, _MAGIC_AT)
         and raw[_MAGIC_AT + 3] in _MAGIC_LAST_BYTES

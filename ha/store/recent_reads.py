@@ -20,7 +20,8 @@ BYTES_MAX = 16 << 20
 
 
 class RecentReads:
-    """The latest `bytes_max` bytes that were read, found by block. Offsets are physical."""
+    """The cache: holds the bytes of the latest reads, at most `bytes_max`, and looks them up by the block that contains
+    an offset. Blocks have `block_size` bytes. Offsets are physical."""
 
     def __init__(self, block_size: int, bytes_max: int = BYTES_MAX) -> None:
         self._block_size = block_size

@@ -33,7 +33,7 @@ class LogTail(NamedTuple):
 
 
 class SegmentedLog:
-    """The segments of one log, contiguous and of one size, and its offsets."""
+    """The segments of one log, contiguous and of one size, and its positions. Offsets are physical."""
 
     def __init__(self, options: StoreOptions, run_blocking: RunBlocking, damage: DamageRegistry) -> None:
         self._options = options
@@ -67,8 +67,8 @@ class SegmentedLog:
         return self._segments
 
     def segment_at(self, physical_offset: int) -> Segment:
-        """Returns the segment whose file contains an offset, even if that is beyond `max_offset`. Raises OffsetGone if
-        none does."""
+        """Returns the segment whose file contains a physical offset, even if that is beyond `max_offset`. Raises
+        OffsetGone if none does."""
         segments = self._segments
         if segments:
             number = (physical_offset - segments[0].start) // self.segment_size

@@ -143,8 +143,8 @@ class VerifiedReads:
         return None if found is None else found[:size_max]
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy) -> memoryview:
-        """Returns bytes from an offset on, of one segment, that are verified or were appended by this process: at
-        least one and at most `size_max`; empty at the log's end.
+        """Returns bytes from a physical offset on, of one segment, that are verified or were appended by this process:
+        at least one and at most `size_max`; empty at the log's end.
 
         Raises DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk
         can't read bytes that have no checksum.

@@ -228,8 +228,8 @@ class PopState:
         self._add(queue, offsets, batch)
 
     def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> list[int]:
-        """Records that messages popped at `pop_time_ms` were processed. Returns the queue offsets of those that were not
-        in flight from a pop at that time."""
+        """Records that messages popped at `pop_time_ms` were processed. Returns the queue offsets of those that were
+        not in flight from a pop at that time."""
         batches: dict[int, Batch] = queue.batches
         missing: list[int] = []
         for batch, group in groupby(offsets, batches.get):

@@ -56,8 +56,8 @@ class Commits:
         """Return for each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or not written by a
         sink.
 
-        Raises OptionError if a row's batch has rows on several brokers, and no commit of the row's topic names the
-        row's broker: then it is unknown which of these brokers it is.
+        Raises OptionError if the commit of a row's batch names several brokers for the row's topic, and neither this
+        commit nor any other of the topic names the row's broker: the row can't be assigned to one of these brokers.
         """
         found = np.ones(batch.num_rows, np.bool_)
         for row, part in _marked(batch):

@@ -1,8 +1,8 @@
 """Converts Spark's filters to a `RowFilter`.
 
-A condition that a `RowFilter` expresses exactly is applied only there. One that it expresses too widely (on keys, as
-Spark compares the whole list), or that selects brokers, narrows the reading and is also left to Spark. All others are
-left to Spark alone.
+The source applies a condition alone if a `RowFilter` can express it exactly. A condition on brokers, or on keys, where
+a `RowFilter` also admits other rows, reduces what is read; Spark applies it again to the rows. All other conditions are
+applied by Spark only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class Pushed(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters that narrow the reading. `brokers`: names of the brokers to read; None for all."""
+    """The conditions that the source applies while reading: `where` selects records; `brokers` holds the names of the
+    brokers to read, None for all."""
 
     where: RowFilter = RowFilter()
     brokers: frozenset[str] | None = None

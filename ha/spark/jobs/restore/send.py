@@ -135,7 +135,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of messages per second of one task"""
     skip_unsendable: bool
     is_again: bool
-    """Whether an earlier run may have sent something"""
+    """Whether an earlier run may have sent some of the messages"""
 
     def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
         """Return the target of queue `queue_id` of the source broker `broker_name`, one of `source_brokers`.
