@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import msgspec
 import pytest
 
-from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, ReceivedMessage
+from ha.client import Message, MessageQueue, Producer, PullConsumer, PullResult, PullStatus, ReceivedMessage
 from ha.errors import ConnectionFailed, OptionError, RecordsGone, RequestTimedOut, RestoreFailed, RouteNotFound
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties
@@ -129,6 +130,30 @@ def test_second_run_sends_only_new_messages(flights_store: Path, servers: str, t
     more = run(store, servers, "t-again", tmp_path)
     assert (more.sent, more.already) == (100, 400)
     assert_all_once(servers, "t-again", 500)
+
+
+def test_second_run_waits_for_messages_that_can_not_be_read_yet(
+    servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker answers as at the end of the queue while it still tries to repair a message."""
+    monkeypatch.setattr("ha.client.reading._PAUSE_S", 0.0)
+    pull, tried = PullConsumer.pull, set[tuple[MessageQueue, int]]()
+
+    async def first_without_messages(
+        self: PullConsumer, queue: MessageQueue, queue_offset: int, **settings: Any
+    ) -> PullResult:
+        result = await pull(self, queue, queue_offset, **settings)
+        if (queue, queue_offset) in tried:
+            return result
+        tried.add((queue, queue_offset))
+        nothing: dict[str, Any] = {"status": PullStatus.NO_NEW_MSG, "messages": [], "next_offset": queue_offset}
+        return msgspec.structs.replace(result, **nothing)
+
+    store = make_store(tmp_path / "broker-s", [message(number) for number in range(400)])
+    run(store, servers, "t-repaired", tmp_path)
+    monkeypatch.setattr(PullConsumer, "pull", first_without_messages)
+    again = run(store, servers, "t-repaired", tmp_path)
+    assert (again.sent, again.already) == (0, 400)
 
 
 @pytest.mark.parametrize("is_stored", [True, False])

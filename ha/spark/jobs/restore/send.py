@@ -27,7 +27,6 @@ from ha.client import (
     MessageQueue,
     Producer,
     PullConsumer,
-    PullStatus,
     ReadFrom,
     SendStatus,
 )
@@ -424,16 +423,15 @@ class _Task:
 
     async def _last_between(self, queue: MessageQueue, begin: int, end: int, origin: bytes) -> int:
         last = -1
-        while begin < end:
-            result = await self._consumer.pull(queue, begin, max_messages=min(32, end - begin))
-            for message in result.messages:
-                if message.queue_offset >= end:
+        async with self._consumer.reading({queue: begin}) as reading:
+            async for stretch in reading:
+                for message in stretch.messages:
+                    if message.queue_offset >= end:
+                        return last
+                    properties = message.properties
+                    value = properties.get(ORIGIN_PROPERTY, "").encode()
+                    if properties.get(REPLAY_PROPERTY) == self._plan.replay_id and value.startswith(origin):
+                        last = max(last, int(value[len(origin) :]))
+                if stretch.next_offset >= end:
                     return last
-                properties = message.properties
-                value = properties.get(ORIGIN_PROPERTY, "").encode()
-                if properties.get(REPLAY_PROPERTY) == self._plan.replay_id and value.startswith(origin):
-                    last = max(last, int(value[len(origin) :]))
-            if result.status is PullStatus.NO_NEW_MSG or result.next_offset <= begin:
-                break
-            begin = result.next_offset
         return last
