@@ -16,6 +16,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone, RouteNotFound
+from ha.protocol.batch import encode_batch
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
@@ -368,12 +371,26 @@ def read_away(pulls: int, looks: int, *, timeout_s: float = 30.0, **options: Any
 
 def read_from(consumer: LeavingOut, *, timeout_s: float = 30.0, **options: Any) -> int:
     """The number of rows that a task reads from the queue."""
-    settings = NetworkSettings(servers=("s:1",), pull_timeout_s=timeout_s, pull_count=64)
+    return len(values_from(consumer, "T", 0, 64, timeout_s=timeout_s, columns=("queueOffset",), **options))
+
+
+def values_from(
+    consumer: LeavingOut,
+    topic: str,
+    begin: int,
+    end: int,
+    *,
+    timeout_s: float = 30.0,
+    pull_count: int = 64,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The rows that a task reads of [begin, end)."""
+    settings = NetworkSettings(servers=("s:1",), pull_timeout_s=timeout_s, pull_count=pull_count)
     with start_blocking_portal("asyncio") as portal:
         client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
-        piece = QueueSlice(QueueKey("T", "a", 0), 0, 64)
-        batches = _read_slice(cast(Any, client), piece, settings, ReadOptions(columns=("queueOffset",), **options))
-        return sum(batch.num_rows for batch in batches)
+        piece = QueueSlice(QueueKey(topic, "a", 0), begin, end)
+        batches = _read_slice(cast(Any, client), piece, settings, ReadOptions(**options))
+        return [row for batch in batches for row in batch.to_pylist()]
 
 
 def test_task_logs_messages_that_are_gone(caplog: pytest.LogCaptureFixture) -> None:
@@ -382,6 +399,69 @@ def test_task_logs_messages_that_are_gone(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == []
     assert read_from(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 47
     assert caplog.messages == ["source.records_missing queue='T queue 0 of a' gone=10"]
+
+
+class InBatches(LeavingOut):
+    """A queue of 64 messages in inner batches of 10 (the last of 4), which the broker sends whole."""
+
+    def __init__(self) -> None:
+        super().__init__(range(0), range(0))
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        body = b""
+        base = at // 10 * 10
+        while base < min(at + max_messages, 64):
+            count = min(10, 64 - base)
+            inner = encode_batch([(0, b"%d" % n, b"") for n in range(base, base + count)])
+            properties = encode_properties({"INNER_NUM": str(count), "INNER_BASE": str(base)})
+            message = Record("T", 0, inner, properties=properties, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
+            body += encode_record(
+                message, queue_offset=base, physical_offset=base, store_timestamp_ms=base, store_host=STORE_HOST
+            )
+            base += count
+        return RawPull(PullStatus.FOUND, body, base, 0, 64, 0, "FOUND")
+
+
+@pytest.mark.parametrize("pull_count", [4, 32, 64])
+def test_batch_across_slots_or_tasks_is_returned_once(pull_count: int) -> None:
+    found = []
+    for begin, end in ((0, 25), (25, 64)):
+        found += values_from(InBatches(), "T", begin, end, pull_count=pull_count, columns=("queueOffset", "body"))
+    assert [(row["queueOffset"], row["body"]) for row in found] == [(n, b"%d" % n) for n in range(64)]
+
+
+class Light(LeavingOut):
+    """A light queue of 64 messages: its records have offsets of another queue. The broker filters by no tags here."""
+
+    def __init__(self) -> None:
+        super().__init__(range(0), range(0))
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        end = min(at + max_messages, 64)
+        body = b"".join(
+            encode_record(
+                Record("T", 0, b"%d" % n, properties=encode_properties({"TAGS": f"T{n % 2}"})),
+                queue_offset=1000 + 3 * n,
+                physical_offset=n,
+                store_timestamp_ms=n,
+                store_host=STORE_HOST,
+            )
+            for n in range(at, end)
+        )
+        return RawPull(PullStatus.FOUND, body, end, 0, 64, 0, "FOUND")
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        (RowFilter(), range(64)),
+        (RowFilter(tags=frozenset({"T1"})), range(1, 64, 2)),
+        (RowFilter(queue_offset_begin=5, queue_offset_end=40), range(5, 40)),
+    ],
+)
+def test_light_queue_is_read_by_its_own_offsets(where: RowFilter, wanted: range) -> None:
+    found = values_from(Light(), "%LMQ%mine", 0, 64, pull_count=32, columns=("body",), where=where)
+    assert [row["body"] for row in found] == [b"%d" % n for n in wanted]
 
 
 @pytest.mark.parametrize(("pulls", "looks"), [(1, 1), (3, 3), (1, 0)])

@@ -25,6 +25,7 @@ import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ha.arrow import decode_pull_body
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
 from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
@@ -279,18 +280,24 @@ def _read_slice(
     client: _Client, piece: QueueSlice, settings: NetworkSettings, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     queue = _message_queue(piece.queue)
-    tags = _broker_tags(options.where.tags)
+    where = options.where
+    begin, end = piece.begin, piece.end
+    if where.queue_offset_begin is not None:
+        begin = max(begin, where.queue_offset_begin)
+    if where.queue_offset_end is not None:
+        end = min(end, where.queue_offset_end)
+    tags = _broker_tags(where.tags)
+    if piece.queue.topic.startswith(LIGHT_QUEUE_PREFIX):
+        # Its records have offsets of other queues, so they can't be chosen by them, nor cut at the end of a slot.
+        tags = ()
+        where = msgspec.structs.replace(where, queue_offset_begin=None, queue_offset_end=None)
+        options = msgspec.structs.replace(options, where=where)
     pulls = PullSettings(
         slot_entries=settings.pull_count,
         retry_s=settings.pull_timeout_s,
         tags=tags,
         fail_on_data_loss=options.fail_on_data_loss,
     )
-    begin, end = piece.begin, piece.end
-    if options.where.queue_offset_begin is not None:
-        begin = max(begin, options.where.queue_offset_begin)
-    if options.where.queue_offset_end is not None:
-        end = min(end, options.where.queue_offset_end)
 
     def start(at: int) -> Future[list[Slot]]:
         return client.portal.start_task_soon(pull_slots, client.consumer, queue, at, end, pulls)
@@ -322,8 +329,11 @@ def _read_slice(
         waiting = start(at) if at < end else None
         gone += sum(slot.gone for slot in slots)
         for slot in slots:
-            if tags:
-                # Records after a slot's end are in the next slot as well.
+            if tags or slot.has_batches:
+                # Messages before or after a slot are in the adjacent one as well.
+                if bodies:
+                    yield from _decoded(bodies, piece.queue, options)
+                    bodies, size, entry_count = [], 0, 0
                 yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end))
                 continue
             bodies += slot.bodies

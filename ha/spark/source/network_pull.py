@@ -1,9 +1,9 @@
 """Pulls ranges of a queue over the network, as the bytes that brokers send.
 
 A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB if it assumes them to be on disk), so
-sequential pulls would cost a round trip for each of these. But an answer never holds more than was requested, so the
-queue offsets of further pulls are known in advance: a range is cut into slots of 32 offsets, many slots are requested
-at once, and each is continued separately if an answer was short.
+sequential pulls would cost a round trip for each of these. But an answer never holds more than was requested (only an
+inner batch is always whole), so the queue offsets of further pulls are known in advance: a range is cut into slots of
+32 offsets, many slots are requested at once, and each is continued separately if an answer was short.
 
 A broker leaves out messages that it can't read (damage beyond repair, a segment that retention has just deleted), and
 blank entries of a queue, which are not messages. Its answer to a pull of one offset alone tells which of the two it is.
@@ -62,12 +62,14 @@ class Slot(msgspec.Struct):
     """Queue offsets [begin, end); `bodies` has the broker's records of them, in order, as the bodies of its answers.
 
     With tags there may be records of other tags (equal hashes), and records after `end` where the broker examined more
-    than requested. `gone`: number of queue offsets whose records were deleted or can't be read.
+    than requested. `has_batches`: whether there are inner batches, which may begin before `begin` and end after `end`.
+    `gone`: number of queue offsets whose records were deleted or can't be read.
     """
 
     begin: int
     end: int
     bodies: list[bytes] = []
+    has_batches: bool = False
     gone: int = 0
 
 
@@ -106,6 +108,7 @@ async def pull_slots(
 async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, settings: PullSettings) -> None:
     at = slot.begin
     tags = "||".join(settings.tags) or "*"
+    is_light = queue.topic.startswith(LIGHT_QUEUE_PREFIX)  # its records have offsets of other queues
     give_up = anyio.current_time() + settings.retry_s
     while at < slot.end:
         count = SLOT_ENTRIES if settings.tags else slot.end - at
@@ -116,10 +119,14 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
             ),
             settings.retry_s,
         )
+        offsets: set[int] | None = set()
         if raw.status is PullStatus.FOUND:
             slot.bodies.append(raw.body)
-        if not settings.tags and at >= raw.min_offset:
-            await _check_left_out(consumer, queue, slot, raw, at, settings)
+            offsets = None if is_light else _queue_offsets(raw.body)
+            slot.has_batches |= offsets is None and not is_light
+        if offsets is not None and not settings.tags and at >= raw.min_offset:
+            absent = [offset for offset in range(at, min(raw.next_offset, slot.end)) if offset not in offsets]
+            await _check_left_out(consumer, queue, slot, raw, absent, settings)
         if at < raw.min_offset:
             end = min(raw.min_offset, slot.end)
             if settings.fail_on_data_loss:
@@ -144,18 +151,22 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
 
 
 async def _check_left_out(
-    consumer: PullConsumer, queue: MessageQueue, slot: Slot, raw: RawPull, at: int, settings: PullSettings
+    consumer: PullConsumer,
+    queue: MessageQueue,
+    slot: Slot,
+    raw: RawPull,
+    absent: list[int],
+    settings: PullSettings,
 ) -> None:
-    """Add to `slot.gone` the number of messages that the answer `raw` to a pull from queue offset `at` lacks, because
-    they were deleted or can't be read.
+    """Add to `slot.gone` the number of messages that the answer `raw` lacks because they were deleted or can't be read,
+    out of `absent`, the queue offsets without a record.
 
     Raises RecordsGone instead if `fail_on_data_loss` is on.
     """
-    end = min(raw.next_offset, slot.end)
     if raw.status is PullStatus.FOUND:
         missing = [
             offset
-            for offset in _left_out(queue, raw.body, at, end)
+            for offset in absent
             if (
                 await with_retries(
                     lambda offset=offset: consumer.pull_raw(queue, offset, max_messages=1, tags="*"),  # type: ignore[misc]
@@ -165,7 +176,7 @@ async def _check_left_out(
             == _REMOVED
         ]
     else:
-        missing = list(range(at, end)) if raw.remark == _REMOVED else []
+        missing = absent if raw.remark == _REMOVED else []
     if missing and settings.fail_on_data_loss:
         what = f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}"
         reason = f"the broker ({raw.broker_id}) can't read {len(missing)} of them: they were deleted, or are damaged"
@@ -173,23 +184,18 @@ async def _check_left_out(
     slot.gone += len(missing)
 
 
-def _left_out(queue: MessageQueue, body: bytes, begin: int, end: int) -> list[int]:
-    """Return the queue offsets of [begin, end) without a record in `body`.
-
-    Empty if that is unknown: records of a light queue have offsets of other queues, and inner batches
-    cover several offsets.
-    """
+def _queue_offsets(body: bytes) -> set[int] | None:
+    """Return the queue offsets of the records in `body`; None if it has an inner batch, which covers several, or does
+    not consist of records."""
     found = set()
     position = 0
     while position + RECORD_SIZE_MIN <= len(body):
         size, queue_offset, sys_flag = _RECORD_HEAD.unpack_from(body, position)
         if size < RECORD_SIZE_MIN or sys_flag & SysFlag.INNER_BATCH:
-            return []
+            return None
         found.add(queue_offset)
         position += size
-    if position != len(body) or len(found) >= end - begin or queue.topic.startswith(LIGHT_QUEUE_PREFIX):
-        return []
-    return [offset for offset in range(begin, end) if offset not in found]
+    return found if position == len(body) else None
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:
