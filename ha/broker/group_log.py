@@ -372,7 +372,10 @@ class GroupLog:
                     await journal.urgent.wait()
             if not self._begun.is_set():
                 continue
-            if not (await self._write_part() and await self._write_changes(waits=journal.has_waiters)):
+            is_part_stored = await self._write_part()
+            # Also after a failure, as requests wait for an outcome.
+            are_changes_stored = await self._write_changes(waits=journal.has_waiters)
+            if not (is_part_stored and are_changes_stored):
                 await trio.sleep(PAUSE_S)
             await trio.sleep(GAP_S)
 

@@ -119,6 +119,18 @@ async def test_waiters_fail_when_nothing_can_be_stored() -> None:
         assert "T" not in state.topics
 
 
+async def test_waiters_fail_when_the_snapshot_of_a_term_cannot_be_stored() -> None:
+    """Requests waited until the snapshot could be stored, on a full disk without end."""
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        master.standing.stop_storing("a planned switch")
+        with trio.fail_after(1):
+            assert "planned switch" in await master.tables.topics.update(topic("T"))
+        master.standing.store_again()
+        await master.committed("g", "T", 0, 1)
+        assert master.group_log.statistics().snapshot_count == 1
+
+
 async def test_stepping_down_drops_changes_that_are_not_in_the_log() -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
