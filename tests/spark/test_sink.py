@@ -18,8 +18,9 @@ import pytest
 
 from ha.arrow import LogReader
 from ha.arrow.read_options import ReadOptions
-from ha.client import Admin, Message, MessageQueue, Producer, SendResult
+from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
+from ha.spark.sink import partition
 from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import ControlRecord
 from ha.spark.sink.identity import SinkPart
@@ -304,6 +305,36 @@ def test_send_with_unknown_outcome_is_searched_for(
     commit(options, attempt(options, SinkPart(f"unknown-{topic}", 1, 0), [frame(bodies(100))]))
     assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(100) + bodies(5, 1000))
     assert len(lost) == 4
+
+
+def test_rows_at_a_broker_that_name_servers_do_not_know_are_not_sent_again(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker restarts after it has stored a request, and its topic is looked up before it has registered."""
+    real, real_queues = Producer.send_batch, partition.existing_queues
+    lost: list[MessageQueue | None] = []
+
+    async def send_batch(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:
+        result = await real(self, messages, queue=queue)
+        if not lost:
+            lost.append(queue)
+            raise ConnectionFailed("a", "lost")
+        return result
+
+    async def existing_queues(consumer: PullConsumer, name: str) -> list[MessageQueue]:
+        return [MessageQueue(name, "broker-b", 0)] if lost and name == topic else await real_queues(consumer, name)
+
+    options = options_for(servers, topic=topic)
+    part = SinkPart(f"restart-{topic}", 1, 0)
+    commit(options, attempt(options, SinkPart(part.sink, 0, 0), [frame(bodies(5, 1000))]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "send_batch", send_batch)
+        patch.setattr(partition, "existing_queues", existing_queues)
+        patch.setattr(partition, "_NEW_TOPIC_PATIENCE_S", 0)
+        with pytest.raises(SinkFailed, match="no master of broker-a can be written to, and it may hold rows of batch"):
+            attempt(options, part, [frame(bodies(10))])
+    commit(options, attempt(options, part, [frame(bodies(10))]))
+    assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(10) + bodies(5, 1000))
 
 
 def test_busy_broker_is_retried_and_a_rejection_is_final(

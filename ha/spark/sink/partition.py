@@ -349,7 +349,9 @@ class PartWriter:
             for broker_name in sorted(broker_names):
                 try:
                     if topic in await admin.topic_configs(broker_name):
-                        reasons[broker_name] = f"{broker_name} has the topic, and its queues are not writable"
+                        reasons[broker_name] = (
+                            f"{broker_name} has the topic, and its queues are not known or not writable"
+                        )
                 except (BrokerError, ConnectionFailed, RequestTimedOut) as error:
                     reasons[broker_name] = str(error)
         if reasons:
@@ -360,16 +362,21 @@ class PartWriter:
             )
 
     async def _ends(self, queues: list[MessageQueue], *, may_be_new: bool) -> dict[MessageQueue, int]:
-        """Return the max offset of each queue; 0 for those of a topic that does not exist yet.
+        """Return the max offset of each queue; 0 for those that do not exist yet.
 
-        `may_be_new`: the topic may just have been created, so wait up to _NEW_TOPIC_PATIENCE_S for the name servers.
+        `may_be_new`: they may just have been created and have rows, so wait up to _NEW_TOPIC_PATIENCE_S for the name
+        servers to know them. Raises SinkFailed as in `_check_without_rows` for the brokers of those that are not known
+        by then, since a restarting broker's queues are unknown, too.
         """
         give_up = anyio.current_time() + _NEW_TOPIC_PATIENCE_S
+        topic = queues[0].topic
         # The route is looked up here as well, as the producer assumes queues for a topic that does not exist.
-        while not (known := set(await existing_queues(self._consumer, queues[0].topic))):
+        while unknown := set(queues).difference(await existing_queues(self._consumer, topic)):
             if not may_be_new or anyio.current_time() > give_up:
                 break
             await anyio.sleep(PAUSE_S)
+        if may_be_new:
+            await self._check_without_rows(topic, {queue.broker_name for queue in unknown})
         ends = dict.fromkeys(queues, 0)
 
         async def ask(queue: MessageQueue) -> None:
@@ -377,7 +384,7 @@ class PartWriter:
 
         async with unwrapped_tasks() as tasks:
             for queue in queues:
-                if queue in known:
+                if queue not in unknown:
                     tasks.start_soon(ask, queue)
         return ends
 
