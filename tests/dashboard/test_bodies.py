@@ -5,6 +5,7 @@ import pytest
 from ha.admin.dashboard.bodies import (
     BODY_SHOWN_MAX,
     HEX_SHOWN_MAX,
+    JSON_SHOWN_MAX,
     PREVIEW_LENGTH_MAX,
     ShownBody,
     in_line,
@@ -44,6 +45,16 @@ def test_kinds(body: bytes, kind: str, text: str) -> None:
 
 def test_json_nested_beyond_all_measure_is_text() -> None:
     assert shown(b"[" * BODY_SHOWN_MAX).kind == "text"
+
+
+def test_json_that_indentation_would_make_too_long_is_text() -> None:
+    """At a depth of 900, each of 15,000 numbers would be on a line of 1,800 blanks."""
+    body = b"[" * 900 + b"1," * 15_000 + b"1" + b"]" * 900
+    assert len(body) < BODY_SHOWN_MAX
+    assert shown(body) == ShownBody("text", body.decode(), len(body))
+    flat = shown(b"[" + b"1," * 15_000 + b"1]")
+    assert flat.kind == "JSON"
+    assert len(flat.text) < JSON_SHOWN_MAX
 
 
 def test_a_cut_goes_through_no_character() -> None:

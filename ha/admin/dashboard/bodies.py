@@ -14,6 +14,8 @@ BODY_SHOWN_MAX = 32 * 1024
 """Maximum bytes of a body that its message's page shows."""
 HEX_SHOWN_MAX = 8 * 1024
 """Maximum bytes of a body that its message's page shows as a hex dump, which is five times as long as the body."""
+JSON_SHOWN_MAX = 256 * 1024
+"""Maximum bytes of a body as indented JSON. Deep nesting can make this a thousand times as long as the body."""
 PREVIEW_LENGTH_MAX = 120
 """Maximum characters of a body's preview in a list of messages."""
 _ROW = 16
@@ -57,7 +59,8 @@ def in_line(text: str) -> str:
 
 
 def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
-    """Formats a body, or its beginning if it `is_cut`, as indented JSON, UTF-8 text or a hex dump."""
+    """Formats a body, or its beginning if it `is_cut`, as indented JSON (up to JSON_SHOWN_MAX bytes), UTF-8 text or a
+    hex dump."""
     if not body:
         return ShownBody("empty", "", 0)
     text = None if as_hex else _text(body, is_cut=is_cut)
@@ -66,10 +69,11 @@ def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
     if not is_cut and body.lstrip()[:1] in (b"{", b"["):
         try:
             # Formatted without decoding, which would change numbers and repeated keys.
-            text = _decode_escapes(msgspec.json.format(body, indent=2).decode())
-            return ShownBody("JSON", text.translate(_VISIBLE), len(body))
+            indented = msgspec.json.format(body, indent=2)
         except (msgspec.DecodeError, RecursionError):
-            pass
+            indented = b""
+        if 0 < len(indented) <= JSON_SHOWN_MAX:
+            return ShownBody("JSON", _decode_escapes(indented.decode()).translate(_VISIBLE), len(body))
     return ShownBody("text", text.translate(_VISIBLE), len(text.encode()))
 
 
