@@ -81,6 +81,8 @@ def _count(text: str) -> int:
 def _value(place: Place, arguments: tuple[object, ...]) -> object:
     """Returns a number, boolean or None itself if it is the whole value, otherwise the formatted text."""
     text, first, count = place
+    if not arguments:  # then logging does not format the message either
+        return text
     alone = _CONVERSION.fullmatch(text)
     if alone is None or count != 1:
         return text % arguments[first : first + count]

@@ -83,6 +83,7 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
             {"event": "a", "level_": 1, "time_": 2, "logger_": 3, "message_": 4, "event_": 5, "exception_": 6},
         ),
         ("process.stopped", (), {"event": "process.stopped"}),
+        ("retrying share=95% failed", (), {"event": "retrying", "share": "95% failed"}),
         ("is_full=%s", (True,), {}),
         ("HTTP Request: %s %s", ("GET", "/"), {}),
         ("%s", ("anything",), {"event": "anything"}),
