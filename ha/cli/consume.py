@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -25,6 +26,7 @@ from ha.client import (
     ReceivedMessage,
     StartFrom,
 )
+from ha.client.reading import pull_on
 from ha.client.subscription import wanted_tags
 from ha.errors import ClientError, ConnectionFailed, RequestTimedOut, RetryLater
 from ha.protocol.compression import BODY_SIZE_MAX
@@ -99,7 +101,8 @@ def consume(
         return EXIT_DONE
     read_from = int(broker) if _is_number(broker) else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
-    anyio.run(work.run, client.addresses(), GROUP, read_from, options, backend="trio")
+    with warnings_shown("ha.client.reading"):
+        anyio.run(work.run, client.addresses(), GROUP, read_from, options, backend="trio")
     return EXIT_REFUSED if work.unreadable_count else EXIT_DONE
 
 
@@ -169,16 +172,12 @@ class _Work:
     async def _read(self, consumer: PullConsumer, queue: MessageQueue, everything: anyio.CancelScope) -> None:
         end = await consumer.max_offset(queue)
         offset = await self._first_offset(consumer, queue, end)
+        wait_s = LONG_POLL_S if self._follow else 0.0
+        pull = partial(consumer.pull, max_messages=PULL_COUNT, tags=self._tags, wait_s=wait_s)
         while self._follow or offset < end:
             asked_at = anyio.current_time()
             try:
-                result = await consumer.pull(
-                    queue,
-                    offset,
-                    max_messages=PULL_COUNT,
-                    tags=self._tags,
-                    wait_s=LONG_POLL_S if self._follow else 0.0,
-                )
+                result = await pull_on(pull, queue, offset)
             except (ConnectionFailed, RequestTimedOut) as error:
                 if not self._follow:
                     raise
@@ -202,7 +201,8 @@ class _Work:
                 sys.stdout.buffer.flush()
             if result.next_offset == offset and not result.messages:
                 if not self._follow:
-                    raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", f"stuck at offset {offset}")
+                    reason = f"the queue now ends at queue offset {offset}, before its end at the start, {end}"
+                    raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", reason)
                 if anyio.current_time() - asked_at < EMPTY_PULL_MIN_S:
                     # The broker does not support long polling, or a slave is behind: avoid a tight loop.
                     await anyio.sleep(RECONNECT_PAUSE_S)

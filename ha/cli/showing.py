@@ -109,10 +109,10 @@ def bars() -> Iterator[ShowProgress]:
 
 
 @contextmanager
-def warnings_shown() -> Iterator[None]:
-    """Shows the SDK's warnings on standard error during the block, for commands that continue while a server can't be
-    reached."""
-    logger, handler = logging.getLogger("ha.client"), logging.StreamHandler()
+def warnings_shown(name: str = "ha.client") -> Iterator[None]:
+    """Shows the SDK's warnings (those of the logger `name`) on standard error during the block, for commands that
+    continue while a server can't be reached or a message can't be read."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("ha: %(message)s"))
     handler.setLevel(logging.WARNING)
     logger.addHandler(handler)

@@ -8,11 +8,12 @@ import sys
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from ha.cli import run
-from ha.client import MessageQueue, PullConsumer, PullResult
+from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus
 from ha.errors import ConnectionFailed, RequestTimedOut
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
@@ -174,6 +175,29 @@ def test_messages_behind_the_limit_are_not_committed(
     assert consume(filled, "--commit", "--limit", "1") == 0
     assert len(capsysbinary.readouterr().out.splitlines()) == 1
     assert sum(filled.committed.values()) == 1
+
+
+def test_a_message_that_can_not_be_read_yet_is_waited_for(
+    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The broker answers as at the end of the queue while it still tries to repair it."""
+    monkeypatch.setattr("ha.client.reading._PAUSE_S", 0.0)
+    pull, tried = PullConsumer.pull, set[tuple[MessageQueue, int]]()
+
+    async def repaired_later(self: PullConsumer, queue: MessageQueue, queue_offset: int, **settings: Any) -> PullResult:
+        result = await pull(self, queue, queue_offset, **settings)
+        if (queue, queue_offset) in tried:
+            return result
+        tried.add((queue, queue_offset))
+        nothing: dict[str, Any] = {"status": PullStatus.NO_NEW_MSG, "messages": [], "next_offset": queue_offset}
+        return msgspec.structs.replace(result, **nothing)
+
+    monkeypatch.setattr(PullConsumer, "pull", repaired_later)
+    assert consume(filled) == 0
+    shown = capsysbinary.readouterr()
+    assert len(shown.out.splitlines()) == 10
+    places = {line.partition(b" queue=")[0] for line in shown.err.splitlines()}
+    assert places == {b"ha: client.message_not_readable"}
 
 
 def test_ctrl_c_commits_what_was_printed(filled: OneBroker) -> None:
