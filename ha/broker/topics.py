@@ -300,8 +300,10 @@ class Topics(ConfigTable[TopicConfig]):
         try:
             await self._save_and_notify(self._file.save)
         except DiskFull as error:
-            del self._unsaved[name]
-            return str(error)
+            if name in self._unsaved and self._unsaved[name] is config:
+                del self._unsaved[name]
+                return str(error)
+            # Otherwise the write of another change, before this one, has included it.
         return ""
 
     async def wait_written(self, *names: str) -> None:

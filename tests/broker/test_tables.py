@@ -489,6 +489,26 @@ async def test_failed_write_loses_no_other_change(tmp_path: Path) -> None:
     assert written.table["BenchmarkTest"].write_queue_nums == 7
 
 
+async def test_topic_that_was_written_with_another_exists_although_its_own_write_fails(tmp_path: Path) -> None:
+    """The first write waits for one of the same file; the disk fills up after it. The node ended."""
+    disk = SlowDisk()
+    topics = await open_topics(tmp_path, disk)
+    made: dict[str, TopicConfig | str] = {}
+
+    async def create(topic: str) -> None:
+        made[topic] = await topics.ensure(topic, 1)
+
+    async with trio.open_nursery() as nursery:
+        async with topics._file._lock:
+            for topic in ("first", "second"):
+                nursery.start_soon(create, topic)
+                await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1.5)
+        disk.is_full = True
+    assert made == {topic: topics.get(topic) for topic in ("first", "second")}
+    assert {"first", "second"} <= (await open_topics(tmp_path, FullDisk())).table.keys()
+
+
 async def test_failed_deletion_of_messages_undoes_no_other(tmp_path: Path) -> None:
     disk = SlowDisk()
     topics = await open_topics(tmp_path, disk)
