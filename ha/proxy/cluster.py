@@ -183,6 +183,9 @@ class Cluster:
             if answer.code == ResponseCode.SUCCESS:
                 attributes = _read(TopicConfig, answer).attributes or {}
                 return accepted_types(attributes.get("message.type"))
+            if answer.code != ResponseCode.TOPIC_NOT_EXIST:
+                reason = f"a broker answered code {answer.code} about topic {topic}: {answer.remark}"
+                failure = BrokerUnreachable(reason)
         if failure is not None:
             raise failure  # returning a default is no option: clients would keep it for half a minute
         return accepted_types(None)

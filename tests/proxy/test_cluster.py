@@ -310,6 +310,29 @@ async def test_what_a_topic_accepts_is_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.NO_PERMISSION])
+async def test_what_a_topic_accepts_is_not_guessed_if_brokers_refuse_to_say(code: ResponseCode) -> None:
+    async with opened() as (cluster, servers):
+        known = servers.answers[RequestCode.GET_TOPIC_CONFIG]
+        servers.answers[RequestCode.GET_TOPIC_CONFIG] = lambda command: command.reply(code, "no")
+        with pytest.raises(BrokerUnreachable, match="about topic t: no"):
+            await cluster.route("t")
+        servers.answers[RequestCode.GET_TOPIC_CONFIG] = known
+        route = await cluster.route("t")
+        assert route is not None
+        assert route.message_types == (MessageType.FIFO,)
+
+
+async def test_a_topic_without_configuration_accepts_normal_messages() -> None:
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.GET_TOPIC_CONFIG] = lambda command: command.reply(
+            ResponseCode.TOPIC_NOT_EXIST, "no"
+        )
+        route = await cluster.route("t")
+        assert route is not None
+        assert route.message_types == (MessageType.NORMAL,)
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.NO_PERMISSION])
 async def test_whether_a_group_is_ordered_is_not_guessed(code: ResponseCode) -> None:
     async with opened() as (cluster, servers):
         known = servers.answers[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG]
