@@ -154,6 +154,8 @@ class RemotingProtocol(Generic[Waiter]):
         self.partial_bytes = 0
         """Upper bound of the number of bytes buffered of an incomplete frame; too high by less than one chunk."""
         self._partial_since = math.inf
+        self._is_paused = False
+        """Whether the timeouts for receiving are stopped"""
 
     # State
 
@@ -337,25 +339,31 @@ class RemotingProtocol(Generic[Waiter]):
     def deadline(self) -> float:
         """The time from which `overdue` returns a cause, if nothing is received or sent until then."""
         limits = self._limits
-        return min(
-            self._active_at + limits.idle_timeout_s,
-            self._partial_since + limits.frame_timeout_s,
-            self._sending_since + limits.send_timeout_s,
-        )
+        sent_by = self._sending_since + limits.send_timeout_s
+        if self._is_paused:
+            return sent_by
+        return min(sent_by, self._active_at + limits.idle_timeout_s, self._partial_since + limits.frame_timeout_s)
 
     def overdue(self, now: float) -> CloseCause | None:
         """Returns the timeout that has expired at `now`; None if none has."""
         limits = self._limits
         if now >= self._sending_since + limits.send_timeout_s:
             return CloseCause.PEER_DOES_NOT_READ
+        if self._is_paused:
+            return None
         if now >= self._partial_since + limits.frame_timeout_s:
             return CloseCause.INCOMPLETE_FRAME
         if now >= self._active_at + limits.idle_timeout_s:
             return CloseCause.IDLE
         return None
 
+    def stop_timeouts(self) -> None:
+        """Stops the timeouts for receiving until `restart_timeouts`, while the driver does not read."""
+        self._is_paused = True
+
     def restart_timeouts(self, now: float) -> None:
         """Starts the timeouts for receiving again, after the driver has paused reading."""
+        self._is_paused = False
         self._active_at = now
         if self._partial_since != math.inf:
             self._partial_since = now

@@ -331,6 +331,7 @@ class RemotingConnection:
             requests, self._untaken = self._untaken, None
             if requests is None:
                 if protocol.outbox_bytes > self._options.outbox_high_bytes:
+                    protocol.stop_timeouts()
                     await self.is_ready()
                     protocol.restart_timeouts(trio.current_time())
                 requests = self._receive_and_take(chunk)
@@ -409,6 +410,7 @@ class RemotingConnection:
     async def _wait_for_handlers(self) -> None:
         """Waits until handlers hold at most `handled_bytes_max` bytes of requests. This is checked once per chunk, so
         each connection can exceed the limit by at most one chunk."""
+        self.protocol.stop_timeouts()
         while self._shared.handled_bytes > self._options.handled_bytes_max and not self.protocol.is_closed:
             await self._shared.paused_readers.park()
         self.protocol.restart_timeouts(trio.current_time())

@@ -172,6 +172,28 @@ async def test_time_in_which_reading_is_paused_does_not_count_as_idle(autojump_c
         assert trio.current_time() == pytest.approx(100 + 120)
 
 
+async def test_time_in_which_reading_is_paused_does_not_count_for_a_frame(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def handler(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        await trio.sleep(100 if requests[0].body else 0)
+        connection.reply(requests[0], requests[0].reply(0))
+
+    async with open_wire(handler, RemotingServerOptions(handled_bytes_max=1000)) as wire:
+        slow, paused = wire.connect(), wire.connect()
+        await slow.send(request(1, bytes(1000)))
+        await trio.testing.wait_all_tasks_blocked()
+        frame = encode_command(request(2))
+        await paused.stream.send_all(frame[:9])
+        await trio.sleep(90)
+        await paused.stream.send_all(frame[9:])
+        assert (await paused.expect()).opaque == 2
+        assert trio.current_time() == pytest.approx(100)
+        await paused.stream.send_all(frame[:9])
+        assert await paused.receive() is None
+        assert trio.current_time() == pytest.approx(100 + 30)
+
+
 async def test_requests_are_not_read_while_too_much_waits_to_be_sent() -> None:
     recorder = Recorder()
     async with open_wire(recorder, RemotingServerOptions(outbox_high_bytes=1000)) as wire:
