@@ -326,10 +326,10 @@ class RemotingConnection:
             chunk = await self._transport.receive(self._serve_now)
         receive = self._transport.receive
         while chunk:
-            if not shared.is_reading:
-                await trio.sleep_forever()
             requests, self._untaken = self._untaken, None
             if requests is None:
+                if not shared.is_reading:
+                    await trio.sleep_forever()
                 if protocol.outbox_bytes > self._options.outbox_high_bytes:
                     protocol.stop_timeouts()
                     await self.is_ready()

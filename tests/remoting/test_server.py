@@ -427,6 +427,26 @@ async def test_a_server_that_stops_reading_answers_only_requests_read_before() -
         assert wire.server.statistics().connections == 2, "they end with the server, not before"
 
 
+async def test_requests_that_need_a_wait_are_answered_if_reading_stops_right_after_they_were_read(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def take(connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        if commands[0].opaque == 2:
+            server.stop_reading()
+        return commands
+
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+        server: RemotingServer = await nursery.start(RemotingServer(Recorder(), take=take).serve, [listener])
+        peer = Peer(listener.connect())
+        for opaque in (1, 2):
+            await peer.send(request(opaque))
+            await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(5):
+            assert [(await peer.expect()).opaque for _ in range(2)] == [1, 2]
+        nursery.cancel_scope.cancel()
+
+
 @settings(max_examples=150)
 @given(chunks=st.lists(st.binary(min_size=1, max_size=60), max_size=5), frames_before=st.integers(0, 2))
 def test_any_bytes_close_at_most_their_own_connection(chunks: list[bytes], frames_before: int) -> None:
