@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ha.protocol.popped import read_popped
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import Message, decode_records
 from ha.remoting import open_remoting_client
+from ha.store.consume_queue import ConsumeQueue
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.pop_client import Popped, ack, ack_fields, bodies, change, pop, pop_messages, popped_of, send
 
@@ -197,6 +200,27 @@ async def test_first_pop_of_a_large_topic(tmp_path: Path) -> None:
         await send(node, b"a", b"b", b"c")
         assert bodies(await pop_messages(node, initMode=1)) == [b"c"]
         assert bodies(await pop_messages(node, initMode=0, consumerGroup="h")) == [b"a", b"b", b"c"]
+
+
+async def test_first_pop_returns_what_it_took_before_a_queue_that_can_not_be_opened(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was an error, and the message of the first queue was not delivered until it was due again."""
+    await send(node, b"a")
+    await send(node, b"b", e=1)
+    read = ConsumeQueue.read
+
+    def read_first(queue: ConsumeQueue, *place: int) -> object:
+        if queue is node.store.queues.get("TT", 1):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(queue, *place)
+
+    monkeypatch.setattr("ha.broker.pop.taking.random.randrange", lambda _: 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueue, "read", read_first)
+        assert bodies(await pop_messages(node, initMode=1)) == [b"a"]
+        assert (await pop(node, initMode=1)).code == 2
+    assert bodies(await pop_messages(node, initMode=1)) == [b"b"]
 
 
 async def test_pop_goes_on_where_a_pull_consumer_was(node: Node) -> None:

@@ -29,7 +29,7 @@ from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopQueue, PopState, QueueKey
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.queue_times import bounds
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import RefusedError, busy_if_passing
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import (
@@ -175,7 +175,8 @@ class Taker:
     def take_nowait(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken | None:
-        """Takes up to the requested number of messages without waiting. Raises RefusedError if too many files are open.
+        """Takes up to the requested number of messages without waiting. Raises RefusedError if too many files are open,
+        unless it has taken some.
 
         Returns None if `take` has to be called: the first messages are not in memory, or selected by a condition on
         properties, or there are none and files of queues are being created.
@@ -191,7 +192,8 @@ class Taker:
     async def take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
-        """Takes up to the requested number of messages. Raises RefusedError if too many files are open."""
+        """Takes up to the requested number of messages. Raises RefusedError if too many files are open, unless it has
+        taken some."""
         dispatched = self._store.log.dispatched_offset
         dispatched_offset = dispatched.value
         taken = await self._take(state, request, config, selection)
@@ -226,7 +228,12 @@ class Taker:
     def _take_from(
         self, state: PopState, source: Source, request: PopMessageRequest, selection: Selection, taken: Taken
     ) -> Generator[_Wanted, None, None]:
-        queue = self._open(state, source, request)
+        try:
+            queue = self._open(state, source, request)
+        except RefusedError:
+            if taken.count:
+                return  # the messages of other queues, which are in flight now, have to be sent
+            raise
         if queue is None:
             return
         if queue.is_busy:
