@@ -137,8 +137,8 @@ async def drain_broker(
     reported: Left | None = None
     while True:
         await admin.wipe_write_permission(name)
+        waited_s = anyio.current_time() - began  # messages may arrive while it looks
         left = await _look(admin, client, name, address)
-        waited_s = anyio.current_time() - began
         is_drained = left.is_empty and waited_s >= settle_s
         if is_drained or waited_s >= wait_s:
             return Drained(name, is_drained, left)

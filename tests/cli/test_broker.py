@@ -298,6 +298,24 @@ async def test_name_servers_that_give_write_permission_back_lose_it_again(autoju
         assert {each.broker_name for each in route.read_queues} == {"broker-a", "broker-b"}
 
 
+async def test_a_broker_is_not_drained_by_a_look_that_began_before_producers_had_new_routes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message may still arrive after such a look has passed its queue."""
+    looks: list[float] = []
+
+    async def look_for_2_s(*_: object) -> Left:
+        looks.append(trio.current_time() - began)
+        await trio.sleep(2)
+        return Left()
+
+    monkeypatch.setattr("ha.cli.broker._look", look_for_2_s)
+    async with world() as cluster:
+        began = trio.current_time()
+        assert await cluster.drain("broker-a", 600, settle_s=36) == Drained("broker-a", True, Left())
+    assert looks[-1] >= 36
+
+
 async def test_a_broker_whose_topics_nobody_else_has_is_not_drained(autojump_clock: MockClock) -> None:
     async with world() as cluster, cluster.add():
         await cluster.admin.create_topic("orders", broker_names=["broker-b"])
