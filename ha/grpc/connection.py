@@ -25,7 +25,7 @@ from ha.transport import SEND_PIECE_BYTES, EagerWriter, peer_of, transport_for
 
 from .frames import Status, framed
 from .http2 import Http2Limits, Http2Protocol
-from .stream import Aborted, Event, Received, Stream
+from .stream import Aborted, Ended, Event, Received, Stream
 
 MESSAGES_WAITING_MAX = 16
 """Maximum number of messages of one streaming call that its service has not taken yet; with more, the call fails with
@@ -393,26 +393,33 @@ class GrpcConnection:
             self._partial_messages.add(more)
 
     def _steps(self, chunk: bytes) -> Iterator[Event | None]:
-        """Yields the events of a chunk, and None after each piece, because frames without events take time, too."""
+        """Yields the events of a chunk, and None after each piece, because frames without events take time, too.
+
+        Tasks of aborted calls are cancelled first: a task that ran before that would take its answer for sent.
+        """
         for begin in range(0, len(chunk), SERVED_PIECE_BYTES):
-            yield from self.protocol.receive(chunk[begin : begin + SERVED_PIECE_BYTES])
+            events = self.protocol.receive(chunk[begin : begin + SERVED_PIECE_BYTES])
+            for event in events:
+                if isinstance(event, Aborted):
+                    call = event.stream.owner
+                    if isinstance(call, Call) and call.scope is not None:
+                        call.scope.cancel()
+            yield from events
             yield None
 
     def _handle(self, event: Event) -> None:
         stream = event.stream
-        call = stream.owner
         if isinstance(event, Received):
             if stream.is_streaming:
                 self._pass_on(stream, event.message)
             elif not stream.is_closed:
                 self._start(Call(self, stream, event.message))
-        elif isinstance(event, Aborted):
-            if isinstance(call, Call) and call.scope is not None:
-                call.scope.cancel()
-        elif isinstance(call, Call) and call.messages_in is not None:
-            call.messages_in.close()
-        else:
-            self.protocol.finish(stream)  # a stream without messages
+        elif isinstance(event, Ended):
+            call = stream.owner
+            if isinstance(call, Call) and call.messages_in is not None:
+                call.messages_in.close()
+            else:
+                self.protocol.finish(stream)  # a stream without messages
 
     def _start(self, call: Call) -> None:
         self.call_count += 1

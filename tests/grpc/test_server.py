@@ -19,7 +19,7 @@ from h2.events import PingReceived
 from h2.settings import SettingCodes
 
 from ha.grpc import Call, GrpcOptions, GrpcServer, Status
-from ha.grpc.connection import MESSAGES_WAITING_MAX, TASKS_PER_SLICE_MAX
+from ha.grpc.connection import MESSAGES_WAITING_MAX, SERVED_PIECE_BYTES, TASKS_PER_SLICE_MAX
 from ha.grpc.frames import PREFACE
 from ha.poller import open_poller
 from ha.remoting import PortTls
@@ -280,6 +280,56 @@ async def test_connection_with_short_calls_is_not_idle(autojump_clock: trio.test
             await trio.sleep(59.5)
             assert server.statistics().calls_in_flight == 0
         assert server.statistics().connections == 1
+        nursery.cancel_scope.cancel()
+
+
+class Poll(Echo):
+    """A method that answers when there is a message, and one that makes a message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_message = trio.Event()
+        self.outcome = ""
+
+    async def serve(self, call: Call) -> None:
+        if call.method == "Send":
+            self.has_message.set()
+            call.finish()
+            return
+        try:
+            await self.has_message.wait()
+            await trio.lowlevel.checkpoint_if_cancelled()
+            await call.respond_all([b"message"])
+            self.outcome = "answered"
+        except trio.Cancelled:
+            self.outcome = "cancelled"
+            raise
+
+
+async def test_call_that_is_cancelled_behind_more_calls_than_a_slice_starts() -> None:
+    """Its task is cancelled before it can take its answer for sent."""
+    service = Poll()
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+
+    def call(stream_id: int, path: str) -> None:
+        client.send_headers(stream_id, [(name, path if name == ":path" else value) for name, value in HEADERS])
+        client.send_data(stream_id, framed(b""), end_stream=True)
+
+    async with trio.open_nursery() as nursery:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(GrpcServer(service).handle, theirs)
+        call(1, "/s/Poll")
+        await ours.send_all(client.data_to_send())
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(1, 4 * TASKS_PER_SLICE_MAX):
+            call(2 * number + 1, "/s/Send")
+        client.reset_stream(1, 8)
+        chunk = client.data_to_send()
+        assert len(chunk) <= SERVED_PIECE_BYTES
+        await ours.send_all(chunk)
+        await trio.testing.wait_all_tasks_blocked()
+        assert service.outcome == "cancelled"
         nursery.cancel_scope.cancel()
 
 
