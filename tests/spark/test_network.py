@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from anyio.from_thread import start_blocking_portal
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from trio.testing import MockClock
 
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
@@ -23,7 +24,7 @@ from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, _read_slice, network_settings
-from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
+from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 from ha.spark.source.offsets import StreamOffset, decode_stream, encode_stream
 from ha.spark.source.options import parse_options
 from ha.spark.source.stream_reader import StreamPlanner
@@ -471,12 +472,50 @@ def test_task_waits_for_a_broker_that_restarts(pulls: int, looks: int) -> None:
     assert read_away(pulls, looks, fail_on_data_loss=False) == 64
 
 
+def test_task_waits_for_a_broker_that_restarts_while_spark_is_busy() -> None:
+    """The time for which Spark works on a batch is not part of pullTimeout."""
+    consumer = AwayFor(0, 0)
+    settings = NetworkSettings(servers=("s:1",), pull_timeout_s=10, pull_count=1)
+    now_s = 0.0
+    with start_blocking_portal("asyncio") as portal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ha.spark.source.network.monotonic", lambda: now_s)
+        client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
+        options = ReadOptions(columns=("queueOffset",), batch_rows=16)
+        rows = _read_slice(cast(Any, client), QueueSlice(QueueKey("T", "a", 0), 0, 64), settings, options)
+        count = next(rows).num_rows
+        assert count == 16  # the next 16 may have been pulled, too, but no more
+        now_s, consumer.pulls, consumer.looks = 60.0, 1, 1
+        assert count + sum(batch.num_rows for batch in rows) == 64
+
+
 def test_broker_that_stays_away_is_an_error_and_a_deleted_topic_a_loss() -> None:
     with pytest.raises(RouteNotFound):
         read_away(1000, 1000, timeout_s=0.3)
     with pytest.raises(RecordsGone, match="its topic was deleted"):
         read_away(1000, 0)
     assert read_away(1000, 0, fail_on_data_loss=False) == 0
+
+
+def test_slot_waits_for_messages_from_when_the_broker_lacks_them() -> None:
+    """A broker that comes back after a while has dispatched all messages only a moment later."""
+
+    class Recovering(FakeConsumer):
+        async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+            if anyio.current_time() - began < 25:
+                raise ConnectionFailed("a", "lost")
+            self.high = 100 if anyio.current_time() - began > 45 else 0
+            return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+
+    consumer = Recovering(0, 0, 8)
+    began = 0.0
+
+    async def main() -> list[Slot]:
+        nonlocal began
+        began = anyio.current_time()
+        return await pull_slots(cast(PullConsumer, consumer), QUEUE, 0, 20, PullSettings(retry_s=30))
+
+    slots = anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    assert b"".join(slots[0].bodies).count(b",") == 20
 
 
 def test_transient_errors_are_retried_and_others_raised() -> None:

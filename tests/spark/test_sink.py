@@ -20,7 +20,7 @@ from ha.arrow import LogReader
 from ha.arrow.read_options import ReadOptions
 from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
-from ha.spark.sink import partition
+from ha.spark.sink import control, partition
 from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import ControlRecord
 from ha.spark.sink.identity import SinkPart
@@ -311,7 +311,7 @@ def test_rows_at_a_broker_that_name_servers_do_not_know_are_not_sent_again(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker restarts after it has stored a request, and its topic is looked up before it has registered."""
-    real, real_queues = Producer.send_batch, partition.existing_queues
+    real, real_queues = Producer.send_batch, control.existing_queues
     lost: list[MessageQueue | None] = []
 
     async def send_batch(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:

@@ -304,7 +304,7 @@ def _read_slice(
 
     at = begin
     waiting = start(at) if at < end else None
-    give_up_s = monotonic() + settings.pull_timeout_s
+    give_up_s: float | None = None  # set while the broker is away
     was_there = False
     bodies: list[bytes] = []
     size = entry_count = gone = 0
@@ -315,7 +315,9 @@ def _read_slice(
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
             is_there = piece.queue.broker in client.call(client.consumer.broker_names)
-            if not is_there and monotonic() > give_up_s:
+            if give_up_s is None:
+                give_up_s = monotonic() + settings.pull_timeout_s
+            elif not is_there and monotonic() > give_up_s:
                 raise
             if not (is_there and was_there):  # the broker may restart, or have just registered
                 was_there = is_there
@@ -325,7 +327,7 @@ def _read_slice(
             report_loss(options.fail_on_data_loss, str(piece.queue), at, end, "its topic was deleted")
             slots = [Slot(end, end)]
         at = slots[-1].end
-        give_up_s, was_there = monotonic() + settings.pull_timeout_s, False
+        give_up_s, was_there = None, False
         waiting = start(at) if at < end else None
         gone += sum(slot.gone for slot in slots)
         for slot in slots:

@@ -109,7 +109,7 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
     at = slot.begin
     tags = "||".join(settings.tags) or "*"
     is_light = queue.topic.startswith(LIGHT_QUEUE_PREFIX)  # its records have offsets of other queues
-    give_up = anyio.current_time() + settings.retry_s
+    give_up: float | None = None  # set while the broker does not have the messages
     while at < slot.end:
         count = SLOT_ENTRIES if settings.tags else slot.end - at
         position = at
@@ -135,8 +135,12 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
                 )
             slot.gone += end - at
             at = max(end, raw.next_offset if raw.status is PullStatus.FOUND else end)
+            give_up = None
         elif raw.next_offset > at and at < raw.max_offset:
             at = raw.next_offset
+            give_up = None
+        elif give_up is None:
+            give_up = anyio.current_time() + settings.retry_s
         elif anyio.current_time() > give_up:
             # A slave that is behind the broker with which the query was planned, or a truncated log.
             raise RecordsGone(
