@@ -122,9 +122,9 @@ class DelayOffsetTable:
         settled = self.settled(flushed_offset)
         if settled is None or settled.offset_table == self._saved:
             return
-        self._saved = settled.offset_table
         self._data_version = settled.data_version = self._data_version.next(self._wall_clock_ms())
         await self._file.save_when_possible(lambda: settled)
+        self._saved = settled.offset_table
 
     async def replace(self, offsets: DelayOffsets) -> bool:
         """Copies a master's table, if it differs, and writes the file; returns whether it differed.
@@ -133,8 +133,7 @@ class DelayOffsetTable:
         """
         if offsets.offset_table == self._table:
             return False
+        if self.journal is None:
+            await self._file.save_when_possible(lambda: offsets)
         self._adopt(offsets, 0)
-        if self.journal is not None:
-            return True
-        await self._file.save_when_possible(lambda: offsets)
         return True

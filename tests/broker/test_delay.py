@@ -518,6 +518,31 @@ async def test_offset_marks(tmp_path: Path) -> None:
     assert settled(again, 2000) == {1: 998}
 
 
+async def test_progress_is_written_after_a_cancelled_attempt(tmp_path: Path) -> None:
+    """The save at shutdown, or the next copy from the master, took the progress for written."""
+    table = DelayOffsetTable(
+        ConfigFile(tmp_path / "delayOffset.json", run_blocking=run_inline), wall_clock_ms=lambda: 7
+    )
+    await table.load(0)
+    copied = DelayOffsets(offset_table={2: 5})
+    table.set(1, 3)
+    table.mark(100, 0)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await table.save(100)
+    await table.save(100)
+    assert written(tmp_path) == {1: 3}
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await table.replace(copied)
+    assert await table.replace(copied)
+    assert written(tmp_path) == {2: 5}
+
+
+def written(folder: Path) -> dict[int, int]:
+    return java_json.read_as(DelayOffsets, (folder / "delayOffset.json").read_bytes()).offset_table
+
+
 def settled(table: DelayOffsetTable, log_offset: int) -> dict[int, int] | None:
     found = table.settled(log_offset)
     return None if found is None else found.offset_table
