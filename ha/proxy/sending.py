@@ -336,7 +336,8 @@ def _has_control(text: str) -> bool:
 
 def _unzipped(body: bytes, size_max: int) -> bytes:
     """Unpacks a gzip body, so that consumers of every protocol can read it. Stops after `size_max` + 1 bytes: the
-    caller refuses a longer body. Raises CallRefused if the body is malformed or truncated."""
+    caller refuses a longer body. Raises CallRefused if the body is malformed or truncated, or has bytes after the first
+    gzip member."""
     inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         plain = inflater.decompress(body, size_max + 1)
@@ -344,6 +345,8 @@ def _unzipped(body: bytes, size_max: int) -> bytes:
         raise CallRefused(Code.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from None
     if len(plain) <= size_max and not inflater.eof:
         raise CallRefused(Code.MESSAGE_CORRUPTED, "the body is truncated gzip")
+    if inflater.unused_data:  # such as a second member, which would be lost
+        raise CallRefused(Code.MESSAGE_CORRUPTED, "the body is more than one gzip member")
     return plain
 
 

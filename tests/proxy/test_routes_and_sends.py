@@ -181,6 +181,7 @@ async def test_gzip_bodies_are_stored_plain(tmp_path: Path) -> None:
         for body, code in (
             (gzip.compress(b"x" * 1001), Code.MESSAGE_BODY_TOO_LARGE),
             (gzip.compress(b"x" * 10)[:-9], Code.MESSAGE_CORRUPTED),
+            (gzip.compress(b"x" * 10) + gzip.compress(b"y" * 10), Code.MESSAGE_CORRUPTED),
             (b"no gzip", Code.MESSAGE_CORRUPTED),
         ):
             assert (await client.send(message("t", body, body_encoding=2))).status.code == code
