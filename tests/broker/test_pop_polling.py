@@ -246,6 +246,31 @@ async def test_closed_connection_passes_its_turn_on(node: Node, monkeypatch: pyt
     await stream.aclose()
 
 
+async def test_messages_of_a_queue_are_not_missed_if_the_connection_whose_pop_reads_it_closes(
+    node: Node, may_read: tuple[trio.Event, trio.Event]
+) -> None:
+    """Another request has skipped the queue, and waits."""
+    await send(node, b"0")
+    stream = node.listener.connect()
+    fields = {name: text(value) for name, value in {**POP, "queueId": 0}.items()}
+    await stream.send_all(encode_command(RemotingCommand(200050, opaque=1, ext_fields=fields)))
+    await wait_all_tasks_blocked()
+    began = trio.current_time()
+    may_read[1].set()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert bodies(await pop_messages(node, pollTime=9000)) == [b"0"]
+            assert trio.current_time() == began
+
+        await wait_all_tasks_blocked()
+        assert len(node.broker.pop.holds) == 1
+        await stream.aclose()
+        await wait_all_tasks_blocked()
+        may_read[0].set()
+
+
 # ---- notification, peek
 
 

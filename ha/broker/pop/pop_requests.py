@@ -241,7 +241,12 @@ class PopRequests:
         config = self._topics.get(request.topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic}] not exist, apply first please!")
-        self._finish(hold, request, await self._taker.take(state, request, config, hold.selection))
+        try:
+            taken = await self._taker.take(state, request, config, hold.selection)
+        except trio.Cancelled:  # the connection closes; another request may have skipped the queue that this one read
+            self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
+            raise
+        self._finish(hold, request, taken)
 
     def _check_waiting_bytes(self) -> None:
         if self._waiting_bytes > self._options.pop_waiting_bytes_max:
