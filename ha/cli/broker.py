@@ -191,22 +191,33 @@ async def _takers(admin: Admin, topic: str) -> set[str]:
 
 
 async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
-    """Returns what the broker at `address` still holds."""
+    """Returns what the broker at `address` still holds.
+
+    Messages move meanwhile: half, timer and delayed messages into queues, and those that a consumer sends back from a
+    queue to the delayed ones. So queues come after the first three, and delayed messages are counted again after them.
+    """
+    half_count = await _left_of(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC)
+    timer_count = await _timer_count(client, address)
+    delayed_count = await _delayed_count(admin, address)
     groups = user_groups(await admin.groups(broker_names=[name]))
     behind = {group: count for group in groups if (count := await _left_of(admin, group, name))}
-    figures = await admin.broker_figures(address)
-    delayed = 0
-    for key, value in figures.items():
+    return Left(
+        groups=behind,
+        delayed_count=max(delayed_count, await _delayed_count(admin, address)),
+        timer_count=timer_count,
+        half_count=half_count,
+    )
+
+
+async def _delayed_count(admin: Admin, address: str) -> int:
+    """Returns the number of messages with a delay level that are not delivered yet."""
+    count = 0
+    for key, value in (await admin.broker_figures(address)).items():
         if key.startswith("scheduleMessageOffset_"):
             delivered, end = map(whole_number, value.partition(",")[::2])
             if delivered is not None and end is not None:
-                delayed += max(0, end - delivered)
-    return Left(
-        groups=behind,
-        delayed_count=delayed,
-        timer_count=await _timer_count(client, address),
-        half_count=await _left_of(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC),
-    )
+                count += max(0, end - delivered)
+    return count
 
 
 async def _left_of(admin: Admin, group: str, name: str, topic: str | None = None) -> int:

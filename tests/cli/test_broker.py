@@ -20,10 +20,12 @@ from ha.client import (
     Admin,
     Client,
     ClientOptions,
+    ConsumerProgress,
     Message,
     MessageQueue,
     Producer,
     PushConsumer,
+    QueueProgress,
     ReceivedMessage,
     SimpleConsumer,
     TransactionState,
@@ -258,6 +260,41 @@ async def test_what_a_broker_still_holds_is_told(autojump_clock: MockClock) -> N
     assert str(left) == (
         "group billing: 2 messages; 1 delayed messages; 1 timer messages; 1 half messages of transactions"
     )
+
+
+@pytest.mark.parametrize("is_delayed", [True, False])
+async def test_a_message_that_moves_meanwhile_is_left(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, is_delayed: bool
+) -> None:
+    """A delayed message is delivered, or a consumer sends a message back, while the command looks."""
+    figures, progress = Admin.broker_figures, Admin.consumer_progress
+
+    async def figures_then_moved(self: Admin, address: str) -> dict[str, str]:
+        found = await figures(self, address)
+        found["scheduleMessageOffset_3"] = f"0,{int(is_delayed)}"
+        move()
+        return found
+
+    async def progress_then_moved(self: Admin, group: str, *arguments: Any, **settings: Any) -> ConsumerProgress:
+        found = await progress(self, group, *arguments, **settings)
+        if group == "billing":
+            queue = QueueProgress(MessageQueue("orders", "broker-a", 0), 1, int(is_delayed), 0, 0)
+            found = ConsumerProgress(group, [queue], 0.0)
+            move()
+        return found
+
+    def move() -> None:
+        nonlocal is_delayed
+        if not has_moved:
+            has_moved.append(True)
+            is_delayed = not is_delayed
+
+    has_moved: list[bool] = []
+    monkeypatch.setattr(Admin, "broker_figures", figures_then_moved)
+    monkeypatch.setattr(Admin, "consumer_progress", progress_then_moved)
+    async with world() as cluster:
+        await cluster.admin.create_group(GroupConfig(group_name="billing"))
+        assert not (await cluster.drain("broker-a", 0, settle_s=0)).is_drained
 
 
 async def test_what_pop_consumers_have_in_flight_is_left(autojump_clock: MockClock) -> None:
