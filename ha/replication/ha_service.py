@@ -209,6 +209,8 @@ class HAService:
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         self._had_slave = True
+        if any(slave.identity == progress.identity for slave in self._following()):
+            return  # it has reconnected already: the loss of this connection was noticed late
         if progress.transfer_offset >= self._log.min_offset:
             self._left_at[host_of(progress.peer)] = progress.held_offset
         if len(self._left_at) > REMEMBERED_SLAVES_MAX:
@@ -400,13 +402,14 @@ class HAService:
         Disconnected slaves count with their last position until one from the same host reconnects or this process ends,
         unless that position is deleted already. Positions are kept for REMEMBERED_SLAVES_MAX hosts.
         """
-        following = [
-            connection.progress.held_offset
-            for connection in self._connections
-            if connection.progress.state is SlaveState.TRANSFER and not connection.progress.is_reader
-        ]
+        following = [slave.held_offset for slave in self._following()]
         first = self._log.min_offset
         return min((*following, *(left for left in self._left_at.values() if left >= first)), default=None)
+
+    def _following(self) -> list[SlaveProgress]:
+        """Return the slaves that get the log, one for each connection."""
+        progresses = [connection.progress for connection in self._connections]
+        return [each for each in progresses if each.state is SlaveState.TRANSFER and not each.is_reader]
 
     # Status
 

@@ -179,6 +179,22 @@ async def test_retention_keeps_what_a_disconnected_slave_needs(nursery: trio.Nur
     assert service.lowest_needed_offset() == 400
 
 
+async def test_retention_keeps_nothing_for_a_connection_whose_slave_is_back(nursery: trio.Nursery) -> None:
+    """The master of a slave that was cut off notices that the old connection is lost after the slave has a new one."""
+    _, service = new_service()
+    lost = await connected(nursery, service, "10.0.0.1:1", 300)
+    back = await connected(nursery, service, "10.0.0.1:2", 400)
+    await lost.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert service.connection_count == 1
+    await back.report(900)
+    await wait_all_tasks_blocked()
+    assert service.lowest_needed_offset() == 900
+    await back.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert service.lowest_needed_offset() == 900
+
+
 async def test_retention_keeps_what_the_slowest_slave_needs(nursery: trio.Nursery) -> None:
     _, service = new_service()
     assert service.lowest_needed_offset() is None
