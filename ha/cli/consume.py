@@ -153,9 +153,14 @@ class _Work:
                         tasks.start_soon(self._read, consumer, queue, everything.cancel_scope)
                 everything.cancel_scope.cancel()
             sys.stdout.buffer.flush()
-            if self._commit:
-                for queue, offset in self._reached.items():
+            failure: ClientError | None = None
+            for queue, offset in self._reached.items() if self._commit else ():
+                try:
                     await consumer.commit(queue, offset)
+                except ClientError as error:  # other brokers may still save the offsets of their queues
+                    failure = failure or error
+            if failure is not None:
+                raise failure
             if self._is_interrupted:
                 raise KeyboardInterrupt
 

@@ -142,6 +142,23 @@ def test_a_backlog_is_skipped(filled: OneBroker) -> None:
     assert filled.committed == {0: 3, 1: 3, 2: 2, 3: 2}
 
 
+def test_a_failed_commit_does_not_prevent_the_others(
+    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    commit, tried = PullConsumer.commit, list[MessageQueue]()
+
+    async def first_fails(self: PullConsumer, queue: MessageQueue, queue_offset: int) -> None:
+        tried.append(queue)
+        if len(tried) == 1:
+            raise ConnectionFailed("b:1", "lost")
+        await commit(self, queue, queue_offset)
+
+    monkeypatch.setattr(PullConsumer, "commit", first_fails)
+    assert consume(filled, "--commit") == 69
+    assert len(capsysbinary.readouterr().out.splitlines()) == 10
+    assert filled.committed.keys() == set(range(QUEUE_COUNT)) - {tried[0].queue_id}
+
+
 def test_messages_behind_the_end_are_not_committed(
     filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
