@@ -15,6 +15,7 @@ from ha.broker.pop.taking import Taker
 from ha.broker.queue_read import QueueRead
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting_protocol import CloseCause
 from tests.broker.node import Node, open_node, text
 from tests.broker.pop_client import POP, ack, bodies, pop, pop_messages, popped_of, send
 
@@ -251,6 +252,7 @@ async def test_messages_of_a_queue_are_not_missed_if_the_connection_whose_pop_re
 ) -> None:
     """Another request has skipped the queue, and waits."""
     await send(node, b"0")
+    others = set(node.broker.servers[0].connections)
     stream = node.listener.connect()
     fields = {name: text(value) for name, value in {**POP, "queueId": 0}.items()}
     await stream.send_all(encode_command(RemotingCommand(200050, opaque=1, ext_fields=fields)))
@@ -266,9 +268,11 @@ async def test_messages_of_a_queue_are_not_missed_if_the_connection_whose_pop_re
 
         await wait_all_tasks_blocked()
         assert len(node.broker.pop.holds) == 1
-        await stream.aclose()
+        [connection] = set(node.broker.servers[0].connections) - others
+        connection.close(CloseCause.PEER_DOES_NOT_READ)
         await wait_all_tasks_blocked()
         may_read[0].set()
+    await stream.aclose()
 
 
 # ---- notification, peek
