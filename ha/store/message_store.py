@@ -83,12 +83,15 @@ class StoreState(Enum):
     """State of a store.
 
     RECOVERING ─▶ SERVING ◀─▶ TRUNCATING        only a SERVING store, without a failed write or sync, can be closed
-                     └─▶ CLOSED                 cleanly; any other is left to recovery, as after a crash
+                     │             │            cleanly; any other is left to recovery, as after a crash
+                     ├─────────────┴─▶ FAILED
+                     └─▶ CLOSED
     """
 
     RECOVERING = "recovering"
     SERVING = "serving"
     TRUNCATING = "truncating"
+    FAILED = "failed"
     CLOSED = "closed"
 
 
@@ -407,6 +410,9 @@ async def open_message_store(
                 nursery.start_soon(store.run)
                 yield store
                 nursery.cancel_scope.cancel()
+        except* DiskFailed:
+            store.state = StoreState.FAILED  # a second sync of the same file would report success
+            raise
         finally:
             if store.can_close:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + options.stop_timeout_s) as scope:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
+from ha.errors import DiskFailed
 from ha.protocol.store_files import index_entry_position
 from ha.store.checksums import Checksums
 from ha.store.index_file import IndexFile
@@ -14,7 +16,7 @@ from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
-from tests.store.stores import ROOT, WallClock, dispatched, message, open_small, small_options
+from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 
 
 def unsynced(disk: MemoryDisk, folder: str) -> list[str]:
@@ -157,3 +159,27 @@ async def test_a_stop_that_can_not_sync_the_queues_is_no_clean_one(autojump_cloc
         )
     assert unsynced(disk, "consumequeue")
     assert disk.exists(ROOT / "abort")
+
+
+@pytest.mark.parametrize("folder", ["consumequeue", "index"])
+async def test_a_failed_sync_is_not_retried_by_the_stop(folder: str, autojump_clock: object) -> None:
+    """The second sync would report success, as Linux does, although entries are not on the disk."""
+    disk = MemoryDisk()
+    failures: list[Path] = []
+
+    def refuse_once(operation: str, path: Path) -> int | None:
+        if operation == "sync" and folder in path.parts and not failures:
+            failures.append(path)
+            return errno.EIO
+        return None
+
+    with pytest.RaisesGroup(DiskFailed, flatten_subgroups=True):
+        async with open_small(disk, derived_flush_interval_s=1.0) as store:
+            await store.log.put([message(number, queue_id=number % 4) for number in range(10)])
+            await dispatched(store)
+            disk.refuse = refuse_once
+            await trio.sleep_forever()
+    assert disk.exists(ROOT / "abort")
+    async with open_small(disk) as store:
+        assert not store.recovery.is_clean
+        await check_derived(store)
