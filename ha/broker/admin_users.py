@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import trio
 
 from ha.acl.evaluation import PolicyError, canonical, parse_resource, policy_type
 from ha.broker.admin_topics import NO_REMARK
@@ -68,8 +67,6 @@ class AdminUsers:
         self._guard = core.guard
         self._standing = core.standing
         self._is_enabled = core.options.authentication_enabled
-        self._changing = trio.Lock()
-        """Lock that a request holds while it reads a user and writes it back, so that no change is lost"""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -94,10 +91,10 @@ class AdminUsers:
         if kind == SUPER and not self._is_super(connection, command):
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The super user can only be create by super user")
         _refuse_denied("" if (info.password or "").strip() else "password can not be blank")
-        async with self._changing:
-            _refuse_denied("The user is existed" if self._users.get(name) is not None else "")
-            status = known_name(info.user_status, USER_STATUSES) or ENABLE
-            await self._put(UserConfig(username=name, password=info.password or "", user_type=kind, user_status=status))
+        await self._users.wait_written(name)
+        _refuse_denied("The user is existed" if self._users.get(name) is not None else "")
+        status = known_name(info.user_status, USER_STATUSES) or ENABLE
+        await self._put(UserConfig(username=name, password=info.password or "", user_type=kind, user_status=status))
         return _done(command)
 
     async def update_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -108,20 +105,20 @@ class AdminUsers:
         is_super = self._is_super(connection, command)
         if kind == SUPER and not is_super:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The super user can only be update by super user")
-        async with self._changing:
-            user = self._users.get(name)
-            if user is None:
-                raise RefusedError(ResponseCode.NO_PERMISSION, "The user is not exist")
-            _refuse_denied("The super user can only be update by super user" if user.is_super and not is_super else "")
-            password = info.password if (info.password or "").strip() else None
-            await self._put(
-                msgspec.structs.replace(
-                    user,
-                    password=password or user.password,
-                    user_type=kind or user.user_type,
-                    user_status=known_name(info.user_status, USER_STATUSES) or user.user_status,
-                )
+        await self._users.wait_written(name)
+        user = self._users.get(name)
+        if user is None:
+            raise RefusedError(ResponseCode.NO_PERMISSION, "The user is not exist")
+        _refuse_denied("The super user can only be update by super user" if user.is_super and not is_super else "")
+        password = info.password if (info.password or "").strip() else None
+        await self._put(
+            msgspec.structs.replace(
+                user,
+                password=password or user.password,
+                user_type=kind or user.user_type,
+                user_status=known_name(info.user_status, USER_STATUSES) or user.user_status,
             )
+        )
         return _done(command)
 
     async def delete_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -129,11 +126,11 @@ class AdminUsers:
         self._check_change()
         name = parse_header(UserRequest, command.ext_fields).username
         _refuse_denied("" if name.strip() else "username can not be blank")
-        async with self._changing:
-            user = self._users.get(name)
-            if user is not None and user.is_super and not self._is_super(connection, command):
-                raise RefusedError(ResponseCode.NO_PERMISSION, "The super user can only be update by super user")
-            refuse_if(await self._users.delete(name))
+        await self._users.wait_written(name)
+        user = self._users.get(name)
+        if user is not None and user.is_super and not self._is_super(connection, command):
+            raise RefusedError(ResponseCode.NO_PERMISSION, "The super user can only be update by super user")
+        refuse_if(await self._users.delete(name))
         return _done(command)
 
     async def user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -176,11 +173,11 @@ class AdminUsers:
         except PolicyError as error:
             raise RefusedError(ResponseCode.NO_PERMISSION, str(error)) from None
         _refuse_denied("" if policies else "The policies is empty.")
-        async with self._changing:
-            user = self._users.get(name)
-            if user is None:
-                raise RefusedError(ResponseCode.NO_PERMISSION, f"The subject of {subject_of(name)} is not exist.")
-            await self._put(msgspec.structs.replace(user, policies=_merged(user.policies, policies)))
+        await self._users.wait_written(name)
+        user = self._users.get(name)
+        if user is None:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"The subject of {subject_of(name)} is not exist.")
+        await self._put(msgspec.structs.replace(user, policies=_merged(user.policies, policies)))
         return _done(command)
 
     async def delete_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -188,18 +185,18 @@ class AdminUsers:
         the policy of the requested type (by default Custom)."""
         self._check_change()
         request = parse_header(DeleteAclRequest, command.ext_fields)
-        async with self._changing:
-            user = self._user_of(request.subject)
-            _refuse_denied("" if user.policies else "The acl is not exist.")
-            left: list[PolicyInfo] = []
-            if request.resource.strip():
-                try:
-                    resource = parse_resource(request.resource).text
-                except PolicyError as error:
-                    raise RefusedError(ResponseCode.NO_PERMISSION, str(error)) from None
-                kind = known_name(request.policy_type, POLICY_TYPES) or CUSTOM
-                left = _without(user.policies, kind, resource)
-            await self._put(msgspec.structs.replace(user, policies=left))
+        await self._users.wait_written(username_of(request.subject))
+        user = self._user_of(request.subject)
+        _refuse_denied("" if user.policies else "The acl is not exist.")
+        left: list[PolicyInfo] = []
+        if request.resource.strip():
+            try:
+                resource = parse_resource(request.resource).text
+            except PolicyError as error:
+                raise RefusedError(ResponseCode.NO_PERMISSION, str(error)) from None
+            kind = known_name(request.policy_type, POLICY_TYPES) or CUSTOM
+            left = _without(user.policies, kind, resource)
+        await self._put(msgspec.structs.replace(user, policies=left))
         return _done(command)
 
     async def acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.broker.slave_sync import SlaveSync
 from ha.node.messages import MessageBrowser
+from ha.protocol import java_json
 from ha.protocol.access_bodies import SUPER, PolicyEntryInfo, PolicyInfo, UserConfig
 from ha.protocol.acl import AclCredentials
+from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import RemotingClient
+from ha.remoting import RemotingClient, RemotingConnection
 from tests.broker.group_member import copy_log, open_member
 from tests.broker.node import open_node
 from tests.interop.acl2_cases import ALICE, PASSWORD, SUPER_PASSWORD, entry
@@ -78,6 +82,33 @@ async def test_configured_users_are_created_once() -> None:
         assert await member.tables.users.put(changed) == ""
         await member.tables.users.create_missing([EVE, BOB])
         assert dict(member.tables.users.table) == {"eve": changed, "bob": BOB}
+
+
+async def test_a_change_whose_connection_closed_is_not_undone_by_the_next(tmp_path: Path) -> None:
+    """The next request took the user as it was before the change that was being written."""
+    async with open_node(tmp_path, keeps_tables_in_log=True, authentication_enabled=True) as node:
+        assert await node.broker.tables.users.put(BOB) == ""
+        update_acl = node.broker.admin.handlers()[RequestCode.AUTH_UPDATE_ACL]
+
+        async def add(topic: str) -> None:
+            body = java_json.dumps({"policies": [entry(f"Topic:{topic}", "Pub")]})
+            command = RemotingCommand(RequestCode.AUTH_UPDATE_ACL, ext_fields={"subject": "User:bob"}, body=body)
+            await update_acl(cast(RemotingConnection, None), command)
+
+        async with trio.open_nursery() as nursery, node.store.log.appends_held():
+            async with trio.open_nursery() as connection:
+                connection.start_soon(add, "A")
+                await wait_all_tasks_blocked()
+                connection.cancel_scope.cancel()
+            nursery.start_soon(add, "B")
+            await wait_all_tasks_blocked()
+        bob = node.broker.tables.users.get("bob")
+        assert bob is not None
+        assert [each.resource for policy in bob.policies for each in policy.entries or ()] == [
+            "*",
+            "Topic:A",
+            "Topic:B",
+        ]
 
 
 class SignedClient:
