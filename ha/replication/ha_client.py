@@ -307,6 +307,8 @@ class HAClient:
         first, own = end.first_offset, self._log.max_offset.value
         if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
             return False
+        if self._master.value != self._findings.address:
+            return False  # another master may still have the next byte
         if first <= own or first % self._log.segment_size:
             logger.warning("ha.resync_refused own_end=%d master_first_offset=%d", own, first)
             return False

@@ -470,6 +470,48 @@ async def test_resync_happens_when_retention_overtakes_a_connected_slave() -> No
         assert log.max_offset.value == 3 * SEGMENT_SIZE
 
 
+class SlowToClose(trio.abc.ReceiveStream):
+    """The receiving half of a stream, whose close blocks until `may_close` is set."""
+
+    def __init__(self, receive_stream: trio.abc.ReceiveStream, may_close: trio.Event) -> None:
+        self._receive_stream = receive_stream
+        self._may_close = may_close
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._receive_stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self._may_close.wait()
+        await self._receive_stream.aclose()
+
+
+async def test_what_a_former_master_has_deleted_causes_no_resync(nursery: trio.Nursery) -> None:
+    """The other one became master while the connection was being closed."""
+    content = random.Random(7).randbytes(3 * SEGMENT_SIZE)
+    log = MemoryLog(content[:1000])
+    masters = {
+        "first:10912": MemoryLog(content[2 * SEGMENT_SIZE :], first_offset=2 * SEGMENT_SIZE),
+        "second:10912": MemoryLog(content),
+    }
+    may_close = trio.Event()
+
+    async def connect(address: str) -> trio.abc.Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(HAService(masters[address]).handle, theirs, "127.0.0.1:1")
+        return trio.StapledStream(ours.send_stream, SlowToClose(ours.receive_stream, may_close))
+
+    client = HAClient(log, RESYNC, connect, jitter=lambda: 0.0)
+    nursery.start_soon(client.run)
+    client.set_master("first:10912")
+    await wait_all_tasks_blocked()
+    client.set_master("second:10912")
+    may_close.set()
+    await wait_all_tasks_blocked()
+    assert log.aside == []
+    assert bytes(log.content) == content
+
+
 @pytest.mark.parametrize("event", ["closed", "silent", "mismatch", "garbage", "idle"])
 async def test_only_the_masters_answer_causes_a_resync(event: str) -> None:
     log = MemoryLog(bytes(100))
