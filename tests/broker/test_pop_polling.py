@@ -185,6 +185,30 @@ async def test_room_in_a_queue_that_a_pop_skipped_is_not_missed(
         await wait_all_tasks_blocked()
 
 
+@pytest.mark.parametrize("is_reading", [False, True])
+async def test_reset_of_the_offset_while_a_pop_waits_or_reads_is_not_missed(
+    node: Node, may_read: tuple[trio.Event, trio.Event], is_reading: bool
+) -> None:
+    may_read[1].set()
+    await send(node, b"0", b"1")
+    if not is_reading:
+        may_read[0].set()
+        assert (await pop(node)).code == 0
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery, node.store.log.appends_held():
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert bodies(await pop_messages(node, pollTime=9000)) == [b"1"]
+            assert trio.current_time() == began
+
+        await wait_all_tasks_blocked()
+        assert len(node.broker.pop.holds) == (not is_reading)
+        assert node.broker.offsets.reset("g", "TT", 0, 1)
+        may_read[0].set()
+        await wait_all_tasks_blocked()
+
+
 async def test_only_a_selected_tag_wakes(node: Node) -> None:
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)

@@ -16,6 +16,7 @@ from ha.broker.pop.revival import Revival
 from ha.broker.processor import Family, Take
 from ha.broker.role_services import Service
 from ha.protocol.codes import RequestCode
+from ha.protocol.pop import popped_topic
 
 
 class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +103,12 @@ class PopService:
 
     def _on_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Applies a reset of a consumer offset to the queue at once, not at its next pop, so that the new offset is in
-        the log before a restart."""
+        the log before a restart, and a pop that waits gets the messages."""
         state = self._pop_log.state
         queue = None if state is None else state.get((group, topic, queue_id))
         if state is not None and queue is not None:
             state.reset(queue, offset)
+            self.holds.wake_one(popped_topic(group, topic)[0], group, queue_id)
 
     def _on_removed(self, topic: str | None, group: str | None) -> None:
         """Forgets the queues of a deleted topic or group."""

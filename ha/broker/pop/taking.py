@@ -101,7 +101,7 @@ class Taken(msgspec.Struct, kw_only=True):
     there was no room for further ones in flight.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
     blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages were dispatched
-    during the pop, or the reason why a queue was skipped is gone. None if no time is known.
+    or an offset was reset during the pop, or the reason why a queue was skipped is gone. None if no time is known.
     """
 
     pop_time_ms: int
@@ -391,6 +391,7 @@ class Taker:
                 taken.rest_count += max(0, bounds(wanted.queue)[1] - begin)
                 return None
             if not self._is_current(state, queue) or queue.next_offset != begin:
+                taken.try_again(taken.pop_time_ms)  # the group's offset was reset, or the queue removed
                 return None
             if read.status is ReadStatus.FOUND:
                 return read
