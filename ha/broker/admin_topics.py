@@ -111,11 +111,12 @@ class AdminTopics:
             self._offsets.remove(topic=each)
             self._reads.forget(topic=each)
         refuse_if(await self._offsets.logged())
-        with trio.move_on_after(DISPATCH_TIMEOUT_S):
+        with trio.move_on_after(DISPATCH_TIMEOUT_S) as dispatching:
             while log.dispatched_offset.value < end:
                 await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        if used := [each for each in topics if self._store.queues.not_empty((each,))]:
-            refuse_if(await self._topics.delete_messages(used, end))
+        if not dispatching.cancelled_caught:
+            topics = [each for each in topics if self._store.queues.not_empty((each,))]
+        refuse_if(await self._topics.delete_messages(topics, end))
         refuse_if(await self._tables.clear_deleted_topics())
         await self._topics.announce()
         return command.reply(ResponseCode.SUCCESS)

@@ -178,6 +178,20 @@ async def test_deleted_topic_stays_deleted_after_a_restart(tmp_path: Path) -> No
         assert [record.body for record in node.records(await node.pull(0, topic="T2"))] == [b"kept"]
 
 
+async def test_messages_dispatched_after_their_topic_was_deleted_are_deleted(node: Node) -> None:
+    """They were in a topic of this name that was created later."""
+    log = node.store.log
+    log.limit_dispatch(log.max_offset.value)
+    await node.send(b"old", b="T1")
+    assert (await node.ask(215, topic="T1")).code == 0
+    log.limit_dispatch(log.max_offset.value)
+    await node.dispatched()
+    await update(node)
+    await node.broker.tables.clear_deleted_topics()  # as it is called periodically
+    assert (await node.ask(31, topic="T1", queueId=0)).ext_fields == {"offset": "1"}
+    assert (await node.pull(0, topic="T1")).code == 21
+
+
 async def test_system_topics_can_not_be_deleted(node: Node) -> None:
     for topic in ("", "TBW102", "C", "b0", "SELF_TEST_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_x"):
         assert (topic, (await node.ask(215, topic=topic)).code) == (topic, 29)
