@@ -162,8 +162,12 @@ class SegmentAllocator:
         self._wanted = None
         async with self._making:
             if self._ready is not None:
-                await self._run_blocking(self._disk.unlink, self._ready.file.path)
-                self._ready = None
+                path = self._ready.file.path
+                try:
+                    await self._run_blocking(self._disk.unlink, path)
+                finally:
+                    if not self._disk.exists(path):  # even after an error, if only the directory could not be synced
+                        self._ready = None
 
     async def run(self) -> None:
         """Creates the segments that `want` requests, until cancelled."""

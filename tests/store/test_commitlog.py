@@ -625,6 +625,29 @@ async def test_a_slave_without_room_raises_disk_full(autojump_clock: object) -> 
         assert caught.value.size_bytes == SEGMENT
 
 
+async def test_a_segment_whose_deletion_failed_late_is_not_used() -> None:
+    """Its name is removed before the directory is synced: what is written to it would be lost at the next start."""
+
+    class UnsyncedName(MemoryDisk):
+        def unlink(self, path: Path) -> None:
+            super().unlink(path)
+            if path.name == f"{SEGMENT:020d}":
+                raise OSError(errno.EIO, "sync of the directory failed", str(path))
+
+    async with open_small() as master:
+        await master.log.put([message(number, size=300) for number in range(30)])
+        raw = await all_bytes(master)
+    disk = UnsyncedName()
+    async with open_small(disk, is_slave=True) as slave:
+        await slave.log.append_raw(0, raw[:SEGMENT])
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(OSError, match="sync of the directory"):
+            await slave.log.reset(50 * SEGMENT)
+        await slave.log.append_raw(SEGMENT, raw[SEGMENT : 2 * SEGMENT])
+    async with open_small(disk, is_slave=True) as slave:
+        assert await all_bytes(slave) == raw[: 2 * SEGMENT]
+
+
 @pytest.mark.parametrize("taken_bytes", [0, 5, 30, 1 << 20])
 async def test_a_full_disk_pauses_dispatch_until_there_is_room(
     taken_bytes: int, autojump_clock: object, caplog: pytest.LogCaptureFixture
