@@ -200,5 +200,9 @@ class SegmentAllocator:
         path = self._directory / segment_name(start)
         file = self._disk.create(path, self._segment_size, allocate=self._preallocate)
         segment = Segment(start, self._segment_size, file)
-        segment.map()
+        try:
+            segment.map()
+        except OSError:
+            self._disk.unlink(path)  # so that the next attempt finds no file
+            raise
         return segment

@@ -20,7 +20,7 @@ from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
 from ha.store.files import OsDisk
 from ha.store.message_store import open_message_store
-from tests.store.disks import MemoryDisk, run_inline
+from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
     ROOT,
     SEGMENT,
@@ -646,6 +646,30 @@ async def test_a_segment_whose_deletion_failed_late_is_not_used() -> None:
         await slave.log.append_raw(SEGMENT, raw[SEGMENT : 2 * SEGMENT])
     async with open_small(disk, is_slave=True) as slave:
         assert await all_bytes(slave) == raw[: 2 * SEGMENT]
+
+
+async def test_a_segment_that_can_not_be_mapped_is_made_again(autojump_clock: object) -> None:
+    """Its file existed already then, so that no put succeeded until the next start."""
+    refused = [errno.ENOMEM]
+
+    class Unmapped(MemoryFile):
+        def map(self, size: int) -> memoryview:
+            if refused:
+                raise OSError(refused.pop(), "Cannot allocate memory")
+            return super().map(size)
+
+    class UnmappedOnce(MemoryDisk):
+        def create(self, path: Path, size: int, *, allocate: bool) -> MemoryFile:
+            super().create(path, size, allocate=allocate)
+            return Unmapped(self, path, self.inode(path))
+
+    async with open_small(UnmappedOnce()) as store:
+        [result] = await store.log.put([message(0)])
+        assert "allocate memory" in result.remark
+        await trio.sleep(1)
+        [result] = await store.log.put([message(0)])
+        assert result.status is PutStatus.PUT_OK
+        await check_derived(store)
 
 
 @pytest.mark.parametrize("taken_bytes", [0, 5, 30, 1 << 20])
