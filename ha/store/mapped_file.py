@@ -144,8 +144,10 @@ class SegmentAllocator:
     async def take(self, start: int, timeout_s: float) -> Segment:
         """Waits for the segment at `start`. Raises DiskFull or OSError if it can't be created, TooSlowError after
         `timeout_s`."""
-        self.want(start)
         with trio.fail_after(timeout_s):
+            if self._wanted != start:
+                await self.drop_ready()  # of a log that was to begin elsewhere
+                self.want(start)
             while True:
                 segment = self.take_nowait(start)
                 if segment is not None:

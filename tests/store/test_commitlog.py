@@ -672,6 +672,25 @@ async def test_a_segment_that_can_not_be_mapped_is_made_again(autojump_clock: ob
         await check_derived(store)
 
 
+async def test_a_segment_that_was_ready_too_late_is_deleted_if_the_log_begins_elsewhere(
+    autojump_clock: object,
+) -> None:
+    """Otherwise the next start takes it for the beginning of the log: zeros, which no record follows."""
+    disk = MemoryDisk()
+
+    async def make_the_first_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == "_make" and arguments == (0,):
+            await trio.sleep(7)
+        return await run_inline(call, *arguments)
+
+    options = small_options(is_slave=True)
+    async with open_message_store(options, disk=disk, run_blocking=make_the_first_slowly) as slave:
+        with pytest.raises(trio.TooSlowError):
+            await slave.log.append_raw(0, b"")
+        await slave.log.append_raw(SEGMENT, b"")  # the master has deleted its first segment meanwhile
+        assert disk.list_dir(ROOT / "commitlog") == [f"{SEGMENT:020d}"]
+
+
 @pytest.mark.parametrize("taken_bytes", [0, 5, 30, 1 << 20])
 async def test_a_full_disk_pauses_dispatch_until_there_is_room(
     taken_bytes: int, autojump_clock: object, caplog: pytest.LogCaptureFixture
