@@ -120,6 +120,32 @@ async def test_arrival_in_a_queue_that_another_pop_reads_is_not_missed(
         assert sorted(found) == [(1.0, [b"b"]), (1.0, [b"c"])]
 
 
+async def test_arrival_in_a_queue_that_a_pop_reads_is_not_missed_if_it_finds_messages_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that it wakes finds the queue busy; the pop has selected no message there."""
+    async with open_node(tmp_path, enable_property_filter=True) as node:
+        await send(node, b"a")
+        await ack(node, *await pop_messages(node))
+        found: dict[str, tuple[float, list[bytes]]] = {}
+        began = trio.current_time()
+
+        async def wait(queue_id: int, filter_type: str, filter_: str) -> None:
+            fields = {"queueId": queue_id, "exp": filter_, "expType": filter_type, "pollTime": 9000}
+            messages = await pop_messages(node, **fields)
+            found[filter_type] = trio.current_time() - began, bodies(messages)
+
+        monkeypatch.setattr("ha.broker.pop.taking.random.randrange", lambda _: 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, 0, "TAG", "x")
+            await wait_all_tasks_blocked()
+            await send(node, b"not selected")
+            await send(node, b"c", e=1, i="TAGS\x01x\x02")
+            slow_read(node, monkeypatch, b"b")
+            nursery.start_soon(wait, -1, "SQL92", "TAGS = 'x'")
+        assert found["SQL92"] == (1.0, [b"b", b"c"])
+
+
 @pytest.fixture
 def may_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, trio.Event]:
     """Events for which pops wait before they read queue 0 and the other queues; pops begin with queue 0."""

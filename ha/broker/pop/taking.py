@@ -397,10 +397,11 @@ class Taker:
                 return read
             if read.status in _SKIPPED_MESSAGES:
                 state.move(queue, read.next_offset)
-                if scan_end > read.next_offset < read.max_offset:
+                end = bounds(wanted.queue)[1]  # it may have grown during the read
+                if scan_end > read.next_offset < end:
                     continue
-                if read.next_offset < read.max_offset:
-                    taken.rest_count += read.max_offset - read.next_offset
+                if read.next_offset < end:
+                    taken.rest_count += end - read.next_offset
                     taken.try_again(taken.pop_time_ms)
             else:
                 end = self._store.log.next_queue_offset(source.topic, source.queue_id)
