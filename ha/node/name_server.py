@@ -26,7 +26,11 @@ class OwnNameServer:
     async def start(self, port: Port, nursery: trio.Nursery) -> None:
         """Starts the name server in `nursery`; returns when it serves."""
         node = self._node
-        options = NameServerOptions(remoting=remoting_options(node.config, node.platform.open_files_max))
+        options = NameServerOptions(
+            host=port.host,
+            port=port.port,
+            remoting=remoting_options(node.config, node.platform.open_files_max),
+        )
         name_server = NameServer(options, tls=node.tls.remoting_port, guard=node.acl_guard)
         await nursery.start(name_server.serve, port.listen())
         nursery.start_soon(self._serve_own, name_server)

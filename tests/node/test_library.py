@@ -75,6 +75,15 @@ async def test_the_status_shows_what_waits(tmp_path: Path) -> None:
         assert shown["transactions"]["open_count"] == 2
 
 
+async def test_the_own_name_server_shows_its_address(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path, bind_address="127.0.0.2")) as master, open_remoting_client() as client:
+        assert master.name_server_address is not None
+        asked = RemotingCommand(RequestCode.GET_NAMESRV_CONFIG)
+        answer = await client.invoke(master.name_server_address, asked, 10)
+        shown = dict(line.split("=") for line in bytes(answer.body).decode().splitlines())
+        assert f"{shown['bindAddress']}:{shown['listenPort']}" == master.name_server_address
+
+
 async def test_put_and_read_back(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master:
         result = await master.put(ha.LogMessage(topic="greetings", queue_id=0, body=b"hello"))
