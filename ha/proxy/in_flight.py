@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import trio
 
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.popped import ReceiptHandle
 
 from .brokers import BrokerUnreachable
@@ -40,7 +41,7 @@ CHANGES_AT_ONCE = 32
 RENEWED_BEFORE_S = 45.0
 """Time before a message becomes visible at which it is renewed, in seconds."""
 RETRY_INTERVAL_S = 5.0
-"""Pause after a failed attempt to renew a message, in seconds."""
+"""Pause after a failed attempt to renew or release a message, in seconds."""
 RENEWED_S_MAX = 3 * 3600.0
 """Time after its receipt, in seconds, from which a message is no longer renewed."""
 RETURN_S = 10.0
@@ -76,7 +77,7 @@ class _Message(msgspec.Struct):
     """Whether to release it, because it did not reach the client"""
     settled_until: float = 0.0
     """Time before which it is neither renewed nor released, because its client may have just acknowledged it or changed
-    its invisible time"""
+    its invisible time, or because the last attempt has just failed"""
     changed: trio.Event | None = None
     """Set when the request in progress that renews or releases it has ended; None without such a request"""
 
@@ -114,6 +115,7 @@ class InFlight:
         self._count = 0
         self._busy: set[str] = set()
         """Names of brokers whose messages are being renewed or released"""
+        self._log_limiter = LogRateLimiter()
 
     @property
     def count(self) -> int:
@@ -233,14 +235,15 @@ class InFlight:
             self._busy.remove(broker_name)
 
     async def _change_each(self, left: Iterator[_Due], delay: Delay, may_renew: MayRenew) -> None:
-        """Renews, releases or drops messages, one after the other. Failed renewals are tried again."""
+        """Renews, releases or drops messages, one after the other. A failed renewal or release is tried again until the
+        message is visible."""
         for key, client, handle, message in left:
             now = trio.current_time()
             if client.messages.get(handle) is not message or now < message.settled_until:
                 continue  # settled meanwhile, or about to be
             if message.is_undelivered or client.is_gone(now):
-                await self._change(delay, message, RELEASED_MS)
-                self._drop(key, client, handle)
+                if await self._change(delay, message, RELEASED_MS) or now >= message.visible_at:
+                    self._drop(key, client, handle)
             elif now >= message.renew_at:
                 is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
                 if is_over or not may_renew(client.session, message.group, message.topic):
@@ -248,18 +251,23 @@ class InFlight:
                 else:
                     await self._change(delay, message, message.invisible_ms)
 
-    async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
+    async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> bool:
+        """Changes the invisible time of a message; returns whether the broker has done so."""
         began = trio.current_time()
         message.changed = trio.Event()
         try:
             message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
         except (BrokerUnreachable, CallRefused) as error:
-            group, topic, reason = message.group, message.topic, str(error)
-            logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", group, topic, reason)
-            message.renew_at = trio.current_time() + RETRY_INTERVAL_S
+            now, group, topic = trio.current_time(), message.group, message.topic
+            if times := self._log_limiter.admit((group, topic), now):
+                text = "proxy.renewal_failed group=%r topic=%r reason=%r times=%d"
+                logger.info(text, group, topic, str(error), times)
+            message.settled_until = now + RETRY_INTERVAL_S
+            return False
         else:
             message.visible_at = began + invisible_ms / 1000
             message.renew_at = message.visible_at - RENEWED_BEFORE_S
+            return True
         finally:
             message.changed.set()
             message.changed = None

@@ -21,7 +21,14 @@ from ha.protocol.popped import ReceiptHandle
 from ha.protocol.remoting import RemotingCommand
 from ha.proxy.acknowledging import Acknowledging
 from ha.proxy.brokers import BrokerUnreachable
-from ha.proxy.in_flight import RELEASED_MS, RENEWED_S_MAX, RETURN_S, SETTLED_WITHIN_S, InFlight
+from ha.proxy.in_flight import (
+    RELEASED_MS,
+    RENEWED_S_MAX,
+    RETRY_INTERVAL_S,
+    RETURN_S,
+    SETTLED_WITHIN_S,
+    InFlight,
+)
 from ha.proxy.options import FrontOptions
 
 INVISIBLE_MS = 900_000
@@ -146,6 +153,24 @@ async def test_client_that_is_gone(autojump_clock: MockClock) -> None:
         await trio.sleep(3)
         assert [(offset, time) for _, offset, time in world.changes] == [(n, RELEASED_MS) for n in range(3)]
         assert world.table.count == 0
+
+
+async def test_failed_releases_are_tried_again(autojump_clock: MockClock) -> None:
+    """While the message is still invisible: a broker can be without a master at the moment."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt(0))
+        world.table.abandon(world.session, "g", "t", [receipt(1)])
+        world.table.gone(world.session, may_return=False)
+        world.is_unreachable = True
+        await trio.sleep(20)
+        world.is_unreachable = False
+        await trio.sleep(RETRY_INTERVAL_S + 1)
+        assert world.table.count == 0
+        assert {(offset, ms) for at, offset, ms in world.changes if at >= 20} == {(0, RELEASED_MS), (1, RELEASED_MS)}
+        world.is_unreachable = True
+        world.table.abandon(world.session, "g", "t", [receipt(2)])
+        await trio.sleep(INVISIBLE_MS / 1000 + RETRY_INTERVAL_S + 1)
+        assert world.table.count == 0, "it is visible"
 
 
 async def test_message_for_a_session_that_has_ended(autojump_clock: MockClock) -> None:
