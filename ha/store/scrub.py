@@ -375,7 +375,7 @@ class Scrub:
         await self._drop_index(index)
         position = max(log.min_offset, 0)
         generation, is_paused = log.generation, False
-        while position < self._end:
+        while generation != log.generation or position < self._end:
             await log.wait_truncated()
             if generation != log.generation:  # set aside or truncated meanwhile: indexed records may be gone
                 generation, position = log.generation, max(log.min_offset, 0)

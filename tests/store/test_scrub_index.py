@@ -1,6 +1,7 @@
 """The scrub compares the key index with the log from the first record that the log still holds."""
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ha.protocol.store_files import (
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.files import OsFile
 from ha.store.message_store import open_message_store
-from tests.store.disks import MemoryDisk, run_inline
+from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
     ROOT,
     SEGMENT,
@@ -403,3 +404,33 @@ async def test_a_rebuild_continues_when_the_disk_has_room(operation: str, code: 
         assert index.is_attached
         assert store.scrub.statistics().index_rebuilt_count == 1
         await check_derived(store)
+
+
+async def test_a_rebuild_during_a_reset_leaves_no_file_of_the_old_index() -> None:
+    """The file that a worker is making is moved aside with the others; new keys must not be put into it."""
+    is_made, go_on = trio.Event(), threading.Event()
+
+    class Slow(MemoryDisk):
+        def create(self, path: Path, size: int, *, allocate: bool) -> MemoryFile:
+            file = super().create(path, size, allocate=allocate)
+            if path.parent == INDEX and slave.index is not None and not slave.index.is_attached:
+                trio.from_thread.run_sync(is_made.set)
+                assert go_on.wait(60)
+            return file
+
+    async with open_small() as master:
+        await master.log.put([message(number) for number in range(10)])
+        raw = await master.log.read_all(0, master.log.max_offset.value)
+    disk = Slow()
+    async with open_message_store(small_options(is_slave=True), disk=disk) as slave:
+        await slave.log.append_raw(0, raw)
+        await dispatched(slave)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slave.scrub._rebuild_index)
+            await is_made.wait()
+            await slave.log.reset(0)
+            go_on.set()
+        await slave.log.append_raw(0, raw)
+        await check_derived(slave)
+        assert slave.index is not None
+        assert [file.path.name for file in slave.index.files] == disk.list_dir(INDEX)
