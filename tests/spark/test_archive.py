@@ -43,6 +43,7 @@ from ha.spark.jobs.archive.manifest import (
     escape_path_name,
     unescape_path_name,
 )
+from ha.spark.jobs.archive.progress import measure_archive_lag
 from ha.spark.jobs.archive.read import archive_states
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from ha.spark.sink.options import COMMIT_TOPIC
@@ -334,6 +335,11 @@ def test_archive_waits_for_records_not_queued_yet(tmp_path: Path, monkeypatch: p
     seen = [row["queueId"] for row in visible(target)]
     assert seen == [0, 1] * 40 + [0]
     assert result.covered_end < result.log_end
+    monkeypatch.setattr("ha.arrow.log_reader.sleep", None)  # the report does not wait for them
+    monkeypatch.setattr("ha.arrow.log_reader._REWRITE_TIMEOUT_S", 60)
+    with LogReader(store) as reader:
+        lag = measure_archive_lag(reader, result.covered_end, 1 << 42)
+    assert (lag.bytes, lag.seconds > 0) == (result.log_end - result.covered_end, True)
     late.write_bytes(whole)
     run(store, target)
     assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)

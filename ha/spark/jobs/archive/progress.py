@@ -37,7 +37,8 @@ def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> Arc
     seconds = 0.0
     begin = max(covered_end, reader.min_offset)
     if begin < end:
-        for batch in reader.read_range(begin, min(end, begin + _LOOK_BYTES), options):
+        # Not by queue, which would wait for records that are not queued yet.
+        for batch in reader.walk_range(begin, min(end, begin + _LOOK_BYTES), options):
             stored = batch["storeTimestamp"].cast("int64")[0].as_py() if batch.num_rows else None
             if stored is not None:
                 seconds = max(0.0, now_ms / 1000 - stored / 1_000_000)
