@@ -81,8 +81,8 @@ class HASession:
         follower: EpochFollower | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
-        in that condition.
+        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE or NO_DATA_YET when
+        the slave waits in that condition.
 
         With a `poller` (ha/poller.py), the pump and the work that its frames cause, such as dispatch, run in the
         poller's turns.

@@ -91,8 +91,8 @@ class SlaveProtocol:
         plan: SessionPlan,
         on_condition: Callable[[Condition, str], None],
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE when the slave waits
-        in that condition."""
+        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE or NO_DATA_YET when
+        the slave waits in that condition."""
         self._log = log
         self._options = options
         self._plan = plan
@@ -229,14 +229,18 @@ class SlaveProtocol:
 
     def _take_early_heartbeat(self, overlap: Overlap) -> SessionEnd | None:
         """Handle a heartbeat that arrives before the end of the log is compared: the master has nothing to send at this
-        position.
+        position, or can't read it.
         """
         at, own = overlap.position, overlap.end
-        if at > overlap.start:
+        if at > overlap.start and self.master_range is None:
             return SessionEnd(Condition.MASTER_BEHIND, f"the log here ends at {own}, the master's at {at}")
         overlap.early_heartbeat_count += 1
         if overlap.early_heartbeat_count == 1:
             return None  # it may have been overdue when the request came, and is then sent before the data
+        if self.master_range is not None:
+            detail = f"the master has the bytes from {at} to the end here at {own}, but sends none: damaged there?"
+            self._on_condition(Condition.NO_DATA_YET, detail)
+            return None
         detail = f"the master sends nothing from {at}, before the end here at {own}: deleted, or its log is shorter"
         is_in_earlier_segment = at // self._log.segment_size < own // self._log.segment_size
         if is_in_earlier_segment and self._plan.compares_overlap:

@@ -248,6 +248,24 @@ async def test_a_shorter_master_is_reported(kind: str) -> None:
         assert slave.content == content + b"new"
 
 
+@pytest.mark.parametrize("at", [2000, 2500])
+async def test_a_master_whose_bytes_are_damaged_is_not_shorter(at: int) -> None:
+    """It waits until they are repaired, perhaps with the bytes of this slave."""
+    content = random.Random(13).randbytes(3000)
+    master, slave = MemoryLog(content + b"new", hot_bytes=0), MemoryLog(content)
+    master.damage(at, 2600)
+    async with following("halog", master, slave) as (client, _):
+        await trio.sleep(60)
+        statistics = client.statistics()
+        assert statistics.condition is Condition.NO_DATA_YET
+        assert f"the master has the bytes from {at} to the end here at 3000, but sends none" in statistics.detail
+        assert statistics.connection_count == 2, "on the second one it asked"
+        master.heal()
+        await trio.sleep(1)
+        assert client.statistics().condition is Condition.CONNECTED
+        assert slave.content == content + b"new"
+
+
 async def test_a_slave_that_cannot_read_its_end_says_so() -> None:
     master, slave = MemoryLog(bytes(3000)), MemoryLog(bytes(3000))
 
