@@ -45,9 +45,9 @@ class PopRequests:
         self._init_mode = _FROM_FIRST if start_from is StartFrom.FIRST else _FROM_LAST
         self._is_ordered = is_ordered
         self._lost_attempts: dict[MessageQueue, list[str]] = {}
-        """Attempt ids of ordered pops whose response did not arrive, by source. The next pop of the source repeats one,
-        so that it gets the messages of the lost response at once, not after their invisible time. A source has at most
-        as many ids as it had concurrent pops."""
+        """Attempt ids of ordered pops whose messages were lost here, by source. The next pop of the source repeats one,
+        so that it gets these messages at once, not after their invisible time. A source has at most as many ids as it
+        had concurrent pops."""
         self._requests = QueueRequests(client, group, ReadFrom.MASTER)
 
     async def pop(
@@ -58,38 +58,38 @@ class PopRequests:
         message_count_max: int,
         invisible_ms: int,
         wait_s: float,
+        attempt_id: str | None,
     ) -> tuple[list[Popped], bool]:
         """Takes messages with one request (request 200050). Returns them and whether the broker has more; no messages
         if none arrive within `wait_s`, or the broker already holds its maximum number of long polls.
 
         If the connection is lost, or this is cancelled, the broker may have taken messages, which become visible again
-        after `invisible_ms`. In order mode the next call for the same source gets them."""
-        with self._attempt(source) as attempt_id:
-            header = PopMessageRequest(
-                consumer_group=self._group,
-                topic=source.topic,
-                queue_id=source.queue_id,
-                max_msg_nums=message_count_max,
-                invisible_time=invisible_ms,
-                poll_time=int(wait_s * 1000),
-                born_time=_BORN_NOW,
-                init_mode=self._init_mode,
-                exp_type=subscription.expression_type,
-                exp=subscription.sub_string,
-                order=self._is_ordered,
-                attempt_id=attempt_id,
-            )
-            answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
-            if answered.answer.code in _NOTHING_CODES:
-                return [], False
-            answer = self._successful(answered, source.topic)
-            has_more = parse_header(PopMessageResponse, answer.ext_fields).rest_num > 0
-            return read_popped(answer, source.broker_name), has_more
+        after `invisible_ms`; see `attempt`."""
+        header = PopMessageRequest(
+            consumer_group=self._group,
+            topic=source.topic,
+            queue_id=source.queue_id,
+            max_msg_nums=message_count_max,
+            invisible_time=invisible_ms,
+            poll_time=int(wait_s * 1000),
+            born_time=_BORN_NOW,
+            init_mode=self._init_mode,
+            exp_type=subscription.expression_type,
+            exp=subscription.sub_string,
+            order=self._is_ordered,
+            attempt_id=attempt_id,
+        )
+        answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
+        if answered.answer.code in _NOTHING_CODES:
+            return [], False
+        answer = self._successful(answered, source.topic)
+        has_more = parse_header(PopMessageResponse, answer.ext_fields).rest_num > 0
+        return read_popped(answer, source.broker_name), has_more
 
     @contextmanager
-    def _attempt(self, source: MessageQueue) -> Iterator[str | None]:
-        """Yields the attempt id of a pop; None unless the consumer is ordered. If the block raises or is cancelled, the
-        next pop of `source` repeats the id."""
+    def attempt(self, source: MessageQueue) -> Iterator[str | None]:
+        """Yields the attempt id for a pop in the block; None unless the consumer is ordered. If the block raises or is
+        cancelled, the next attempt for `source` has the same id, so that its pop gets the messages."""
         if not self._is_ordered:
             yield None
             return

@@ -269,13 +269,16 @@ class SimpleConsumer(ClientUser):
             arrivals.postponed.pop(source, None)
             wait_s = min(max(0.0, left_s), POLL_S) if is_polled else 0.0
             try:
-                popped, has_more = await self._requests.pop(
-                    source,
-                    self._subscriptions[source.topic],
-                    message_count_max=max_messages,
-                    invisible_ms=int(invisible_s * 1000),
-                    wait_s=wait_s,
-                )
+                with self._requests.attempt(source) as attempt_id:
+                    popped, has_more = await self._requests.pop(
+                        source,
+                        self._subscriptions[source.topic],
+                        message_count_max=max_messages,
+                        invisible_ms=int(invisible_s * 1000),
+                        wait_s=wait_s,
+                        attempt_id=attempt_id,
+                    )
+                    messages = await self._kept(source, popped)
             except ClientError as error:
                 if not (_is_unavailable(error) or isinstance(error, RequestTimedOut)):
                     raise
@@ -284,7 +287,7 @@ class SimpleConsumer(ClientUser):
             # In order mode a source that returns no more messages may have some that unacknowledged ones block.
             if left_s > 0 and not (has_more or self._is_ordered):
                 arrivals.postpone(source, None)
-            if messages := await self._kept(source, popped):
+            if messages:
                 return messages
         failures = [arrivals.postponed.get(source) for source in sources]
         if failures[-1] is not None and None not in failures:

@@ -114,6 +114,23 @@ async def test_attempt_is_repeated_until_its_response_arrives(world: PopWorld) -
 
 
 @on_both_backends(open_world)
+async def test_attempt_is_repeated_if_its_messages_were_not_returned(world: PopWorld) -> None:
+    """The receive is cancelled while it acknowledges a message that it leaves out."""
+    world.broker.put(b"no", TAGS="BBBB")
+    world.broker.put(b"yes", TAGS="AaAa")
+    world.broker.overrides[ACK] = lambda command: anyio.sleep_forever()
+    async with world.consumer(mode=ConsumeMode.ORDERLY, subscriptions={"T": "AaAa"}) as consumer:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.receive)
+            while not world.broker.of(ACK):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        await consumer.receive(wait_s=0)
+    first, second = world.broker.of(POP)
+    assert first["attemptId"] == second["attemptId"]
+
+
+@on_both_backends(open_world)
 async def test_attempts_at_the_same_time_differ(world: PopWorld) -> None:
     async with world.consumer(mode=ConsumeMode.ORDERLY) as consumer:
         for _ in range(2):
