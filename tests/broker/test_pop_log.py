@@ -580,6 +580,21 @@ async def test_group_deleted_while_a_record_waits_keeps_no_offset(node: Node, mo
     assert node.broker.offsets.topics_of("g") == []
 
 
+async def test_offset_committed_while_a_record_waits_is_kept(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await put_many(node, 8)
+    messages = await pop_messages(node, queueId=0)
+    is_committed = trio.Event()
+    with segment_wanted(node, monkeypatch, is_committed.wait, is_made=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ack, node, messages[0])
+            await trio.sleep(0.1)
+            assert (await node.ask(15, consumerGroup="g", topic="TT", queueId=0, commitOffset=1)).code == 0
+            is_committed.set()
+    assert node.broker.offsets.get("g", "TT", 0) == 1
+    assert bodies(await pop_messages(node, queueId=0)) == bodies(messages[1:])
+    assert node.broker.offsets.get("g", "TT", 0) == len(messages)
+
+
 async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(tmp_path: Path) -> None:
     async with open_node(tmp_path, pop_in_flight_per_queue_max=100, pop_in_flight_max=250) as node:
         await put_many(node, 1000)

@@ -364,10 +364,15 @@ class PopLog:
         return ACKNOWLEDGED if status is PutStatus.PUT_OK else Logged(status, put.remark)
 
     def _commit_offset(self, queue: PopQueue) -> None:
+        """Commits the queue's next offset as consumer offset, unless that was reset or committed by others: then the
+        next pop continues there (`PopQueue.committed`)."""
         group, topic, queue_id = queue.key
-        if self._offsets.get(group, topic, queue_id) != queue.next_offset:
+        current = self._offsets.get(group, topic, queue_id)
+        if current == queue.committed != queue.next_offset:
             self._offsets.commit(group, topic, queue_id, queue.next_offset)
-        queue.committed = self._offsets.get(group, topic, queue_id)
+            queue.committed = self._offsets.get(group, topic, queue_id)
+        elif current == queue.next_offset:
+            queue.committed = current
 
     def _adopt_offset(self, queue: PopQueue) -> None:
         group, topic, queue_id = queue.key
