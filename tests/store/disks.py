@@ -143,6 +143,7 @@ class MemoryDisk(HeldFiles[Inode]):
 
     def unlink(self, path: Path) -> None:
         self.step("unlink", path)
+        self.inode(path)  # raises FileNotFoundError
         del self.inodes[path]
 
     def usage(self, path: Path) -> DiskUsage:
