@@ -211,8 +211,10 @@ class HAService:
         self._had_slave = True
         if any(slave.identity == progress.identity for slave in self._following()):
             return  # it has reconnected already: the loss of this connection was noticed late
-        if progress.transfer_offset >= self._log.min_offset:
-            self._left_at[host_of(progress.peer)] = progress.held_offset
+        host, position = host_of(progress.peer), progress.held_offset
+        if position >= self._log.min_offset:
+            other = self._left_at.get(host, position)  # of another slave on that host
+            self._left_at[host] = min(position, other) if other >= self._log.min_offset else position
         if len(self._left_at) > REMEMBERED_SLAVES_MAX:
             self._left_at.popitem(last=False)
 

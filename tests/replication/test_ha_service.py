@@ -195,6 +195,31 @@ async def test_retention_keeps_nothing_for_a_connection_whose_slave_is_back(nurs
     assert service.lowest_needed_offset() == 900
 
 
+async def test_retention_keeps_what_each_disconnected_slave_of_a_host_needs(nursery: trio.Nursery) -> None:
+    _, service = new_service()
+    slaves = [
+        await connected(nursery, service, f"127.0.0.1:{port}", position)
+        for port, position in enumerate((900, 300, 700))
+    ]
+    for slave in slaves:
+        await slave.stream.send_stream.aclose()
+        await wait_all_tasks_blocked()
+        assert service.lowest_needed_offset() == 300
+
+
+async def test_retention_forgets_a_position_that_is_deleted(nursery: trio.Nursery) -> None:
+    log, service = new_service()
+    log.put(bytes(500))
+    early = await connected(nursery, service, "127.0.0.1:1", 300)
+    late = await connected(nursery, service, "127.0.0.1:2", END + 300)
+    await early.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    log.delete_before(END)
+    await late.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert service.lowest_needed_offset() == END + 300
+
+
 async def test_retention_keeps_what_the_slowest_slave_needs(nursery: trio.Nursery) -> None:
     _, service = new_service()
     assert service.lowest_needed_offset() is None
