@@ -1,5 +1,6 @@
 """The pull consumer with scripted servers: choice of the broker, and handling of each answer."""
 
+import math
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -203,6 +204,14 @@ async def test_long_poll_timeout_includes_the_brokers_check_interval(
         await consumer.pull(QUEUE, 2, wait_s=1.5)
     (command,) = servers[0].commands
     assert (command.ext_fields["sysFlag"], command.ext_fields["suspendTimeoutMillis"]) == ("6", "1500")
+
+
+@on_both_backends(open_brokers, {0: lambda c: pulled(c, 19)})
+async def test_a_long_poll_without_limit(names: str, servers: dict[int, FakeServer]) -> None:
+    async with PullConsumer(names) as consumer:
+        await consumer.pull(QUEUE, 2, wait_s=math.inf)
+    (command,) = servers[0].commands
+    assert command.ext_fields["suspendTimeoutMillis"] == "1000000000000"
 
 
 @on_both_backends()
