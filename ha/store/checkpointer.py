@@ -82,6 +82,7 @@ class Checkpointer:
         content = self.checkpoint.pack(), flushed_to, log.min_offset if begin is None else begin
         if content == self._saved_checkpoint:
             return
+        self._saved_checkpoint = None  # unknown after an error
         path = self._options.root / "checkpoint"
         await self._run_blocking(save_checkpoint, parts.disk, path, Checkpoint.unpack(content[0]), *content[1:])
         self._saved_checkpoint = content

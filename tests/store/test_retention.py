@@ -340,6 +340,25 @@ async def test_full_disk_postpones_what_follows_a_deletion(autojump_clock: MockC
         assert len(store.epochs.entries) == 1
 
 
+async def test_a_checkpoint_that_was_written_in_part_is_written_again(autojump_clock: MockClock) -> None:
+    """Although its content is again that of the last complete write."""
+    disk, clock = MemoryDisk(), at_hour(12)
+    disk.now_ms = clock.now_ms
+    path = ROOT / "checkpoint"
+    async with open_small(disk, clock) as store:
+        await fill_and_expire(store, clock)
+        await store.checkpointer.save(with_derived=False)
+        whole = disk.read_bytes(path)
+        disk.taken_bytes = 84  # the offset at which the log begins, without its CRC
+        disk.refuse = lambda operation, path: errno.ENOSPC if path.name == "checkpoint" else None
+        with pytest.raises(DiskFull):
+            await store.retention.clean(at_any_hour=True)
+        assert disk.read_bytes(path) != whole
+        disk.refuse = lambda operation, path: None
+        await store.checkpointer.save(with_derived=False)
+        assert disk.read_bytes(path) == whole
+
+
 async def test_files_that_were_deleted_by_hand_do_not_end_the_store(tmp_path: Path) -> None:
     """As operators of RocketMQ do it on a full disk, whose broker goes on, too."""
     async with open_message_store(small_options(root=tmp_path), run_blocking=run_inline) as store:
