@@ -37,7 +37,7 @@ from typing import Generic, TypeVar
 import trio
 
 from ha.config import Config, NameServerConfig, ProxyConfig, load_config, render
-from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
+from ha.errors import AddressInUse, ConfigError, CorruptLog, DamagedBytes, DiskFailed, DiskFull, HalogError, StoreLocked
 from ha.json_log import JsonFormatter
 from ha.log_lines import LogLines
 from ha.text_log import TextFormatter, escape, indented
@@ -143,7 +143,7 @@ class Entry(Generic[C]):
             failed(group, EXIT_TAKEN)
         except* (DiskFailed, DiskFull) as group:
             failed(group, EXIT_DISK)
-        except* CorruptLog as group:
+        except* (CorruptLog, DamagedBytes) as group:
             failed(group, EXIT_DAMAGED)
         except* OSError as group:
             # With a file name, the error concerns a file that the store does not handle, such as the root directory.

@@ -465,6 +465,7 @@ def test_any_bytes_on_any_port_end_that_connection_alone(tmp_path: Path) -> None
         ("errors.DiskFailed(Path('log'), 'fdatasync', 'EIO')", 74),
         ("errors.DiskFull(Path('log'), 1)", 74),
         ("errors.CorruptLog(Path('log'), 1, 'zeroes')", 65),
+        ("errors.DamagedBytes(1, 2, 'zeroes')", 65),
         ("errors.StoreLocked(Path('lock'))", 69),
         ("errors.AddressInUse('listenPort', 'x', 1, 'taken')", 69),
         ("errors.ConfigError('a', 'b', 'c')", 78),
