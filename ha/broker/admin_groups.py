@@ -94,6 +94,8 @@ class AdminGroups:
         """
         request = parse_header(CloneOffsetRequest, command.ext_fields)
         refuse_if(group_fault(GroupConfig(group_name=request.dest_group)), ResponseCode.INVALID_PARAMETER)
+        if self._offsets.journal is not None:
+            refuse_on_slave(self._standing, "only the master of this failover group copies offsets")
         members = self._clients.consumer_group(request.src_group)
         for topic in [request.topic] if request.topic else self._offsets.topics_of(request.src_group):
             if self._topics.get_readable(topic) is None:

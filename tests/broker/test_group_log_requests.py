@@ -177,6 +177,10 @@ async def test_only_the_master_answers_commits(tmp_path: Path) -> None:
             answer = await commit(slave, 1)
             assert answer.code == ResponseCode.SYSTEM_BUSY
             assert await committed(slave) in (None, 0)
+            assert slave.broker.offsets.commit("source", "TT", 0, 1)
+            answer = await slave.ask(RequestCode.CLONE_GROUP_OFFSET, srcGroup="source", destGroup="g", topic="TT")
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert await committed(slave) in (None, 0)
             fields = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 1}
             command = RemotingCommand(15, version=479, ext_fields={name: text(value) for name, value in fields.items()})
             (await slave.client.connection("broker")).send_oneway(command)
