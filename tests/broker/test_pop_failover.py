@@ -107,6 +107,22 @@ async def test_role_changes_of_one_broker(tmp_path: Path) -> None:
         assert len(await pop_all(node, 50_000)) == 19
 
 
+async def test_slave_keeps_records_whose_snapshot_was_truncated(tmp_path: Path) -> None:
+    """The new master does not have the snapshot that this one wrote last."""
+    async with open_node(tmp_path, standing=standing_of(1), keeps_tables_in_log=True) as node:
+        assert await node.broker.become_master(1)
+        await start_topic(node.broker, node, 20)
+        assert len(await pop_all(node, 50_000)) == 20
+        await node.dispatched()
+        end = node.store.log.max_offset.value
+        node.broker.pop._pop_log._want_snapshot()
+        await trio.sleep(1)
+        await node.broker.become_slave(2)
+        assert await node.broker.pop.release(end)
+        await node.store.truncate(end)
+        assert not await node.broker.pop.release(end)
+
+
 @pytest.mark.parametrize("topic", [POP_TOPIC, "%RETRY%g_TT"])
 async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path, topic: str) -> None:
     """It ended the new master."""

@@ -460,6 +460,7 @@ class PopLog:
     async def _find_snapshot(self, queue: ConsumeQueue) -> int | None:
         """Returns the queue offset of the first part of the newest complete snapshot, and sets `_snapshot_begin`; None
         if there is no such snapshot."""
+        self._snapshot_begin = -1
         end = queue.max_offset
         while end > queue.min_offset:
             begin = max(queue.min_offset, end - _ENTRY_COUNT)
@@ -496,9 +497,9 @@ class PopLog:
         first = None if queue is None else queue.first_record_from(0)
         if queue is None or first is None or first >= end:
             return True
-        if self._snapshot_begin < end and self.state is None:
-            await self._find_snapshot(queue)
-        if self._snapshot_begin < end and self.state is not None:
+        if self.state is None:
+            await self._find_snapshot(queue)  # a slave's log may lose its end, and with it a snapshot found before
+        elif self._snapshot_begin < end:
             self._want_snapshot()
             with trio.move_on_after(RELEASE_TIMEOUT_S):
                 await self._snapshot_done.wait()
