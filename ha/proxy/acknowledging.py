@@ -178,7 +178,7 @@ class Acknowledging:
             offset=receipt.physical_offset,
             group=group,
             delay_level=TO_DEAD_LETTERS,
-            origin_topic=topic,
+            origin_topic=receipt.real_topic(group, topic),
             max_reconsume_times=0,
         )
         command = RemotingCommand(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=header.to_ext_fields())

@@ -18,6 +18,7 @@ from ha.proxy import in_flight
 from ha.proxy.access import GuardedCalls
 from ha.proxy.brokers import BrokerUnreachable
 from tests.proxy.site import Client, Site, message, open_site
+from tests.proxy.test_receiving import QUICK, again, receiving
 from tests.proxy.test_telemetry import chatting, consumer, producer
 
 Code = definition.Code
@@ -162,6 +163,23 @@ async def test_committing_needs_the_right_of_the_account(tmp_path: Path) -> None
         ending = service.EndTransactionRequest(topic=T, transaction_id=entry.transaction_id, resolution=1)
         assert await code(signed(site.address, "reader", "secret-r"), "EndTransaction", ending) == Code.FORBIDDEN
         assert await code(sender, "EndTransaction", ending) == Code.OK
+
+
+async def test_dead_letter_that_was_delivered_before(tmp_path: Path) -> None:
+    """It is read from the retry topic of its group, which is then the topic whose messages the group may read."""
+    async with open_site(tmp_path, QUICK, acl_policy=POLICY) as site:
+        await site.topic("t")
+        await site.group("g")
+        reader = signed(site.address, "reader", "secret-r")
+        assert await code(reader, "ReceiveMessage", receiving("t")) == Code.MESSAGE_NOT_FOUND
+        await signed(site.address, "sender", "secret-s").send(message("t"))
+        await again(reader, receiving("t", invisible_ms=100))
+        received, _ = await again(reader, receiving("t"))
+        assert received.system_properties.delivery_attempt == 2
+        request = service.ForwardMessageToDeadLetterQueueRequest(
+            group=G, topic=T, receipt_handle=received.system_properties.receipt_handle
+        )
+        assert (await reader.call("ForwardMessageToDeadLetterQueue", request)).status.message == "OK"
 
 
 @pytest.mark.parametrize(
