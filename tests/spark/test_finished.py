@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ha.audit.range import CopyPlace
+from ha.audit.range import CopyPlace, RangeTask
 from ha.spark.jobs.audit.archive import ArchivePlace, ArchiveTask
 from ha.spark.jobs.audit.job import AuditOptions, _Keys, audit_with
-from ha.spark.jobs.finished import FinishedTasks, LogFiles, finished_tasks, state_folder, task_key
-from ha.spark.jobs.stats.job import StatsOptions, stats_with
+from ha.spark.jobs.finished import FinishedTasks, finished_tasks, state_folder, task_key
+from ha.spark.jobs.stats.job import StatsOptions, _keys, stats_with
 from tests.spark.inline import inline_runner
 from tests.spark.stores import make_store, message
 
@@ -132,9 +132,7 @@ def stats_of(store: Path, folder: Path, stop_at: int = 1 << 60) -> tuple[dict[st
     """The result, and the number of ranges taken from the previous attempt."""
     options = StatsOptions(path=str(store), range_bytes=SEGMENT, unfinished=str(folder))
     with finished_tasks("stats", options, options.unfinished) as finished:
-        files = LogFiles(str(store))
-        run = finished.runner(inline_runner(), lambda task: task_key("t", task, files.between(task.begin, task.end)))
-        result = stats_with(run, options, stopping_at(stop_at))
+        result = stats_with(finished.runner(inline_runner(), _keys(str(store))), options, stopping_at(stop_at))
         assert bool(finished.note()) == bool(finished.taken_count)
     return without_times(msgspec.to_builtins(result, str_keys=True)), finished.taken_count
 
@@ -148,6 +146,25 @@ def test_changed_ranges_are_read_again(stores: list[Path], tmp_path: Path) -> No
     result, taken = stats_of(store, folder)
     assert taken == KEPT - 1
     assert result == stats_of(store, tmp_path / "other")[0]
+
+
+def test_ranges_are_read_again_after_a_rebuild_of_the_queues(stores: list[Path], tmp_path: Path) -> None:
+    store, folder = stores[0], tmp_path / "unfinished"
+    queues = store / "consumequeue"
+    shutil.move(queues, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", queues)
+    shutil.rmtree(queues / "flights" / "1")
+    place = CopyPlace("one", str(store), "b", 0, SEGMENT)
+    task = RangeTask(0, SEGMENT, (place,), (0,), 3, "audit")
+    before = _Keys()(task)
+    with pytest.raises(StoppedError):
+        stats_of(store, folder, KEPT * SEGMENT)
+    queues.rename(tmp_path / "before-reindex")
+    shutil.move(tmp_path / "whole", queues)
+    result, taken = stats_of(store, folder)
+    assert taken == 0
+    assert result == stats_of(store, tmp_path / "other")[0]
+    assert _Keys()(task) != before
 
 
 def test_job_resumes_on_log_that_grew_and_lost_segments(stores: list[Path], tmp_path: Path) -> None:

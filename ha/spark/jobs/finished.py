@@ -2,7 +2,8 @@
 
 The driver writes each wave of results to a SQLite file, which stays consistent if the process is killed; each job with
 its options has its own file. The key of a result contains its task and the files of the log that the task read: their
-names, inodes, sizes and modification times. A range is read again if its files have changed or belong to another log.
+names, inodes, sizes and modification times. A range is read again if its files have changed or belong to another log,
+or if the consume queues were rebuilt.
 The file is deleted when the job succeeds.
 """
 
@@ -188,10 +189,14 @@ class LogFiles:
     """The segment files of a store at construction, for keys of tasks that read them.
 
     Files deleted during the listing are left out. Without access to the log there are none: tasks that read it report
-    the error.
+    the error. `queues` is the inode of the folder of its consume queues, which a rebuild of the queues replaces; None
+    without one.
     """
 
     def __init__(self, store: str) -> None:
+        self.queues: int | None = None
+        with suppress(OSError):
+            self.queues = Path(store, "consumequeue").stat().st_ino
         found = []
         with suppress(OSError):
             for path in Path(store, "commitlog").iterdir():

@@ -156,7 +156,7 @@ class _Keys:
         log = self._logs[copy.path]
         # No record spans segments, so an end of the log after these files does not affect the range.
         limit = min(copy.end, log.end_of(task.begin, task.end))
-        return (copy.name, copy.path, copy.broker_name, limit, log.between(task.begin, task.end))
+        return (copy.name, copy.path, copy.broker_name, limit, log.queues, log.between(task.begin, task.end))
 
 
 def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:

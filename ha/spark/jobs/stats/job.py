@@ -180,7 +180,7 @@ def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_pr
 
 def _keys(path: str) -> Callable[[StatsTask], bytes]:
     files = cache(partial(LogFiles, path))
-    return lambda task: task_key("stats", task, files().between(task.begin, task.end))
+    return lambda task: task_key("stats", task, files().queues, files().between(task.begin, task.end))
 
 
 def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
