@@ -418,24 +418,50 @@ class RestartingBroker:
         return ["b"] if self.away < 0 else ["another"]
 
 
+PLAN = ReplayPlan(
+    servers="s:1",
+    replay_id="r",
+    targets=(TargetQueue(MessageQueue("t", "b", 0), 0),),
+    source_brokers=("b",),
+    messages_per_s=None,
+    skip_unsendable=False,
+    is_again=False,
+)
+
+
+async def find_last(consumer: object) -> int:
+    """Returns the last message of queue 0 of `flights` that was sent with PLAN."""
+    task = restore_send._Task(PLAN, cast(Any, None), cast(Any, consumer), 1)
+    return await task._find_last(("flights", "b", 0), may_be_new=False)
+
+
 def test_broker_that_is_away_is_not_taken_for_one_without_the_topic() -> None:
     """The messages of an earlier run would be sent again."""
-    plan = ReplayPlan(
-        servers="s:1",
-        replay_id="r",
-        targets=(TargetQueue(MessageQueue("t", "b", 0), 0),),
-        source_brokers=("b",),
-        messages_per_s=None,
-        skip_unsendable=False,
-        is_again=False,
-    )
-
-    async def find_last(consumer: RestartingBroker) -> int:
-        task = restore_send._Task(plan, cast(Any, None), cast(Any, consumer), 1)
-        return await task._find_last(("flights", "b", 0), may_be_new=False)
-
     with pytest.raises(RestoreFailed, match="is not registered"):
         anyio.run(find_last, RestartingBroker(2))
     back = RestartingBroker(1)
     assert anyio.run(find_last, back) == -1
     assert back.away <= -3  # the queue was looked for again, and read
+
+
+class RetainingBroker:
+    """A broker whose retention deletes all ten messages of a queue once the queue's start was asked for."""
+
+    reading = PullConsumer.reading
+    begin = 0
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        return 10
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        begin, self.begin = self.begin, 10
+        return begin
+
+    async def pull(self, queue: MessageQueue, queue_offset: int, **_: object) -> PullResult:
+        status = PullStatus.OFFSET_ILLEGAL if queue_offset < 10 else PullStatus.NO_NEW_MSG
+        return PullResult(status, [], 10, self.begin, 10, 0)
+
+
+def test_messages_that_are_deleted_during_the_search_may_have_been_sent() -> None:
+    with pytest.raises(RestoreFailed, match="before queue offset 10 were deleted"):
+        anyio.run(find_last, RetainingBroker())

@@ -399,6 +399,7 @@ class _Task:
             if found >= 0:
                 return found
             end, window = low, min(2 * window, _WINDOW_MAX)
+        begin = await self._consumer.min_offset(target.queue)  # retention may have deleted messages meanwhile
         if begin > target.floor:
             queue = target.queue
             raise RestoreFailed(
