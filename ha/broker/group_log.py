@@ -425,7 +425,9 @@ class GroupLog:
         journal = self.journal
         epoch = journal.epoch
         puts = [self._put_of(record, waits=waits) for record in journal.take(self._record_bytes_max)]
-        if not puts and not waits:
+        if not puts:
+            if waits:  # for earlier records, which are acknowledged
+                journal.settle(epoch, journal.acknowledged)
             return True
         try:
             await self._put_all(puts)
@@ -438,7 +440,7 @@ class GroupLog:
             self._is_snapshot_wanted = True  # all requests fail: a snapshot undoes their changes that are in the log
         if worst is not None:
             self._limited_log.write("group_log.put_not_ok reason=%r", f"{worst.status.name} {worst.remark}")
-        elif puts and waits:
+        elif waits:
             self._promised = LogPosition(epoch=epoch, physical_offset=puts[-1].results[-1].physical_offset)
         self._bytes_since += sum(put.size for put in puts if put.status.is_stored)
         if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):

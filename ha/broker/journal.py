@@ -149,7 +149,7 @@ class Journal:
         if not self.is_open:
             waiter(NO_MASTER)
         elif self._is_empty and self._is_settled and not self._taken and not self._waiters:
-            waiter(ACKNOWLEDGED if self._still_acknowledges(self.epoch) else NO_MASTER)
+            waiter(self.acknowledged)
         else:
             self._waiters.append(waiter)
             self.some.set()
@@ -173,6 +173,12 @@ class Journal:
         return found
 
     # ---- for the writer
+
+    @property
+    def acknowledged(self) -> Logged:
+        """The outcome of acknowledged changes at this moment: ACKNOWLEDGED, or NO_MASTER if the term or its lease is
+        over."""
+        return ACKNOWLEDGED if self._still_acknowledges(self.epoch) else NO_MASTER
 
     @property
     def is_crowded(self) -> bool:

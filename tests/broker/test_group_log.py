@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from ha.broker.group_log import RECORD_BYTES_MAX
 from ha.broker.group_state import TablesState
+from ha.broker.journal import Logged
 from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.protocol import java_json
 from ha.protocol.bodies import GroupConfig, TopicConfig
@@ -129,6 +130,26 @@ async def test_waiters_fail_when_the_snapshot_of_a_term_cannot_be_stored() -> No
         master.standing.store_again()
         await master.committed("g", "T", 0, 1)
         assert master.group_log.statistics().snapshot_count == 1
+
+
+async def test_nothing_is_acknowledged_after_the_lease() -> None:
+    """A request that relies on a record being written was answered without a look at the lease."""
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.settled()
+        journal, answers = master.group_log.journal, []
+
+        def end_lease(logged: Logged) -> None:
+            answers.append(logged.status)
+            master.standing.extend(trio.current_time())
+
+        async with master.store.log.appends_held():
+            assert master.tables.offsets.commit("g", "T", 0, 7)
+            journal.call_when_logged(end_lease)
+            await trio.testing.wait_all_tasks_blocked()
+            journal.call_when_logged(lambda logged: answers.append(logged.status))
+        await master.settled()
+        assert answers == [PutStatus.PUT_OK, PutStatus.SERVICE_NOT_AVAILABLE]
 
 
 async def test_stepping_down_drops_changes_that_are_not_in_the_log() -> None:
