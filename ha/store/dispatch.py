@@ -247,6 +247,11 @@ class Dispatcher:
                 logger.warning("dispatch.skipped from=%d to=%d reason=deleted", position, log.min_offset)
                 log.dispatched_offset.reset(max(log.min_offset, 0))
             return True
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            await self._pause_for(error, position)
+            return True
         if generation != log.generation:
             return True  # the log was set aside or truncated meanwhile
         if digest is None:
@@ -320,13 +325,17 @@ class Dispatcher:
             except OSError as error:
                 if not is_passing(error):
                     raise DiskFailed(self._options.root, "dispatch", str(error)) from error
-                trouble = "disk full" if is_full(error) else "no file can be opened"
-                if not self.paused_reason.startswith(trouble):
-                    self._pause(position, f"{trouble}: {error}")
-            self._stop_making()
-            await trio.sleep(_PAUSE_S)
+                await self._pause_for(error, position)
             if generation != self._log.generation:
                 return False
+
+    async def _pause_for(self, error: OSError, position: int) -> None:
+        """Waits for _PAUSE_S after an error that is temporary."""
+        trouble = "disk full" if is_full(error) else "no file can be opened"
+        if not self.paused_reason.startswith(trouble):
+            self._pause(position, f"{trouble}: {error}")
+        self._stop_making()
+        await trio.sleep(_PAUSE_S)
 
     def _pause(self, position: int, reason: str) -> None:
         if reason != self.paused_reason:

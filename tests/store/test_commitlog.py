@@ -717,6 +717,30 @@ async def test_a_full_disk_pauses_dispatch_until_there_is_room(
         disk.refuse = lambda operation, path: None
 
 
+async def test_dispatch_waits_until_the_checksums_of_old_bytes_can_be_opened(autojump_clock: object) -> None:
+    """As after a truncation that the index did not survive, while too many files are open."""
+    refused = [errno.EMFILE, errno.EMFILE]
+
+    class OpenedLate(MemoryDisk):
+        def read_bytes(self, path: Path) -> bytes:
+            if refused and path.parent.name == "checksums":
+                raise OSError(refused.pop(), "Too many open files", str(path))
+            return super().read_bytes(path)
+
+    made = MemoryDisk()
+    async with open_small(made) as store:
+        await store.log.put([message(number, size=300) for number in range(50)])
+        await dispatched(store)
+    disk = OpenedLate(made.inodes)
+    codes, refused[:] = list(refused), []
+    async with open_small(disk, recovery_scan_bytes=500) as store:
+        refused += codes
+        store.dispatcher.dispatch_again(0)
+        await check_derived(store)
+        assert not refused
+        assert store.statistics().dispatch_paused_reason == ""
+
+
 async def test_the_checkpoint_is_reset_when_a_log_is_set_aside(autojump_clock: object) -> None:
     """The store times of the old records would apply to the new log, whose master may be another one."""
     disk = MemoryDisk()
