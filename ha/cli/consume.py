@@ -26,9 +26,10 @@ from ha.client import (
     ReceivedMessage,
     StartFrom,
 )
+from ha.client.queue_requests import UNAVAILABLE_CODES
 from ha.client.reading import pull_on
 from ha.client.subscription import wanted_tags
-from ha.errors import ClientError, ConnectionFailed, RequestTimedOut, RetryLater
+from ha.errors import BrokerError, ClientError, ConnectionFailed, RequestTimedOut, RetryLater
 from ha.protocol.compression import BODY_SIZE_MAX
 
 LONG_POLL_S = 15.0
@@ -137,7 +138,7 @@ class _Work:
         self._reached: dict[MessageQueue, int] = {}
         self._is_interrupted = False
         self._failing: set[str] = set()
-        """Names of brokers that can't be reached"""
+        """Names of brokers that can't be reached, or don't serve pulls at present"""
 
     async def run(self, servers: list[str], group: str, read_from: ReadFrom | int, options: ClientOptions) -> None:
         async with PullConsumer(servers, group=group, read_from=read_from, options=options) as consumer:
@@ -183,8 +184,9 @@ class _Work:
             asked_at = anyio.current_time()
             try:
                 result = await pull_on(pull, queue, offset)
-            except (ConnectionFailed, RequestTimedOut) as error:
-                if not self._follow:
+            except (ConnectionFailed, RequestTimedOut, BrokerError) as error:
+                is_rejected = isinstance(error, BrokerError) and error.code not in UNAVAILABLE_CODES
+                if not self._follow or is_rejected:
                     raise
                 self._show_outage(queue, error)
                 await anyio.sleep(RECONNECT_PAUSE_S)

@@ -14,7 +14,7 @@ import trio
 
 from ha.cli import run
 from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus
-from ha.errors import ConnectionFailed, RequestTimedOut
+from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
 from tests.cli.conftest import QUEUE_COUNT, OneBroker
@@ -295,11 +295,11 @@ def test_ctrl_c_ends_following_without_a_word(filled: OneBroker) -> None:
     assert len(set(first_lines(filled, 10, "--follow"))) == 10
 
 
-def test_following_goes_on_when_a_broker_is_silent_or_gone_for_a_while(
+def test_following_goes_on_when_a_broker_is_silent_busy_or_gone_for_a_while(
     filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setattr("ha.cli.consume.RECONNECT_PAUSE_S", 0.01)
-    failures = [RequestTimedOut("a:1", 25), ConnectionFailed("a:1", "lost")]
+    failures = [RequestTimedOut("a:1", 25), BrokerError("a:1", 2, "not the master"), ConnectionFailed("a:1", "lost")]
     pull = PullConsumer.pull
 
     async def pull_after_failures(self: PullConsumer, *arguments: Any, **settings: Any) -> PullResult:
