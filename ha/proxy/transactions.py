@@ -65,7 +65,7 @@ class Transactions:
         topic = topic_name(request.topic)
         if not request.transaction_id.strip():
             raise CallRefused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be blank")
-        words = request.transaction_id.split(" ")
+        words = request.transaction_id.rsplit(" ", 3)  # the message id is the client's, and may have blanks
         if len(words) != 4 or not words[2].isdecimal() or not words[3].isdecimal() or len(words[2] + words[3]) > 38:
             raise CallRefused(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data")
         message_id, broker_name, queue_offset, physical_offset = words

@@ -328,6 +328,17 @@ async def test_transactions(tmp_path: Path) -> None:
             assert await end(client, first.message_id, transaction_id, definition.COMMIT) == code, transaction_id
 
 
+async def test_transaction_of_a_message_whose_id_has_blanks(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        client = Client(site.address)
+        await site.topic("t", "TRANSACTION")
+        sent = message("t", b"committed", "an id of words")
+        sent.system_properties.message_type = definition.TRANSACTION
+        [entry] = (await client.send(sent)).entries
+        assert await end(client, entry.message_id, entry.transaction_id, definition.COMMIT) == Code.OK
+        assert await bodies(site) == [b"committed"]
+
+
 async def test_producers_are_asked_about_transactions(tmp_path: Path) -> None:
     async with open_site(tmp_path, transaction_timeout_s=0.5, transaction_check_interval_s=0.5) as site:
         client = Client(site.address)
