@@ -346,6 +346,26 @@ def test_messages_that_the_broker_leaves_out_are_an_error_or_counted(entries: in
         assert gone(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 10
 
 
+class Nearest(LeavingOut):
+    """A broker whose answer for a time may be the message before it, as RocketMQ 4.9's; message n is stored at n ms."""
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str = "*") -> RawPull:
+        return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return timestamp_ms - 1
+
+
+def test_a_time_is_found_although_messages_can_not_be_read() -> None:
+    source = object.__new__(NetworkSource)
+    key = QueueKey("T", "a", 0)
+    source._ranges = {key: QueueRange(0, 64)}
+    consumer = Nearest(range(40, 45), range(60, 64))
+    source._client = cast(Any, SimpleNamespace(consumer=consumer, call_with_retries=anyio.run))
+    assert [source.offset_for_time(key, time_ms) for time_ms in (1, 20, 39, 46, 59)] == [1, 20, 39, 46, 59]
+    assert source.offset_for_time(key, 42) in range(40, 46)
+
+
 class AwayFor(LeavingOut):
     """A broker that restarts: name servers don't know its topic for the first `pulls` pulls, and the broker itself for
     the first `looks` looks."""

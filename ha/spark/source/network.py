@@ -27,7 +27,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from ha.arrow import decode_pull_body
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
-from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
+from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.codes import ResponseCode
 from ha.protocol.record import MessageRecord, decode_records
@@ -214,32 +214,39 @@ class NetworkSource(LogSource):
         probe = min(max(guess, begin), end - 1)
         probes = [probe, probe - 1]
         while low < high:
-            at = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
+            middle = at = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
             probes = [offset for offset in probes if offset != at]
-            if self._stored_ms(target, at) < timestamp_ms:
-                low = at + 1
+            stored_ms = self._stored_ms(target, at)
+            while stored_ms is None and at + 1 < high:  # the next message that can be read decides
+                at += 1
+                stored_ms = self._stored_ms(target, at)
+            if stored_ms is None or stored_ms >= timestamp_ms:
+                high = middle
             else:
-                high = at
+                low = at + 1
         return low if low < end else None
 
-    def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int:
-        """Return the message's store time in ms; −1 if it no longer exists, which sorts before all others."""
-        record = self._record(queue, queue_offset)
-        return -1 if record is None else record.store_timestamp_ms
+    def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int | None:
+        """Return the message's store time in ms; −1 if it was deleted, which sorts before all others; None if the
+        broker can't read it, or there is none at this offset."""
+        raw, record = self._record(queue, queue_offset)
+        if record is None:
+            return -1 if queue_offset < raw.min_offset else None
+        return record.store_timestamp_ms
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Pull a message and return its physical offset; −1 if it no longer exists."""
-        record = self._record(_message_queue(queue), queue_offset)
+        """Pull a message and return its physical offset; −1 if it no longer exists, or can't be read."""
+        _, record = self._record(_message_queue(queue), queue_offset)
         return -1 if record is None else record.physical_offset
 
-    def _record(self, queue: MessageQueue, queue_offset: int) -> MessageRecord | None:
-        """Return the record of a message; None if it no longer exists."""
+    def _record(self, queue: MessageQueue, queue_offset: int) -> tuple[RawPull, MessageRecord | None]:
+        """Pull one message. Return the answer, and the message's record, None without it."""
         consumer = self._client.consumer
         raw = self._client.call_with_retries(lambda: consumer.pull_raw(queue, queue_offset, max_messages=1))
         if raw.status is not PullStatus.FOUND:
-            return None
+            return raw, None
         record = decode_records(raw.body, verify_crc=False)[0]
-        return record if record.queue_offset == queue_offset else None
+        return raw, record if record.queue_offset == queue_offset else None
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Return None: the size is unknown before the records are read."""
