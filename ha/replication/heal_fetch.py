@@ -5,8 +5,8 @@ Any broker, halog or RocketMQ, master or slave, sends its log from any offset th
 - A request of 0 means "the last segment", so 1 is requested instead, and byte 0 is restored: it is the first byte of a
   record's size, which is below 16 MiB (first_byte.py).
 - A request is also an acknowledgement. It is the start of the damaged range, which is below what is held here and below
-  what any put waits for, and nothing else is reported. A halog peer learns before the request that this is no slave
-  (range_question.py), and doesn't count the connection.
+  what any put waits for, and nothing else is reported. It is repeated, because peers close silent connections. A halog
+  peer learns before the request that this is no slave (range_question.py), and doesn't count the connection.
 
 The bytes are untrusted: the caller verifies them against checksums, or as valid records, before it writes them.
 """
@@ -33,6 +33,9 @@ send them now."""
 FETCH_S_MAX = 60.0
 """Maximum time in seconds for one range. The bytes received by then are used, and other peers are asked for the
 rest."""
+REPORT_INTERVAL_S = 5.0
+"""Interval of the reports in seconds. A peer closes a connection on which it receives nothing for
+haHousekeepingInterval, by default 20 s."""
 ANSWER_COUNT = 2
 """Number of empty frames with which a halog peer answers the range question."""
 
@@ -98,7 +101,6 @@ async def _receive(
         if end > held[-1]:
             trouble = f"{address} holds [{held[0]}, {held[-1]})"
             end = held[-1]
-    await stream.send_all(encode_report(first))
     try:
         await _receive_body(stream, address, parser, got, begin, end)
     except HealFetchError as error:
@@ -111,11 +113,15 @@ async def _receive(
 async def _receive_body(
     stream: trio.abc.Stream, address: str, parser: TransferParser, got: bytearray, begin: int, end: int
 ) -> None:
-    """Receive until `got` is [begin, end). Raises HealFetchError if the peer sends no more; `got` keeps what was
-    received."""
+    """Request the bytes and receive until `got` is [begin, end). Raises HealFetchError if the peer sends no more; `got`
+    keeps what was received."""
     heartbeat_count = 0
-    deadline = trio.current_time() + FETCH_S_MAX
+    report_at, deadline = trio.current_time(), trio.current_time() + FETCH_S_MAX
+    report = encode_report(begin + len(got))
     while len(got) < end - begin:
+        if trio.current_time() >= report_at:
+            await stream.send_all(report)
+            report_at = trio.current_time() + REPORT_INTERVAL_S
         with trio.move_on_at(min(trio.current_time() + SILENCE_S_MAX, deadline)) as scope:
             received = await _some(stream, address)
         if scope.cancelled_caught:

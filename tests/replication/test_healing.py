@@ -149,6 +149,16 @@ async def test_a_distant_halog_peer_has_time_to_answer(nursery: trio.Nursery) ->
     assert got == Fetched(LOG[100:110], "")
 
 
+async def test_a_slow_peer_is_not_silent(nursery: trio.Nursery) -> None:
+    """It takes 49 s, and closes a connection on which it receives nothing for haHousekeepingInterval, 20 s."""
+    log = MemoryLog(bytes(60_000), segment_size=1 << 16)
+    peer = Peer(nursery, HAService(log, HAOptions(transfer_bytes_per_s_max=1024)))
+    got = await fetch_range(
+        "peer:1", 100, 50_100, connect=peer.connect, options=HAOptions(), segment_size=log.segment_size
+    )
+    assert got == Fetched(bytes(50_000), "")
+
+
 async def test_ranges_that_a_peer_refuses(nursery: trio.Nursery) -> None:
     log = MemoryLog(LOG[SEGMENT_SIZE:], first_offset=SEGMENT_SIZE, hot_bytes=0)
     peer = Peer(nursery, HAService(log))
