@@ -141,8 +141,8 @@ class TimerService:
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost.
-        The one whose last attempt is longest ago comes first"""
+        """Queue offset of each due message that can't be read now, or waits for a recall that can't -> timer code, trio
+        time since when it may be lost. The one whose last attempt is longest ago comes first"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read the messages in `_unreadable`"""
         self._delivering: dict[int, int] = {}
@@ -324,14 +324,20 @@ class TimerService:
         self._taken_ms = max(self._taken_ms, due[-1][0] >> 1)
         self._delivering = {queue_offset: code for code, queue_offset in due}
         records = await self._read(queue, [queue_offset for _, queue_offset in due])
+        for code, queue_offset in due:
+            if queue_offset in records:
+                self._unreadable.pop(queue_offset, None)
+            else:
+                self._postpone(code, queue_offset)
+        unread_recalls = {code for code, _ in self._unreadable.values() if not code % 2}
         deliveries: list[_Delivery] = []
         for code, queue_offset in due:
             if queue_offset not in records:
-                self._postpone(code, queue_offset)
                 continue
-            self._unreadable.pop(queue_offset, None)
             record = records[queue_offset]
-            if record is None:
+            if code % 2 and code - 1 in unread_recalls:  # one of them may recall this message
+                self._unreadable[queue_offset] = code, trio.current_time()
+            elif record is None:
                 self._drop(queue_offset, "it is no longer in the log")
             else:
                 deliveries += self._delivery(record, code, now_ms)

@@ -147,6 +147,36 @@ async def test_a_recalled_message_is_not_delivered(node: Node) -> None:
     assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("is_repaired", [True, False])
+async def test_a_message_waits_for_an_unreadable_recall_that_is_due_with_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_repaired: bool
+) -> None:
+    """It was delivered, although its recall had succeeded. A recall that stays unreadable is dropped."""
+    due_ms = WallClock()() + 60_000
+    recalled = await node.send(b"recalled", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
+    await node.send(b"later", i=properties(TIMER_DELIVER_MS=due_ms + 1000), e=0)
+    key = recalled.ext_fields["transactionId"]
+    await node.send(b"0", i=properties(TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key), e=0)
+    timers = node.broker.timers
+    read = timers._reader.read
+
+    async def read_others(queue: Any, offset: int, count_max: int) -> QueueRead:
+        if offset == 2:
+            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, 2, 0, 3)
+        return await read(queue, offset, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(timers._reader, "read", read_others)
+        [(_, record)] = await node.arrivals()
+        assert record.body == b"later"
+        assert timers.statistics().pending_count == 2
+        await trio.sleep(10 if is_repaired else 100)
+    await trio.sleep(10)
+    statistics = timers.statistics()
+    assert (statistics.recalled_count, statistics.dropped_count) == ((1, 0) if is_repaired else (0, 1))
+    assert (statistics.delivered_count, statistics.pending_count) == (1 if is_repaired else 2, 0)
+
+
 async def test_a_recall_concerns_only_its_own_topic(node: Node) -> None:
     """A producer of one topic can't take back messages of another one."""
     due_ms = WallClock()() + 60_000
