@@ -137,10 +137,11 @@ class InFlight:
         now = trio.current_time()
         invisible_ms = receipt.handle.invisible_ms
         visible_at = now + invisible_ms / 1000
-        client.messages[receipt.encode()] = _Message(
+        handle = receipt.encode()
+        self._count += handle not in client.messages
+        client.messages[handle] = _Message(
             group, topic, receipt, now, visible_at, invisible_ms, visible_at - RENEWED_BEFORE_S, is_undelivered
         )
-        self._count += 1
 
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
         """Returns the latest handle of the message with the first handle `handle`; None if it is not in the table.

@@ -358,6 +358,16 @@ async def test_messages_are_limited(monkeypatch: pytest.MonkeyPatch, autojump_cl
         assert world.table.find(world.session, receipt(2).encode()) == receipt(2)
 
 
+async def test_message_that_is_received_twice(autojump_clock: MockClock) -> None:
+    """By two receives with the same attempt id in one millisecond. It takes one place in the table."""
+    async with opened() as world:
+        for _ in range(2):
+            world.table.add(world.session, "g", "t", receipt())
+        assert world.table.count == 1
+        world.table.remove(world.session, receipt().encode())
+        assert world.table.count == 0
+
+
 async def test_client_that_may_not_receive_any_more(autojump_clock: MockClock) -> None:
     """Its messages, which it can't acknowledge, are not renewed."""
     async with opened() as world:
