@@ -85,7 +85,7 @@ def move_aside(disk: Disk, options: StoreOptions, waiting: Path) -> Segment:
         segment = Segment(int(begun.name), options.segment_size, disk.open(begun))
         segment.map()
     except OSError as error:
-        _move_back(disk, moved, number, waiting)
+        _move_back(disk, moved, number, waiting, _begun(log, waiting))
         raise _refused(path, error) from error
     logger.warning("store.set_aside root=%s number=%d", root, number)
     return segment
@@ -112,13 +112,20 @@ def _begin(disk: Disk, options: StoreOptions, waiting: Path) -> Path:
     directory = real_path(options.commitlog_path)
     for path in (directory, *(real_path(options.root / name) for name in ("consumequeue", "index"))):
         disk.make_dirs(path)
-    path = directory / waiting.name[-len(segment_name(0)) :]
+    path = _begun(directory, waiting)
     disk.rename(waiting, path)
     return path
 
 
-def _move_back(disk: Disk, moved: list[Path], number: int, waiting: Path) -> None:
+def _begun(directory: Path, waiting: Path) -> Path:
+    """Returns the path of the waiting segment when it has become the log in `directory`."""
+    return directory / waiting.name[-len(segment_name(0)) :]
+
+
+def _move_back(disk: Disk, moved: list[Path], number: int, waiting: Path, begun: Path) -> None:
     try:
+        if disk.exists(_aside(begun.parent, number)) and disk.exists(begun):  # not a segment of the old log
+            disk.rename(begun, waiting)
         for path in reversed(moved):
             if disk.exists(_aside(path, number)):
                 disk.rename(_aside(path, number), path)  # replaces a directory that was made again and is empty

@@ -18,7 +18,7 @@ from ha.protocol.record import Filler, Message, decode_record, encode_host, scan
 from ha.protocol.record_encoding import encode_record, record_size
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
-from ha.store.files import OsDisk
+from ha.store.files import File, OsDisk
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
@@ -531,6 +531,31 @@ async def test_a_reset_that_the_disk_refuses_changes_nothing(step: tuple[str, st
         await check_derived(slave)
         await slave.log.reset(50 * SEGMENT)
         assert slave.log.min_offset == 50 * SEGMENT
+
+
+async def test_a_reset_whose_new_segment_can_not_be_opened_changes_nothing(tmp_path: Path) -> None:
+    """It lies in the place of the log by then, in a directory that is not empty."""
+    refused: list[int] = []
+
+    class OpenedLate(OsDisk):
+        def open(self, path: Path) -> File:
+            if refused and path.name == f"{50 * SEGMENT:020d}":
+                raise OSError(refused.pop(), "Too many open files", str(path))
+            return super().open(path)
+
+    async with open_small() as master:
+        await master.log.put([message(number, size=300) for number in range(10)])
+        raw = await all_bytes(master)
+    async with open_small(OpenedLate(), root=tmp_path, is_slave=True) as slave:
+        await slave.log.append_raw(0, raw[:2000])
+        refused.append(errno.EMFILE)
+        with pytest.raises(OSError, match="Too many open files"):
+            await slave.log.reset(50 * SEGMENT)
+        await slave.log.append_raw(2000, raw[2000:SEGMENT])
+    async with open_small(OsDisk(), root=tmp_path, is_slave=True) as slave:
+        assert slave.recovery.is_clean
+        assert await all_bytes(slave) == raw[:SEGMENT]
+        await check_derived(slave)
 
 
 @pytest.mark.parametrize("begins_at", [0, 50 * SEGMENT])
