@@ -64,7 +64,7 @@ async def wait_messages(store: MessageStore, topic: str, queue_id: int, queue_of
         found = await read_queue(store, topic, queue_id, queue_offset, BATCH_COUNT_MAX)
         if found.messages:
             return found.messages
-        if found.next_offset == queue_offset:
+        if found.next_offset == queue_offset and dispatched.value == seen:  # else it was raised or reset meanwhile
             is_unreadable = queue_offset < found.max_offset
             with trio.move_on_after(UNREADABLE_RETRY_S if is_unreadable else math.inf):
                 await dispatched.wait_beyond(seen)
