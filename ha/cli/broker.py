@@ -331,6 +331,8 @@ async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and not is_told:
             raise
         return []
+    if not known:  # without other brokers, too; this one may be without users
+        return []
     own = {user.username for user in await admin.users(broker_names=[name])}
     missing = [user for user in known if user.username not in own]
     if any(user.password is None for user in missing):

@@ -172,6 +172,11 @@ WITH_USERS = {
 }
 
 
+async def test_nothing_is_created_on_the_only_broker(autojump_clock: MockClock) -> None:
+    async with world() as cluster:
+        assert await join_broker(cluster.admin, "broker-a") == Joined("broker-a", [], [])
+
+
 def policies_of(actions: list[str], *resources: str) -> list[PolicyInfo]:
     entries = [
         PolicyEntryInfo(resource=resource, actions=actions, source_ips=None, decision=ALLOW) for resource in resources
