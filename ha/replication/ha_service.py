@@ -49,7 +49,7 @@ REMEMBERED_IDENTITIES_MAX = 256
 row."""
 
 REMEMBERED_SLAVES_MAX = 256
-"""Maximum number of hosts for which the position of a disconnected slave is kept."""
+"""Maximum number of disconnected slaves whose position is kept."""
 
 REMEMBERED_TABLE_COPIES_MAX = 16
 """Maximum number of hosts for which the time of their last copy of the tables is kept."""
@@ -204,17 +204,16 @@ class HAService:
         return False
 
     def _remember(self, progress: SlaveProgress) -> None:
-        """Record the position of a disconnected slave for retention, as it may reconnect. By host, because on loopback
-        the identity changes with each connection."""
+        """Record the position of a disconnected slave for retention, as it may reconnect."""
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         self._had_slave = True
         if any(slave.identity == progress.identity for slave in self._following()):
             return  # it has reconnected already: the loss of this connection was noticed late
-        host, position = host_of(progress.peer), progress.held_offset
+        name, position = _lasting_name(progress), progress.held_offset
         if position >= self._log.min_offset:
-            other = self._left_at.get(host, position)  # of another slave on that host
-            self._left_at[host] = min(position, other) if other >= self._log.min_offset else position
+            other = self._left_at.get(name, position)  # of another slave on that host
+            self._left_at[name] = min(position, other) if other >= self._log.min_offset else position
         if len(self._left_at) > REMEMBERED_SLAVES_MAX:
             self._left_at.popitem(last=False)
 
@@ -267,7 +266,7 @@ class HAService:
             self._remember(progress)
             self._note_end(progress, progress.close_reason)
         if progress.state is SlaveState.TRANSFER and not progress.is_reader:
-            self._left_at.pop(host_of(progress.peer), None)
+            self._left_at.pop(_lasting_name(progress), None)
         if progress.state is not SlaveState.TRANSFER:
             self.group_transfer.advance()
 
@@ -401,8 +400,8 @@ class HAService:
     def lowest_needed_offset(self) -> int | None:
         """Return, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
 
-        Disconnected slaves count with their last position until one from the same host reconnects or this process ends,
-        unless that position is deleted already. Positions are kept for REMEMBERED_SLAVES_MAX hosts.
+        Disconnected slaves count with their last position until they reconnect (on loopback: until any slave does) or
+        this process ends, unless that position is deleted already. Positions are kept for REMEMBERED_SLAVES_MAX slaves.
         """
         following = [slave.held_offset for slave in self._following()]
         first = self._log.min_offset
@@ -474,6 +473,12 @@ class HAService:
             waiting_request_count=self.group_transfer.waiting_count,
             sync_state=None if self.leadership is None else self.leadership.statistics(),
         )
+
+
+def _lasting_name(progress: SlaveProgress) -> str:
+    """Return the name under which a slave's position is kept: its identity; its host if that is only this connection,
+    as on loopback."""
+    return host_of(progress.peer) if progress.identity == progress.peer else progress.identity
 
 
 HOSTILE_ENDS = frozenset({CloseReason.MALFORMED_REPORT, CloseReason.REPORT_BEYOND_END, CloseReason.OFFSET_MISMATCH})

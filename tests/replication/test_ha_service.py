@@ -207,6 +207,19 @@ async def test_retention_keeps_what_each_disconnected_slave_of_a_host_needs(nurs
         assert service.lowest_needed_offset() == 300
 
 
+async def test_retention_recognizes_a_slave_at_another_address(nursery: trio.Nursery) -> None:
+    """As a pod that was restarted, if it is known by its certificate or its broker id."""
+    service = HAService(MemoryLog(bytes(END)), identify=lambda peer: f"slave {peer[-1]}")
+    away, other = [await connected(nursery, service, peer, 300) for peer in ("10.0.0.2:1", "10.0.0.2:3")]
+    for slave in (away, other):
+        await slave.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    await connected(nursery, service, "10.0.0.7:1", 400)
+    assert service.lowest_needed_offset() == 300
+    await connected(nursery, service, "10.0.0.8:3", 500)
+    assert service.lowest_needed_offset() == 400
+
+
 async def test_retention_forgets_a_position_that_is_deleted(nursery: trio.Nursery) -> None:
     log, service = new_service()
     log.put(bytes(500))
