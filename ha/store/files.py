@@ -20,9 +20,9 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from struct import Struct
@@ -471,14 +471,12 @@ class OsDisk:
             self._sync_dir(path.parent)
 
     def rename(self, old: Path, new: Path) -> None:
-        os.rename(old, new)
-        self._sync_dir(new.parent)
-        if old.parent != new.parent:
-            self._sync_dir(old.parent)
+        with self._synced(old.parent), self._synced(new.parent):
+            os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
-        os.unlink(path)
-        self._sync_dir(path.parent)
+        with self._synced(path.parent):
+            os.unlink(path)
 
     def usage(self, path: Path) -> DiskUsage:
         found = os.statvfs(path)
@@ -505,12 +503,19 @@ class OsDisk:
         return _OsLock(descriptor)
 
     @staticmethod
-    def _sync_dir(path: Path) -> None:
+    @contextmanager
+    def _synced(path: Path) -> Iterator[None]:
+        """Syncs a directory after the block. Opens it before: if no file can be opened, no name has changed."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            yield
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def _sync_dir(self, path: Path) -> None:
+        with self._synced(path):
+            pass
 
 
 class OpenFiles:

@@ -120,6 +120,23 @@ def test_a_new_directory_is_synced_in_its_parent(tmp_path: Path, monkeypatch: py
     assert len(synced) == 2
 
 
+@pytest.mark.parametrize("change", ["unlink", "rename"])
+def test_no_name_changes_if_its_directory_can_not_be_synced(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller goes on as if nothing had changed, because files can be opened again later."""
+
+    def refuse(*arguments: object, **more: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    disk = OsDisk()
+    disk.write_bytes(tmp_path / "a", b"a")
+    with monkeypatch.context() as limited, pytest.raises(OSError, match="Too many open files"):
+        limited.setattr(os, "open", refuse)
+        disk.unlink(tmp_path / "a") if change == "unlink" else disk.rename(tmp_path / "a", tmp_path / "b")
+    assert disk.list_dir(tmp_path) == ["a"]
+
+
 def test_a_view_survives_its_file(tmp_path: Path) -> None:
     disk = OsDisk()
     file = disk.create(tmp_path / "a", 4096, allocate=True)
