@@ -131,9 +131,11 @@ def test_no_name_changes_if_its_directory_can_not_be_synced(
 
     disk = OsDisk()
     disk.write_bytes(tmp_path / "a", b"a")
-    with monkeypatch.context() as limited, pytest.raises(OSError, match="Too many open files"):
+    paths = [tmp_path / "a"] if change == "unlink" else [tmp_path / "a", tmp_path / "b"]
+    with monkeypatch.context() as limited:
         limited.setattr(os, "open", refuse)
-        disk.unlink(tmp_path / "a") if change == "unlink" else disk.rename(tmp_path / "a", tmp_path / "b")
+        with pytest.raises(OSError, match="Too many open files"):
+            getattr(disk, change)(*paths)
     assert disk.list_dir(tmp_path) == ["a"]
 
 
