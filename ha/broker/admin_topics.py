@@ -103,7 +103,7 @@ class AdminTopics:
         refuse_if(fault, ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
         log = self._store.log
-        topics = [topic, *self._retry_topics(topic)]
+        topics = [*self._retry_topics(topic), topic]  # the topic last: others may create it again from then on
         for each in topics:
             refuse_if(await self._topics.delete(each))
         end = log.max_offset.value  # later messages belong to a topic that was created again

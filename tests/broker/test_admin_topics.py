@@ -15,6 +15,7 @@ from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.topics import ANNOUNCE_TIMEOUT_S, Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
+from ha.protocol.pop import retry_topic
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.store_files import ENTRY
 from tests.broker.full_disk import FullDisk
@@ -176,6 +177,29 @@ async def test_deleted_topic_stays_deleted_after_a_restart(tmp_path: Path) -> No
         assert (await node.ask(31, topic="T1", queueId=0)).ext_fields == {"offset": "1"}
         assert (await node.pull(0, topic="T1")).code == 21
         assert [record.body for record in node.records(await node.pull(0, topic="T2"))] == [b"kept"]
+
+
+async def test_messages_of_a_topic_created_again_during_its_deletion_stay(tmp_path: Path) -> None:
+    """While the retry topics were deleted, new messages of the topic counted as those of the deleted one."""
+
+    async def run_blocking(call: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.sleep(0.1)
+        return call(*arguments)
+
+    async with open_node(tmp_path, run_blocking=run_blocking) as node:
+        topics, deleted = node.broker.topics, trio.Event()
+        assert (await node.send(b"old", b="T1")).code == 0
+        for group in ("g1", "g2", "g3"):
+            node.broker.offsets.commit(group, "T1", 0, 1)
+            await topics.ensure(retry_topic(group, "T1", is_v2=True), 1)
+        topics.subscribe(lambda: deleted.set() if topics.get("T1") is None else None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(node.ask_alone, 215, topic="T1"))
+            await deleted.wait()
+            assert (await node.send(b"new", b="T1")).ext_fields["queueOffset"] == "1"
+        assert [record.body for record in node.records(await node.pull(1, topic="T1"))] == [b"new"]
+        assert (await node.pull(0, topic="T1")).code == 21
+        assert topics.get(retry_topic("g3", "T1", is_v2=True)) is None
 
 
 async def test_messages_dispatched_after_their_topic_was_deleted_are_deleted(node: Node) -> None:
