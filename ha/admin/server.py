@@ -291,7 +291,8 @@ class AdminServer:
             nonlocal request_count, active_count
             request_count += scope["type"] == "http"
             active_count += 1
-            connection.enter(_State.BUSY)
+            if active_count == 1:
+                connection.enter(_State.BUSY)
             is_allowed = not connection.is_reserved or scope["type"] != "http" or scope["path"] in PROBES
             try:
                 await (self._app if is_allowed else _BUSY)(scope, receive, send)

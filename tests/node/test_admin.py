@@ -14,10 +14,13 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from ha.admin import AdminKey, AdminView, open_admin
-from ha.admin.server import CONNECTION_COUNT_MAX, _guarded
+from ha.admin.server import CONNECTION_COUNT_MAX, _Connection, _guarded, _State
 from ha.node.ports import BoundPort
+from tests.limits.sockets import until
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -379,6 +382,47 @@ async def test_a_request_in_progress_is_answered_before_its_connection_ends(monk
                     answer = b"".join([chunk async for chunk in stream])
     assert answer.startswith(b"HTTP/1.1 200")
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"is_done": True}
+
+
+async def test_a_connection_ends_when_requests_that_overlap_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of HTTP/2: the second one begins after the end of the connection's time."""
+    for name, value in {"CONNECTION_S_MAX": 0.2, "HEADER_S_MAX": 0.1, "ANSWER_S_MAX": 60.0, "KEPT_S": 60.0}.items():
+        monkeypatch.setattr(f"ha.admin.server.{name}", value)
+    connections: list[_Connection] = []
+
+    class Noted(_Connection):
+        def enter(self, state: _State) -> None:
+            super().enter(state)
+            connections.append(self)
+
+    monkeypatch.setattr("ha.admin.server._Connection", Noted)
+    begun, may_end = 0, trio.Event()
+
+    async def switch(to: int | None, reason: str, wait_s: float) -> dict[str, object]:
+        nonlocal begun
+        begun += 1
+        await may_end.wait()
+        return {"is_done": True}
+
+    view = AdminView(status=dict, not_ready=lambda: "", switch=switch)
+    headers = {":method": "POST", ":scheme": "http", ":authority": "x", ":path": "/switch"}
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with (
+            open_admin(view, port.listen(), key=AdminKey(TOKEN)),
+            await trio.open_tcp_stream("127.0.0.1", port.port) as stream,
+        ):
+            for count in (1, 2):
+                request = [*headers.items(), ("authorization", f"Bearer {TOKEN}")]
+                client.send_headers(2 * count - 1, request, end_stream=True)
+                await stream.send_all(client.data_to_send())
+                await until(lambda count=count: begun == count)  # type: ignore[misc]
+                await until(lambda: connections[-1].answered.statistics().tasks_waiting == 1)
+            may_end.set()
+            with trio.fail_after(20):
+                async for _ in stream:
+                    pass
 
 
 async def test_a_connection_of_the_reserve_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
