@@ -96,6 +96,11 @@ class KeyIndex:
         """Whether keys were put that are in no file yet."""
         return bool(self._pending)
 
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether a file has keys that are not synced yet."""
+        return any(file.is_dirty for file in (*self._retired, *self._files[-1:]))
+
     # ---- building
 
     def put_heads(self, heads: Sequence[RecordHead]) -> None:

@@ -324,8 +324,8 @@ class MessageStore:
         """Flushes the log, dispatches the rest, saves queues, index and checkpoint, and deletes the abort file: the
         store is sound.
 
-        The abort file stays on DiskFailed or OSError, if the disk was too full to sync the queues, or if dispatch could
-        not finish, except for lack of time.
+        The abort file stays on DiskFailed or OSError, if the disk was too full to sync queues or index, or if dispatch
+        could not finish, except for lack of time.
         """
         await self.log.allocator.drop_ready()
         await self.flusher.flush()
@@ -337,11 +337,13 @@ class MessageStore:
         is_only_late = catching_up.cancelled_caught and not self.dispatcher.paused_reason
         is_stuck = self._is_behind and not self.log.is_slave and not is_only_late
         unsynced_count = self.queues.unsynced_count
-        if is_stuck or unsynced_count:
+        is_index_unsynced = self.index is not None and self.index.is_unsynced
+        if is_stuck or unsynced_count or is_index_unsynced:
             logger.warning(
-                "store.closed_behind dispatched=%d unsynced_queue_files=%d",
+                "store.closed_behind dispatched=%d unsynced_queue_files=%d index_unsynced=%s",
                 self.log.dispatched_offset.value,
                 unsynced_count,
+                is_index_unsynced,
             )
             return  # the next start finds the abort file and dispatches again
         await self.run_blocking(self._parts.disk.unlink, self.options.root / "abort")

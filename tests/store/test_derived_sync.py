@@ -148,16 +148,17 @@ async def test_an_index_file_begun_long_after_the_previous_one_is_kept(autojump_
             assert store.scrub.statistics().index_rebuilt_count == number + 1
 
 
-async def test_a_stop_that_can_not_sync_the_queues_is_no_clean_one(autojump_clock: object) -> None:
+@pytest.mark.parametrize(("folder", "code"), [("consumequeue", errno.EMFILE), ("index", errno.ENOSPC)])
+async def test_a_stop_that_can_not_sync_queues_or_index_is_no_clean_one(
+    folder: str, code: int, autojump_clock: object
+) -> None:
     """A power loss after it may take entries, which only a start after a crash looks for."""
     disk = MemoryDisk()
     async with open_small(disk) as store:
         await store.log.put([message(number, queue_id=number % 4) for number in range(10)])
         await dispatched(store)
-        disk.refuse = lambda operation, path: (
-            errno.EMFILE if operation == "sync" and "consumequeue" in path.parts else None
-        )
-    assert unsynced(disk, "consumequeue")
+        disk.refuse = lambda operation, path: code if operation == "sync" and folder in path.parts else None
+    assert unsynced(disk, folder)
     assert disk.exists(ROOT / "abort")
 
 
