@@ -1,7 +1,8 @@
 """The log over the network: brokers send what was stored, for every kind of request; errors name the option."""
 
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -506,6 +507,38 @@ def test_task_waits_for_a_broker_that_restarts_while_spark_is_busy() -> None:
         assert count == 16  # the next 16 may have been pulled, too, but no more
         now_s, consumer.pulls, consumer.looks = 60.0, 1, 1
         assert count + sum(batch.num_rows for batch in rows) == 64
+
+
+class Hanging(LeavingOut):
+    """A broker that does not answer pulls from queue offset 16 on."""
+
+    def __init__(self) -> None:
+        super().__init__(range(0), range(0))
+        self.is_asked, self.is_cancelled = threading.Event(), threading.Event()
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        if at < 16:
+            return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+        self.is_asked.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.is_cancelled.set()
+        raise AssertionError("not reached")
+
+
+def test_task_that_ends_early_does_not_wait_for_pulls() -> None:
+    """As with LIMIT, or if a damaged record ends the query."""
+    consumer = Hanging()
+    settings = NetworkSettings(servers=("s:1",), pull_count=1)
+    with start_blocking_portal("asyncio") as portal:
+        client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
+        options = ReadOptions(columns=("queueOffset",), batch_rows=16)
+        rows = _read_slice(cast(Any, client), QueueSlice(QueueKey("T", "a", 0), 0, 64), settings, options)
+        assert next(rows).num_rows == 16
+        assert consumer.is_asked.wait(10)
+        cast(Generator[Any], rows).close()
+        assert consumer.is_cancelled.wait(10)
 
 
 def test_broker_that_stays_away_is_an_error_and_a_deleted_topic_a_loss() -> None:

@@ -196,8 +196,12 @@ class NetworkSource(LogSource):
             return QueueRange(min(begin, end), end)
 
         futures = {key: portal.start_task_soon(ask, key) for key in queues}
-        for key, future in futures.items():
-            self._ranges[key] = _result_of(future, f"{key}", self._settings)
+        try:
+            for key, future in futures.items():
+                self._ranges[key] = _result_of(future, f"{key}", self._settings)
+        finally:
+            for future in futures.values():
+                future.cancel()
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none.
@@ -315,42 +319,46 @@ def _read_slice(
     was_there = False
     bodies: list[bytes] = []
     size = entry_count = gone = 0
-    while waiting is not None:
-        try:
-            slots = _result_of(waiting, f"{piece.queue}", settings)
-        except BrokerError as error:
-            if error.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise
-            is_there = piece.queue.broker in client.call(client.consumer.broker_names)
-            if give_up_s is None:
-                give_up_s = monotonic() + settings.pull_timeout_s
-            elif not is_there and monotonic() > give_up_s:
-                raise
-            if not (is_there and was_there):  # the broker may restart, or have just registered
-                was_there = is_there
-                sleep(0 if is_there else _AWAY_PAUSE_S)
-                waiting = start(at)
-                continue
-            report_loss(options.fail_on_data_loss, str(piece.queue), at, end, "its topic was deleted")
-            slots = [Slot(end, end)]
-        at = slots[-1].end
-        give_up_s, was_there = None, False
-        waiting = start(at) if at < end else None
-        gone += sum(slot.gone for slot in slots)
-        for slot in slots:
-            if tags or slot.has_batches:
-                # Messages before or after a slot are in the adjacent one as well.
-                if bodies:
-                    yield from _decoded(bodies, piece.queue, options)
-                    bodies, size, entry_count = [], 0, 0
-                yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end))
-                continue
-            bodies += slot.bodies
-            size += sum(map(len, slot.bodies))
-            entry_count += slot.end - slot.begin
-        if bodies and (waiting is None or entry_count >= options.batch_rows or size >= options.batch_bytes):
-            yield from _decoded(bodies, piece.queue, options)
-            bodies, size, entry_count = [], 0, 0
+    try:
+        while waiting is not None:
+            try:
+                slots = _result_of(waiting, f"{piece.queue}", settings)
+            except BrokerError as error:
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                    raise
+                is_there = piece.queue.broker in client.call(client.consumer.broker_names)
+                if give_up_s is None:
+                    give_up_s = monotonic() + settings.pull_timeout_s
+                elif not is_there and monotonic() > give_up_s:
+                    raise
+                if not (is_there and was_there):  # the broker may restart, or have just registered
+                    was_there = is_there
+                    sleep(0 if is_there else _AWAY_PAUSE_S)
+                    waiting = start(at)
+                    continue
+                report_loss(options.fail_on_data_loss, str(piece.queue), at, end, "its topic was deleted")
+                slots = [Slot(end, end)]
+            at = slots[-1].end
+            give_up_s, was_there = None, False
+            waiting = start(at) if at < end else None
+            gone += sum(slot.gone for slot in slots)
+            for slot in slots:
+                if tags or slot.has_batches:
+                    # Messages before or after a slot are in the adjacent one as well.
+                    if bodies:
+                        yield from _decoded(bodies, piece.queue, options)
+                        bodies, size, entry_count = [], 0, 0
+                    yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end))
+                    continue
+                bodies += slot.bodies
+                size += sum(map(len, slot.bodies))
+                entry_count += slot.end - slot.begin
+            if bodies and (waiting is None or entry_count >= options.batch_rows or size >= options.batch_bytes):
+                yield from _decoded(bodies, piece.queue, options)
+                bodies, size, entry_count = [], 0, 0
+    finally:
+        if waiting is not None:
+            waiting.cancel()  # closing the client would wait for it
     if gone:
         logger.warning("source.records_missing queue=%r gone=%d", str(piece.queue), gone)
 
