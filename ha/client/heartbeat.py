@@ -103,16 +103,16 @@ class Heartbeats:
             await self._send_to_all(addresses)
 
     async def _send_to_all(self, addresses: dict[str, int]) -> None:
-        body = self._body()
-        if body is None:
+        if not self._producers and not self._consumers:
             return
         async with anyio.create_task_group() as tasks:
             for address, broker_id in addresses.items():
                 if self._consumers or broker_id == MASTER_ID:
-                    tasks.start_soon(self._send_to, address, body)
+                    tasks.start_soon(self._send_to, address)
 
-    async def _send_to(self, address: str, body: bytes) -> None:
-        command = RemotingCommand(RequestCode.HEART_BEAT, body=body)
+    async def _send_to(self, address: str) -> None:
+        # Not made before: a group added since then would be missing in the body, and its broker count as informed.
+        command = RemotingCommand(RequestCode.HEART_BEAT, body=self._body())
         self._uninformed.discard(address)
         self._in_flight.add(address)
         try:
@@ -135,9 +135,7 @@ class Heartbeats:
             self._failing.add(address)
             _log.warning("client.heartbeat_failed address=%s reason=%r", address, reason)
 
-    def _body(self) -> bytes | None:
-        if not self._producers and not self._consumers:
-            return None
+    def _body(self) -> bytes:
         heartbeat = HeartbeatData(
             client_id=self._client_id,
             consumer_data_set=[describe() for describe in self._consumers.values()],

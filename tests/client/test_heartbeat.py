@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import msgspec
@@ -79,6 +80,23 @@ async def test_consumer_sends_heartbeats_to_all_brokers_before_it_starts(
             )
             assert [each.topic for each in data.subscription_data_set] == ["T"]
     assert [server.memberships[-1].ext_fields["consumerGroup"] for server in (master, slave)] == ["cg", "cg"]
+
+
+@on_both_backends(open_client)
+async def test_a_group_that_is_added_as_a_heartbeat_starts_is_in_it(
+    client: Client, master: FakeServer, slave: FakeServer
+) -> None:
+    """The broker counts as informed of all groups."""
+
+    class Addresses(dict[str, int]):
+        def items(self) -> Any:
+            client.heartbeats.add_producer("late")
+            return super().items()
+
+    async with client.joined_consumer(Member()):
+        await client.heartbeats._send_to_all(Addresses({master.address: 0}))
+        groups = decode_heartbeat(master.memberships[1].body).producer_data_set
+    assert [each.group_name for each in groups] == ["late"]
 
 
 @on_both_backends(open_client, ClientOptions(heartbeat_interval_s=0.05))
