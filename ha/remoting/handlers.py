@@ -24,7 +24,8 @@ async def serve_each(
     """Calls `serve` for each request of a chunk, which may be full of expensive ones.
 
     Between requests, it lets other tasks run if the time slice (TIME_SLICE_S) is over, and waits until queued responses
-    are sent (`connection.is_ready`). If the connection is closed, it drops the remaining requests.
+    are sent (`connection.is_ready`). While `serve` waits, the responses to earlier requests are sent. If the connection
+    is closed, it drops the remaining requests.
     """
     slice_ends = trio.current_time() + TIME_SLICE_S
     for request in requests:
@@ -33,6 +34,7 @@ async def serve_each(
             slice_ends = trio.current_time() + TIME_SLICE_S
         if not await connection.is_ready():
             return
+        connection.flush()
         await serve(connection, request)
 
 

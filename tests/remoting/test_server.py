@@ -57,6 +57,24 @@ async def test_a_malformed_request_is_refused_and_the_connection_stays_open() ->
         assert [(a.opaque, a.code, a.remark) for a in answers] == [(1, 0, None), (2, 1, "no topic"), (3, 0, None)]
 
 
+async def test_a_response_does_not_wait_for_a_later_request_of_its_chunk() -> None:
+    go_on = trio.Event()
+
+    @each_request
+    async def handler(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        if command.opaque == 2:
+            await go_on.wait()
+        return command.reply(0)
+
+    async with open_wire(handler) as wire:
+        peer = wire.connect()
+        await peer.send(request(1), request(2))
+        with trio.fail_after(5):
+            assert (await peer.expect()).opaque == 1
+        go_on.set()
+        assert (await peer.expect()).opaque == 2
+
+
 async def test_expensive_requests_of_one_chunk_let_other_tasks_run() -> None:
     work = BusyWork()
 
