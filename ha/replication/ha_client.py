@@ -261,6 +261,7 @@ class HAClient:
         compares = findings.refused_overlap_at != self._log.max_offset.value
         asks_range = first or resync or (not is_empty and (findings.is_diagnosing or not compares)) or asks_only
         return SessionPlan(
+            is_member=is_member,
             asks_range=asks_range and not is_member,
             answer_timeout_s=options.range_answer_timeout_s + connect_s,
             asks_only=asks_only and not is_member,

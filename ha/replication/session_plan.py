@@ -42,6 +42,9 @@ class SessionEnd(msgspec.Struct, frozen=True):
 class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the beginning of one connection of a slave, before it follows the master."""
 
+    is_member: bool = False
+    """Whether this slave is a member of a failover group: the end of the log here is compared only after the histories
+    of both logs, so the master's does not end before it."""
     asks_range: bool
     answer_timeout_s: float
     """Timeout for the answer to the range question"""

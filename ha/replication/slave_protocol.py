@@ -232,12 +232,14 @@ class SlaveProtocol:
         position, or can't read it.
         """
         at, own = overlap.position, overlap.end
-        if at > overlap.start and self.master_range is None:
+        has_begun = at > overlap.start
+        is_held_there = self.master_range is not None or (has_begun and self._plan.is_member)
+        if has_begun and not is_held_there:
             return SessionEnd(Condition.MASTER_BEHIND, f"the log here ends at {own}, the master's at {at}")
         overlap.early_heartbeat_count += 1
         if overlap.early_heartbeat_count == 1:
             return None  # it may have been overdue when the request came, and is then sent before the data
-        if self.master_range is not None:
+        if is_held_there:
             detail = f"the master has the bytes from {at} to the end here at {own}, but sends none: damaged there?"
             self._on_condition(Condition.NO_DATA_YET, detail)
             return None

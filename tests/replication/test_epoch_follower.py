@@ -642,6 +642,23 @@ async def test_a_member_copies_a_torn_record_again() -> None:
         assert condition_of(client) is Condition.CONNECTED
 
 
+async def test_a_master_whose_bytes_are_damaged_is_not_shorter() -> None:
+    """It waits until they are repaired, perhaps with the bytes of this member."""
+    master = await Member(BYTES).begin((1, 0))
+    slave = await Member(BYTES[:3000]).begin((1, 0))
+    master.log.hot_bytes = 0
+    master.log.damage(2500, 2600)
+    async with pair(leading(master), slave) as client:
+        await trio.sleep(60)
+        assert condition_of(client) is Condition.NO_DATA_YET
+        assert "the master has the bytes from 2500 to the end here at 3000" in client.statistics().detail
+        assert client.statistics().connection_count == 1
+        master.log.heal()
+        await trio.sleep(1)
+        assert condition_of(client) is Condition.CONNECTED
+        assert slave.log.content == master.log.content
+
+
 async def test_a_torn_record_stays_while_the_disk_is_full() -> None:
     master = await Member(BYTES).begin((1, 0))
     torn, _ = torn_log()
