@@ -407,6 +407,26 @@ async def test_unreadable_record_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         assert slave.state() == old.state()
 
 
+async def test_blank_entries_are_skipped() -> None:
+    """They replace entries that a queue lost. A new master waited a minute for each."""
+    disk = MemoryDisk()
+    async with open_member(disk) as old:
+        await old.become_master(1)
+        await old.committed("g", "T", 0, 0)
+        await old.settled()
+
+    async def lose_entries(store: MessageStore) -> None:
+        queue = store.queues.get(TABLES_TOPIC, 0)
+        assert queue is not None
+        queue.keep_end(queue.max_offset + 3, store.log.max_offset.value)
+
+    async with open_member(disk, before_serving=lose_entries) as member:
+        with trio.fail_after(1):
+            await member.become_master(2)
+        assert member.tables.offsets.get("g", "T", 0) == 0
+        assert not member.group_log.is_whole
+
+
 async def test_failover_never_moves_an_offset_back() -> None:
     """Ten masters in turn die with an end of the log that no other member has."""
     answered: dict[tuple[str, int], int] = {}
