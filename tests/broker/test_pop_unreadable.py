@@ -144,3 +144,24 @@ async def test_pop_that_waits_is_woken_by_the_repair_of_damage(tmp_path: Path) -
             await trio.sleep(1)
             repaired_at = trio.current_time()
             node.store.damage.healed(damage, "a peer")
+
+
+@pytest.mark.parametrize("name", [{"groupName": "g", "cleanOffset": True}, {"topic": "TT"}])
+async def test_messages_of_a_group_or_topic_deleted_while_they_are_read_leave_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: dict[str, Any]
+) -> None:
+    """The retry topic that was created for them stayed."""
+    revival = node.broker.pop._revival
+    read = revival._reader.read
+
+    async def read_slowly(*place: Any) -> QueueRead:
+        found = await read(*place)
+        await trio.sleep(5)
+        return found
+
+    monkeypatch.setattr(revival._reader, "read", read_slowly)
+    await trio.sleep(12)
+    assert (await node.ask(207 if "groupName" in name else 215, **name)).code == 0
+    await trio.sleep(10)
+    assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%")]
+    assert node.broker.offsets.topics_of("g") == []

@@ -128,7 +128,8 @@ class Revival:
         for batch in batches:
             due = [_Due(batch, offset) for offset in state.left_of(batch)]
             records = await self._read(due)
-            topic = await self._retry_topic(batch)
+            due = [each for each in due if state.is_in_flight(batch, each.offset)]  # neither done nor deleted meanwhile
+            topic = await self._retry_topic(batch) if due else None
             for each in due:
                 if each.offset not in records:
                     self._postpone(state, each)
