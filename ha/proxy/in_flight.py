@@ -208,16 +208,18 @@ class InFlight:
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(CHECK_INTERVAL_S)
-                for broker_name, due in self._due().items():
+                for broker_name, due in (await self._due()).items():
                     self._busy.add(broker_name)
                     nursery.start_soon(self._change_all, broker_name, due, delay, may_renew)
         raise AssertionError("ends by cancellation only")
 
-    def _due(self) -> dict[str, list[_Due]]:
-        """Returns the messages to renew, release or drop, by broker; without those of busy brokers."""
+    async def _due(self) -> dict[str, list[_Due]]:
+        """Returns the messages to renew, release or drop, by broker; without those of busy brokers. Other tasks run
+        after each client, as 100,000 messages take 40 ms."""
         found: dict[str, list[_Due]] = {}
         now = trio.current_time()
-        for key, client in self._clients.items():
+        for key, client in list(self._clients.items()):
+            await trio.lowlevel.checkpoint()
             for handle, message in client.messages.items():
                 if message.is_undelivered or client.is_gone(now) or now >= message.renew_at:
                     broker_name = message.receipt.handle.broker_name

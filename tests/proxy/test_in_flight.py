@@ -123,6 +123,26 @@ async def test_many_slow_consumers(autojump_clock: MockClock) -> None:
         assert world.table.count == 5_000
 
 
+async def test_other_tasks_run_while_many_clients_are_checked() -> None:
+    table, passes = InFlight(), 0
+    for number in range(100):
+        session: Any = Session()
+        session.client_id = str(number)
+        table.add(session, "g", "t", receipt(number))
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            await trio.lowlevel.checkpoint()
+            passes += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        assert await table._due() == {}
+        nursery.cancel_scope.cancel()
+    assert passes >= 99
+
+
 async def test_silent_broker_does_not_delay_the_messages_of_others(autojump_clock: MockClock) -> None:
     async with opened() as world:
         for offset in range(100):
