@@ -17,12 +17,14 @@ from trio.testing import MockClock
 
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
-from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone, RouteNotFound
+from ha.client.routes import Routes
+from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, OptionError, RecordsGone, RouteNotFound
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
+from ha.protocol.remoting import RemotingCommand
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, _read_slice, network_settings
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
@@ -219,6 +221,27 @@ def test_query_goes_on_after_one_of_its_topics_was_deleted(nodes: Cluster) -> No
         source.close()
 
 
+@pytest.mark.processes
+def test_stream_goes_on_after_a_restart_of_the_name_server(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[str] = []
+    real = Routes.ask_name_servers
+
+    async def ask(self: Routes, command: RemotingCommand) -> RemotingCommand:
+        if failures:
+            raise NameServersUnreachable("a:1", failures.pop())
+        return await real(self, command)
+
+    monkeypatch.setattr(Routes, "ask_name_servers", ask)
+    source = NetworkSource(settings(nodes))
+    try:
+        failures.append("Connection refused")
+        assert source.refresh()
+        failures.append("Connection refused")
+        assert "flights" in source.topics()
+    finally:
+        source.close()
+
+
 def test_name_servers_that_do_not_answer_name_the_option() -> None:
     with reserved_ports(1) as (port,):
         nobody = f"127.0.0.1:{port}"
@@ -409,7 +432,7 @@ def values_from(
     """The rows that a task reads of [begin, end)."""
     settings = NetworkSettings(servers=("s:1",), pull_timeout_s=timeout_s, pull_count=pull_count)
     with start_blocking_portal("asyncio") as portal:
-        client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
+        client = SimpleNamespace(portal=portal, consumer=consumer, call_with_retries=portal.call)
         piece = QueueSlice(QueueKey(topic, "a", 0), begin, end)
         batches = _read_slice(cast(Any, client), piece, settings, ReadOptions(**options))
         return [row for batch in batches for row in batch.to_pylist()]
@@ -500,7 +523,7 @@ def test_task_waits_for_a_broker_that_restarts_while_spark_is_busy() -> None:
     now_s = 0.0
     with start_blocking_portal("asyncio") as portal, pytest.MonkeyPatch.context() as patch:
         patch.setattr("ha.spark.source.network.monotonic", lambda: now_s)
-        client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
+        client = SimpleNamespace(portal=portal, consumer=consumer, call_with_retries=portal.call)
         options = ReadOptions(columns=("queueOffset",), batch_rows=16)
         rows = _read_slice(cast(Any, client), QueueSlice(QueueKey("T", "a", 0), 0, 64), settings, options)
         count = next(rows).num_rows
@@ -532,7 +555,7 @@ def test_task_that_ends_early_does_not_wait_for_pulls() -> None:
     consumer = Hanging()
     settings = NetworkSettings(servers=("s:1",), pull_count=1)
     with start_blocking_portal("asyncio") as portal:
-        client = SimpleNamespace(portal=portal, consumer=consumer, call=portal.call)
+        client = SimpleNamespace(portal=portal, consumer=consumer, call_with_retries=portal.call)
         options = ReadOptions(columns=("queueOffset",), batch_rows=16)
         rows = _read_slice(cast(Any, client), QueueSlice(QueueKey("T", "a", 0), 0, 64), settings, options)
         assert next(rows).num_rows == 16

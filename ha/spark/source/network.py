@@ -119,12 +119,12 @@ class NetworkSource(LogSource):
     def __init__(self, settings: NetworkSettings) -> None:
         self._settings = settings
         self._client = _Client(settings)
-        self._brokers = Brokers(())
         self._queues: dict[str, list[QueueKey]] = {}
         self._topics: list[str] | None = None
         self._ranges: dict[QueueKey, QueueRange] = {}
         try:
-            self.refresh()
+            # Not repeated: most likely the option is wrong.
+            self._brokers = Brokers(self._client.call(self._client.consumer.broker_names))
         except BaseException:
             self.close()
             raise
@@ -134,7 +134,7 @@ class NetworkSource(LogSource):
         self._queues.clear()
         self._ranges.clear()
         self._topics = None
-        self._brokers = Brokers(self._client.call(self._client.consumer.broker_names))
+        self._brokers = Brokers(self._client.call_with_retries(self._client.consumer.broker_names))
         return True
 
     def brokers(self) -> Brokers:
@@ -150,7 +150,7 @@ class NetworkSource(LogSource):
         Without those that RocketMQ registers on every broker: _NOBODYS_TOPICS and topics named like a broker.
         """
         if self._topics is None:
-            known = self._client.call(self._client.consumer.topics)
+            known = self._client.call_with_retries(self._client.consumer.topics)
             self._topics = [topic for topic in known if topic not in _NOBODYS_TOPICS and topic not in self._brokers]
         return self._topics
 
@@ -326,7 +326,7 @@ def _read_slice(
             except BrokerError as error:
                 if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise
-                is_there = piece.queue.broker in client.call(client.consumer.broker_names)
+                is_there = piece.queue.broker in client.call_with_retries(client.consumer.broker_names)
                 if give_up_s is None:
                     give_up_s = monotonic() + settings.pull_timeout_s
                 elif not is_there and monotonic() > give_up_s:
