@@ -97,7 +97,9 @@ def _started(process: subprocess.Popen[bytes], directory: Path, log_file: Path) 
     """Waits for the line with the addresses. Raises RuntimeError if the process ends first, or after
     START_TIMEOUT_S."""
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+    waiting = select.poll()  # select() refuses descriptors above 1023
+    waiting.register(process.stdout, select.POLLIN)
+    readable = waiting.poll(START_TIMEOUT_S * 1000)
     line = process.stdout.readline() if readable else b""
     if not line:
         process.kill()

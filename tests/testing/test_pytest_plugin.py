@@ -1,9 +1,11 @@
 """Runs pytest with the fixtures that halog has for it, and `ha.testing` without pytest."""
 
 import os
+import resource
 import select
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -148,3 +150,14 @@ def test_a_directory_keeps_its_messages(tmp_path: Path, monkeypatch: pytest.Monk
         with running_master(Path("master"), {"brokerRole": "SYNC_MASTER"}) as master:
             sent = anyio.run(send, master.name_server_address)
         assert sent == (SendStatus.SLAVE_NOT_AVAILABLE, queue_offset)
+
+
+def test_a_program_with_more_than_1024_open_files(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1024):
+            files.enter_context(open(os.devnull))
+        with running_master(tmp_path) as master:
+            assert master.remoting_address
