@@ -10,6 +10,7 @@ from typing import Any, cast
 import anyio
 import msgspec
 import pytest
+from trio.testing import MockClock
 
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullResult, PullStatus, ReceivedMessage
 from ha.errors import ConnectionFailed, OptionError, RecordsGone, RequestTimedOut, RestoreFailed, RouteNotFound
@@ -465,3 +466,29 @@ class RetainingBroker:
 def test_messages_that_are_deleted_during_the_search_may_have_been_sent() -> None:
     with pytest.raises(RestoreFailed, match="before queue offset 10 were deleted"):
         anyio.run(find_last, RetainingBroker())
+
+
+class BusyBroker:
+    """A broker with a queue to which producers send all the time."""
+
+    reading = PullConsumer.reading
+    end = 0
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        self.end += 1
+        return self.end
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return 0
+
+    async def pull(self, queue: MessageQueue, queue_offset: int, **_: object) -> PullResult:
+        return PullResult(PullStatus.NO_MATCHED_MSG, [], self.end, 0, self.end, 0)
+
+
+def test_a_restore_begins_although_others_send_to_the_queue() -> None:
+    async def find_last_in_time() -> int:
+        with anyio.fail_after(60):
+            return await find_last(BusyBroker())
+
+    clock = MockClock(autojump_threshold=0)
+    assert anyio.run(find_last_in_time, backend="trio", backend_options={"clock": clock}) == -1

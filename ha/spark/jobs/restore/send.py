@@ -109,6 +109,7 @@ _MESSAGE_OVERHEAD = 64
 _ATTEMPTS = 6
 _PAUSE_S = 0.5
 _SETTLE_S = 0.2
+_SETTLE_MAX_S = 5.0
 _NEW_TOPIC_PATIENCE_S = 5.0
 _WINDOW = 256
 _WINDOW_MAX = 8192
@@ -410,15 +411,16 @@ class _Task:
         return -1
 
     async def _settled_end(self, queue: MessageQueue) -> int:
-        """Return the queue's end once two reads _SETTLE_S apart agree.
+        """Return the queue's end once two reads _SETTLE_S apart agree; after _SETTLE_MAX_S in any case, because producers
+        may send to the queue all the time.
 
         Messages that an earlier run sent shortly before may become visible late.
         """
-        end = -1
+        end, give_up = -1, anyio.current_time() + _SETTLE_MAX_S
         while True:
             now = await self._consumer.max_offset(queue)
-            if now == end:
-                return end
+            if now == end or anyio.current_time() >= give_up:
+                return now
             end = now
             await anyio.sleep(_SETTLE_S)
 
