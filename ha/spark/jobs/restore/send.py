@@ -411,8 +411,8 @@ class _Task:
         return -1
 
     async def _settled_end(self, queue: MessageQueue) -> int:
-        """Return the queue's end once two reads _SETTLE_S apart agree; after _SETTLE_MAX_S in any case, because producers
-        may send to the queue all the time.
+        """Return the queue's end once two reads _SETTLE_S apart agree; after _SETTLE_MAX_S in any case, because
+        producers may send to the queue all the time.
 
         Messages that an earlier run sent shortly before may become visible late.
         """
