@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+import msgspec
 import trio
 
 from ha.broker.options import BrokerOptions
-from ha.broker.queue_read import QueueRead, QueueReader
+from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 
@@ -37,10 +38,16 @@ class BatchReader:
         )
 
     async def read(self, queue: ConsumeQueue, queue_offset: int, count_max: int = BATCH_COUNT_MAX) -> QueueRead:
-        """Reads at most `count_max` messages from `queue_offset` on, as `QueueReader.read`. Raises OSError."""
-        return await self._reader.read(
+        """Reads at most `count_max` messages from `queue_offset` on, as `QueueReader.read`. Raises OSError.
+
+        As there is no filter, a read without messages met only blank entries: the status is MESSAGE_WAS_REMOVING.
+        """
+        read = await self._reader.read(
             queue, queue_offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
         )
+        if read.status is ReadStatus.NO_MATCHED_MESSAGE:
+            return msgspec.structs.replace(read, status=ReadStatus.MESSAGE_WAS_REMOVING)
+        return read
 
     def lost_since(self, failed_since: float) -> float:
         """Returns the time (trio clock) from which failed reads of a record count towards UNREADABLE_S_MAX.

@@ -304,7 +304,7 @@ class GroupLog:
             read = await self._reader.read(queue, offset)
             if read.status is ReadStatus.FOUND:
                 self._apply(read.body, offset)
-            elif read.status not in (ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.NO_MATCHED_MESSAGE):
+            elif read.status is not ReadStatus.MESSAGE_WAS_REMOVING:
                 if not self._losses.is_lost(offset):
                     self._limited_log.write("group_log.read_failed reason=%r", f"record {offset} of the tables")
                     return False

@@ -427,6 +427,20 @@ async def test_a_log_that_can_not_be_read_for_the_moment_is_loaded_later(
             assert bodies(await pop_messages(node)) == [b"a"]
 
 
+async def test_blank_entries_are_skipped(tmp_path: Path) -> None:
+    """They replace entries that a queue lost in a crash. POP requests were refused for a minute per entry."""
+    async with open_node(tmp_path) as node:
+        assert (await node.send(b"first")).code == 0
+        assert len(await pop_messages(node)) == 1
+        await node.dispatched()
+        queue = node.store.queues.get(POP_TOPIC, 0)
+        assert queue is not None
+        queue.keep_end(queue.max_offset + 8, node.store.log.max_offset.value)
+    async with open_node(tmp_path) as node:
+        assert (await node.send(b"second")).code == 0
+        assert bodies(await pop_messages(node)) == [b"second"]
+
+
 async def test_retention_waits_for_a_snapshot(tmp_path: Path) -> None:
     store: dict[str, Any] = {"segment_size": 1 << 16}
     async with open_node(tmp_path, store_changes=store) as node:
