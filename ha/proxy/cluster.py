@@ -253,7 +253,7 @@ class Cluster:
                 self._search_count += 1
         address = self._masters.get(broker_name)
         if address is None:
-            raise BrokerUnreachable(f"no master of broker {broker_name} was found")
+            raise BrokerUnreachable(f"no master of broker {broker_name[:80]} was found")
         return address
 
     async def _find_masters(self) -> None:

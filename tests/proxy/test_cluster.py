@@ -377,6 +377,14 @@ async def test_malformed_answers() -> None:
             await cluster.invoke(None, "a", RemotingCommand(RequestCode.GET_TOPIC_CONFIG))
 
 
+async def test_a_long_name_of_a_broker_is_not_repeated() -> None:
+    """It is in a client's receipt handle, and the reason is sent and logged."""
+    async with opened() as (cluster, _):
+        with pytest.raises(BrokerUnreachable, match="no master of broker xxx") as unreachable:
+            await cluster.invoke(None, "x" * 1_000_000, RemotingCommand(RequestCode.ACK_MESSAGE))
+        assert len(str(unreachable.value)) < 1000
+
+
 async def test_known_answers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ha.proxy.cluster.KNOWN_COUNT_MAX", 2)
     async with opened() as (cluster, _):
