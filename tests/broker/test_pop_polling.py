@@ -297,6 +297,37 @@ async def test_closed_connection_passes_its_turn_on(node: Node, monkeypatch: pyt
     await stream.aclose()
 
 
+async def test_closed_connection_passes_its_turn_on_to_a_request_for_the_same_queue(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one of the group waits for longer, but for another queue."""
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    began = trio.current_time()
+    found: dict[int, tuple[float, list[bytes]]] = {}
+
+    async def wait(queue_id: int) -> None:
+        answer = await node.ask_alone(200050, **{**POP, "queueId": queue_id, "pollTime": 9000})
+        found[queue_id] = trio.current_time() - began, bodies(popped_of(answer))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, 3)
+        await wait_all_tasks_blocked()
+        stream = node.listener.connect()
+        fields = {name: text(value) for name, value in {**POP, "queueId": 0, "pollTime": 9000}.items()}
+        await stream.send_all(encode_command(RemotingCommand(200050, opaque=1, ext_fields=fields)))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(wait, 0)
+        await wait_all_tasks_blocked()
+        closed = next(iter(node.broker.pop.holds._by_topic["TT"]["g", "TT"].by_queue[0])).connection
+        with monkeypatch.context() as patch:
+            patch.setattr(type(closed), "is_closed", property(lambda connection: connection is closed))
+            await send(node, b"b")
+            await wait_all_tasks_blocked()
+    assert found == {0: (0.0, [b"b"]), 3: (9.0, [])}
+    await stream.aclose()
+
+
 async def test_messages_of_a_queue_are_not_missed_if_the_connection_whose_pop_reads_it_closes(
     node: Node, may_read: tuple[trio.Event, trio.Event]
 ) -> None:

@@ -102,7 +102,7 @@ class PopHolds(Holds[PopHold]):
             self.wake((first,))
 
     def _on_skipped(self, hold: PopHold) -> None:
-        self.wake_one(hold.request.topic, hold.request.consumer_group)
+        self.wake_one(hold.request.topic, hold.request.consumer_group, hold.request.queue_id)
 
     def _enter(self, hold: PopHold) -> None:
         request = hold.request
