@@ -162,7 +162,8 @@ class GroupTransfer:
             else:
                 self._advance_class(ack_count, waiters)
         self._finish(refused, PutStatus.FLUSH_SLAVE_TIMEOUT)
-        if bool(refused) != self._is_refusing:
+        # Half of the room must be free again: one acknowledgement makes room for a few requests, which fill it at once.
+        if bool(refused) != self._is_refusing and (refused or self.waiting_count <= self._waiting_count_max // 2):
             self._is_refusing = bool(refused)
             event = "ha.ack_queue_filled" if refused else "ha.ack_queue_drained"
             logger.warning("%s waiting=%d", event, self.waiting_count)

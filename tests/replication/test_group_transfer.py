@@ -165,6 +165,20 @@ async def test_requests_above_the_limit_are_refused() -> None:
         assert puts.transfer.waiting_count == 2
 
 
+async def test_a_queue_that_stays_full_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    slaves = Slaves(0)
+    async with running(slaves, waiting_count_max=4) as puts:
+        for number in range(1, 21):
+            await puts.submit(puts.request("", 4 * number), puts.request("", 4 * number))
+            if number > 3:
+                slaves.set(4 * (number - 3))
+                puts.transfer.advance()
+        assert [record.getMessage() for record in caplog.records] == ["ha.ack_queue_filled waiting=4"]
+        slaves.set(1000)
+        await puts.submit(puts.request("", 10))
+        assert [record.getMessage() for record in caplog.records][1:] == ["ha.ack_queue_drained waiting=0"]
+
+
 async def test_submit_nowait_takes_a_batch_directly() -> None:
     slaves = Slaves(10)
     async with running(slaves) as puts:
