@@ -448,8 +448,16 @@ class Dispatcher:
     def _build(self, digest: RecordDigest) -> None:
         """Adds the records to their queues and to the index. Raises OSError; if the call is repeated, it continues
         where it failed."""
+        end_of = self._queues.next_queue_offset
         for run in digest.queues:
-            arrival = self._build_queue(run)
+            begin = end_of(run.topic, run.queue_id)
+            try:
+                arrival = self._build_queue(run)
+            except OSError:
+                end = end_of(run.topic, run.queue_id)
+                if end > begin:  # the repeated call leaves these messages out
+                    self._arrivals.append(Arrival(run.topic, run.queue_id, end, run.tags_codes))
+                raise
             if arrival is not None:
                 self._arrivals.append(arrival)
         index = self._index

@@ -742,6 +742,31 @@ async def test_a_full_disk_pauses_dispatch_until_there_is_room(
         disk.refuse = lambda operation, path: None
 
 
+async def test_messages_that_arrived_before_the_disk_was_full_are_announced(autojump_clock: object) -> None:
+    """Consumers that wait for one of their tags were not woken."""
+    disk = MemoryDisk()
+    announced: list[tuple[int, list[int]]] = []
+    refused = [errno.ENOSPC]
+
+    def refuse_once(operation: str, path: Path) -> int | None:
+        is_second_file = "consumequeue" in path.parts and path.name == f"{8 * 20:020d}"
+        return refused.pop() if refused and operation == "pwrite" and is_second_file else None
+
+    async with open_small(disk) as store:
+        store.subscribe(
+            lambda arrivals: announced.extend((each.max_queue_offset, each.tags_codes) for each in arrivals)
+        )
+        disk.refuse = refuse_once
+        await store.log.put([message(3 * number + (number >= 8)) for number in range(12)])  # another tag from 8 on
+        await check_derived(store)
+        queue = store.queues.get("T", 0)
+        assert not refused
+        assert queue is not None
+        codes = {entry.tags_code for entry in queue.read(0, 8)}
+        assert codes <= {code for _, found in announced for code in found}
+        assert announced[-1][0] == 12
+
+
 async def test_dispatch_waits_until_the_checksums_of_old_bytes_can_be_opened(autojump_clock: object) -> None:
     """As after a truncation that the index did not survive, while too many files are open."""
     refused = [errno.EMFILE, errno.EMFILE]
