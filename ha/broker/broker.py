@@ -222,8 +222,8 @@ class Broker:
         async with self._changing:
             if change == self._change_count:
                 await self._role_services.end()
-                if self.group_log is not None:
-                    await self.group_log.begin_epoch(epoch)
+            if change == self._change_count and self.group_log is not None:
+                await self.group_log.begin_epoch(epoch)
             if change != self._change_count:
                 return False
             self.standing.become_master(epoch, acknowledges_until)

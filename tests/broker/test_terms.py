@@ -255,6 +255,19 @@ async def test_step_down_during_a_promotion_wins(tmp_path: Path) -> None:
         assert await broker.become_master(3), "and it can be master again"
 
 
+@pytest.mark.parametrize("step_count", range(8))
+async def test_step_down_during_a_promotion_leaves_the_journal_closed(tmp_path: Path, step_count: int) -> None:
+    """While the services of the former role ended, it went unnoticed: the slave no longer followed its group's log."""
+    async with member(tmp_path, keeps_tables_in_log=True) as node:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.broker.become_master, 1)
+            for _ in range(step_count):
+                await trio.lowlevel.checkpoint()
+            await node.broker.become_slave(1)
+        assert node.broker.group_log is not None
+        assert node.broker.group_log.journal.is_open is not node.broker.standing.is_slave
+
+
 @pytest.mark.parametrize("step_count", range(6))
 async def test_cancelled_step_down_leaves_a_broker_that_can_become_master(tmp_path: Path, step_count: int) -> None:
     """A member that loses its id while it adopts another term is cancelled, and plays its next role afterwards."""
