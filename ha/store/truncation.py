@@ -159,7 +159,7 @@ class Truncation:
         """Prepares a truncation: flushes the log, and verifies the block that `offset` divides. False if the log ends
         there anyway.
 
-        Raises ValueError if the log can't be truncated there. Raises DiskFailed.
+        Raises ValueError if the log can't be truncated there; DiskFull, DiskFailed.
         """
         parts = self._parts
         log = parts.log
@@ -175,6 +175,8 @@ class Truncation:
         try:
             await log.allocator.drop_ready()
         except OSError as error:
+            if is_passing(error):
+                raise DiskFull(parts.options.commitlog_path, 0, str(error)) from error
             raise DiskFailed(parts.options.commitlog_path, "unlink", str(error)) from error
         return True
 

@@ -752,7 +752,10 @@ async def test_a_cancelled_truncation_is_complete_or_has_not_begun(autojump_cloc
             await check_derived(store)
 
 
-async def test_a_new_segment_that_the_disk_does_not_delete_fails_the_truncation(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(("code", "raised"), [(errno.EIO, DiskFailed), (errno.EMFILE, DiskFull)])
+async def test_a_new_segment_that_the_disk_does_not_delete_fails_the_truncation(
+    code: int, raised: type[Exception], autojump_clock: MockClock
+) -> None:
     """It was being made when the truncation began. The whole store ended, and not with DiskFailed."""
     disk = MemoryDisk()
 
@@ -766,8 +769,8 @@ async def test_a_new_segment_that_the_disk_does_not_delete_fails_the_truncation(
         results = await store.log.put([message(number) for number in range(5)])
         store.log.allocator.want(SEGMENT)
         await trio.sleep(0.5)
-        disk.refuse = lambda operation, path: errno.EIO if operation == "unlink" else None
-        with pytest.raises(DiskFailed, match=r"unlink of .*commitlog"):
+        disk.refuse = lambda operation, path: code if operation == "unlink" else None
+        with pytest.raises(raised, match="commitlog"):
             await store.truncate(results[3].physical_offset)
         disk.refuse = lambda operation, path: None
         await store.truncate(results[3].physical_offset)
