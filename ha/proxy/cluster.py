@@ -171,10 +171,11 @@ class Cluster:
         """Returns the types that a topic accepts; UNTYPED if its brokers (RocketMQ 4) know no types. Raises
         BrokerUnreachable."""
         header, failure = TopicRequest(topic=topic), None
-        for broker in queues:
+        names = {each.broker_name for each in queues}
+        for broker_name in [each for each in self._masters if each in names]:
             command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
             try:
-                answer = await self.invoke(None, broker.broker_name, command)
+                answer = await self._ask_broker(broker_name, command)
             except BrokerUnreachable as error:
                 failure = error
                 continue
@@ -231,10 +232,20 @@ class Cluster:
         failure = BrokerUnreachable("no broker has a master")
         for broker_name in list(self._masters):
             try:
-                return await self.invoke(None, broker_name, command)
+                return await self._ask_broker(broker_name, command)
             except BrokerUnreachable as error:
                 failure = error
         raise failure
+
+    async def _ask_broker(self, broker_name: str, command: RemotingCommand) -> RemotingCommand:
+        """Sends a request of the front itself, as `invoke` does. A broker that has not answered when the client's call
+        ends is the last one that the next call asks."""
+        try:
+            return await self.invoke(None, broker_name, command)
+        except trio.Cancelled:
+            if broker_name in self._masters:
+                self._masters[broker_name] = self._masters.pop(broker_name)
+            raise
 
     async def _find_master(self, broker_name: str) -> str:
         """Returns the address of a broker's master, from the name servers. Raises BrokerUnreachable.
@@ -280,17 +291,19 @@ class Cluster:
         pass
 
     async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
-        """Asks one name server after the other, starting with the last one that answered. Raises BrokerUnreachable if
-        none answers."""
+        """Asks one name server after the other, starting with the last one that answered, and ending with those that
+        had not answered when the client's call ended. Raises BrokerUnreachable if none answers."""
         errors = []
         self._sign(None, command)
         for address in list(self._name_servers):
             try:
                 return await self._invoke(address, command, BROKER_TIMEOUT_S)
-            except BrokerUnreachable as error:
-                errors.append(str(error))
+            except (BrokerUnreachable, trio.Cancelled) as error:
                 self._name_servers.remove(address)
                 self._name_servers.append(address)
+                if isinstance(error, trio.Cancelled):
+                    raise
+                errors.append(str(error))
         raise BrokerUnreachable(f"no name server answers: {'; '.join(errors)}")
 
     async def _invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:

@@ -125,6 +125,34 @@ async def test_old_answers_are_used_while_nobody_answers(autojump_clock: MockClo
         assert await cluster.route("t") is not route
 
 
+@pytest.mark.parametrize("silent", ["n1:1", "a:1"], ids=["name server", "broker"])
+async def test_a_silent_server_does_not_hold_up_every_call(silent: str, autojump_clock: MockClock) -> None:
+    """The deadline of a client's call is shorter than the timeout of a request. The next call asks another server."""
+    async with opened() as (cluster, servers):
+        brokers = [BrokerData(broker_name=name, broker_addrs={0: f"{name}:1"}) for name in ("a", "b")]
+        servers.cluster = ClusterInfo(broker_addr_table={each.broker_name: each for each in brokers})
+        route = TopicRouteData(broker_datas=brokers, queue_datas=ROUTE.queue_datas)
+        servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(
+            0, body=java_json.dumps(route)
+        )
+        answer = servers.invoke
+
+        async def invoke(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            if address == silent:
+                await trio.sleep(timeout_s)
+                raise trio.TooSlowError
+            return await answer(address, command, timeout_s)
+
+        servers.invoke = invoke  # type: ignore[method-assign]
+        with trio.move_on_after(2.9) as first:
+            await cluster.route("t")
+        assert first.cancelled_caught
+        with trio.fail_after(2.9):
+            assert await cluster.route("t") is not None
+            assert await cluster.group("g") is not None
+            assert await cluster.route("t2") is not None
+
+
 async def test_a_topic_is_not_reported_as_missing_while_nobody_answers(autojump_clock: MockClock) -> None:
     """It may have been created meanwhile."""
     async with opened() as (cluster, servers):
