@@ -79,6 +79,9 @@ ListT = TypeVar("ListT")
 _FOUND_MAX = 64
 _TIME_END_MS = (1 << 63) - 1
 _GROUP = "halog-admin"
+_ACCESS_DENIED = "AclException"
+"""Part of the remark with which access control by plain_acl.yml denies a request. Its code is SYSTEM_ERROR, which some
+requests use for what does not exist, too."""
 _VERSION_BEFORE_SIGNED_QUERIES = 399
 """Protocol version (V4_9_3) sent with QUERY_MESSAGE requests. From clients of later versions, brokers with access
 control expect a signature that includes the field _UNIQUE_KEY_QUERY; 4.9 brokers always leave the field out."""
@@ -629,11 +632,11 @@ class Admin(ClientUser):
         self, address: str, code: RequestCode, header: Header, absent: tuple[int, ...]
     ) -> RemotingCommand | None:
         """As `_ask`, but returns None for the response codes in `absent`, which mean that the broker has nothing to
-        return."""
+        return, unless it denied access."""
         try:
             return await self._ask(address, code, header)
         except BrokerError as error:
-            if error.code in absent:
+            if error.code in absent and _ACCESS_DENIED not in error.remark:
                 return None
             raise
 

@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
-from ha.client import Admin
+from ha.client import Admin, BrokerError
 from ha.protocol.access_bodies import UserInfo
 from ha.protocol.codes import RequestCode
+from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.record_encoding import encode_record
@@ -98,6 +100,32 @@ async def test_a_message_that_can_not_be_read_yet_is_waited_for(*, monkeypatch: 
     async with open_admin([handle]) as admin:
         found = [message.queue_offset async for message in admin.messages_between("T", BEGIN)]
     assert found == [0, 1, 2]
+
+
+@on_both_backends()
+async def test_denied_access_does_not_look_like_an_absent_message_or_group() -> None:
+    """Both have code 1."""
+    remark = "can not find message by the offset, 7"
+
+    def master(command: RemotingCommand) -> RemotingCommand:
+        return command.reply(1, remark)
+
+    async with serving(master) as server:
+
+        def cluster(command: RemotingCommand) -> RemotingCommand:
+            brokers = {"a": {"cluster": "c", "brokerName": "a", "brokerAddrs": {"0": server.address}}}
+            return command.reply(0, body=msgspec.json.encode({"brokerAddrTable": brokers, "clusterAddrTable": {}}))
+
+        host, _, port = server.address.rpartition(":")
+        message_id = encode_message_id(encode_host(host, int(port)), 7)
+        async with serving(cluster) as names, Admin(names.address) as admin:
+            assert await admin.message_at(message_id) is None
+            assert await admin.producer_connections("g") == []
+            remark = "org.apache.rocketmq.acl.common.AclException: No acl config for reader"
+            with pytest.raises(BrokerError, match="No acl config"):
+                await admin.message_at(message_id)
+            with pytest.raises(BrokerError, match="No acl config"):
+                await admin.producer_connections("g")
 
 
 @on_both_backends()
