@@ -210,13 +210,63 @@ def test_query_goes_on_after_one_of_its_topics_was_deleted(nodes: Cluster) -> No
         after = decode_stream(planner.latest(start, ReadAllAvailable()), brokers)
         assert gone not in after.positions
         assert after.positions[other] == end
-        with pytest.raises(RouteNotFound):
+        with pytest.raises(ConnectionFailed, match="not registered"):
             source.queue_range(QueueKey("gone", "broker-that-is-away", 0))
         # A batch that was planned before.
         task = source.queue_partition([QueueSlice(gone, 0, 1), QueueSlice(other, 0, end)])
         with pytest.raises(RecordsGone, match=r"gone queue 0 of broker-a: offsets 0 to 0 .* its topic was deleted"):
             list(task.read(ReadOptions()))
         assert sum(batch.num_rows for batch in task.read(ReadOptions(fail_on_data_loss=False))) == end
+    finally:
+        source.close()
+
+
+@pytest.mark.processes
+def test_stream_keeps_its_position_while_name_servers_know_no_broker(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers register every 30 s with a name server that was restarted. It read all messages again."""
+
+    async def nobody(self: PullConsumer) -> list[str]:
+        return []
+
+    source = NetworkSource(settings(nodes))
+    try:
+        given = {"servers": nodes.name_server_address, "subscribe": "flights", "startingOffsets": "earliest"}
+        start = StreamPlanner(source, parse_options(given, "stream")).initial()
+        end = StreamPlanner(source, parse_options(given, "stream")).latest(start, ReadAllAvailable())
+        monkeypatch.setattr(PullConsumer, "broker_names", nobody)
+        planner = StreamPlanner(source, parse_options(given, "stream"))
+        assert planner.latest(end, ReadAllAvailable()) == end
+        tasks = cast(list[NetworkPartition], planner.partitions(start, end))
+        assert sum(part.entry_count for task in tasks for part in task.slices) == COUNT
+        with pytest.raises(OptionError, match="servers: no broker is registered"):
+            NetworkSource(settings(nodes))
+    finally:
+        source.close()
+
+
+@pytest.mark.processes
+def test_stream_waits_for_a_broker_that_restarts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it plans a batch. It raised RouteNotFound."""
+    real_names, real_end = PullConsumer.broker_names, PullConsumer.max_offset
+    away = [True, True]
+
+    async def broker_names(self: PullConsumer) -> list[str]:
+        return [] if away else await real_names(self)
+
+    async def max_offset(self: PullConsumer, queue: MessageQueue) -> int:
+        if away:
+            away.pop()
+            raise RouteNotFound("flights", "a", 17, "no route")
+        return await real_end(self, queue)
+
+    source = NetworkSource(settings(nodes))
+    try:
+        monkeypatch.setattr(PullConsumer, "broker_names", broker_names)
+        monkeypatch.setattr(PullConsumer, "max_offset", max_offset)
+        away.append(True)
+        assert source.queue_range(QueueKey("flights", "broker-a", 0)) == QueueRange(0, COUNT // 2)
     finally:
         source.close()
 

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from ha.arrow import decode_pull_body
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
-from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
+from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.codes import ResponseCode
 from ha.protocol.record import MessageRecord, decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
@@ -75,7 +76,8 @@ def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> Networ
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Open a source for the name servers of the option `servers`. Raises OptionError if none answers; ClientError."""
+    """Open a source for the name servers of the option `servers`. Raises OptionError if none answers, or if they know
+    no broker; ClientError."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 
@@ -125,20 +127,27 @@ class NetworkSource(LogSource):
         try:
             # Not repeated: most likely the option is wrong.
             self._brokers = Brokers(self._client.call(self._client.consumer.broker_names))
+            if not self._brokers:
+                reason = "no broker is registered with the name servers (brokers register every 30 s)"
+                raise OptionError("servers", reason, "name servers of the brokers to read from")
         except BaseException:
             self.close()
             raise
 
     def refresh(self) -> bool:
-        """Drop cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed."""
+        """Drop cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed.
+
+        Known brokers stay known: name servers don't know a broker that restarts, nor after their own restart any.
+        """
         self._queues.clear()
         self._ranges.clear()
         self._topics = None
-        self._brokers = Brokers(self._client.call_with_retries(self._client.consumer.broker_names))
+        names = self._client.call_with_retries(self._client.consumer.broker_names)
+        self._brokers = Brokers(sorted({*self._brokers, *names}))
         return True
 
     def brokers(self) -> Brokers:
-        """Return the names of all registered brokers, sorted."""
+        """Return the names of all brokers that were registered since the source was opened, sorted."""
         return self._brokers
 
     def min_offset(self, broker: str) -> None:
@@ -185,17 +194,19 @@ class NetworkSource(LogSource):
 
         async def ask(key: QueueKey) -> QueueRange:
             queue = _message_queue(key)
-            try:
-                # The end first: if the queue grows or is truncated in between, this is still a range.
-                end = await with_retries(lambda: consumer.max_offset(queue), retry_s)
-                begin = await with_retries(lambda: consumer.min_offset(queue), retry_s)
-            except RouteNotFound:
-                if key.broker not in await consumer.broker_names():
-                    raise  # the broker may be restarting
-                return QueueRange(0, 0)  # its topic was deleted
-            return QueueRange(min(begin, end), end)
+            for _ in range(2):  # the broker may register between the two questions
+                try:
+                    # The end first: if the queue grows or is truncated in between, this is still a range.
+                    end = await consumer.max_offset(queue)
+                    begin = await consumer.min_offset(queue)
+                except RouteNotFound:
+                    if key.broker not in await consumer.broker_names():
+                        raise ConnectionFailed(key.broker, "it is not registered with the name servers") from None
+                else:
+                    return QueueRange(min(begin, end), end)
+            return QueueRange(0, 0)  # its topic was deleted
 
-        futures = {key: portal.start_task_soon(ask, key) for key in queues}
+        futures = {key: portal.start_task_soon(with_retries, partial(ask, key), retry_s) for key in queues}
         try:
             for key, future in futures.items():
                 self._ranges[key] = _result_of(future, f"{key}", self._settings)
