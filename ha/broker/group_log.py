@@ -190,10 +190,15 @@ class GroupLog:
 
     async def save(self) -> None:
         """Writes the files of tables that changed since they were last written."""
-        changed, self._replica.changed = self._replica.changed, set()
         for section in SECTIONS:
-            if section in changed:
+            if section not in self._replica.changed:
+                continue
+            self._replica.changed.remove(section)  # before the write: the table may change again meanwhile
+            try:
                 await self._tables.save_section(section, lambda: self._replica)
+            except trio.Cancelled:
+                self._replica.changed.add(section)
+                raise
 
     # ---- roles
 

@@ -427,6 +427,23 @@ async def test_blank_entries_are_skipped() -> None:
         assert not member.group_log.is_whole
 
 
+async def test_files_are_written_after_a_cancelled_attempt() -> None:
+    """The save at shutdown took the tables for written."""
+    disk = MemoryDisk()
+    async with open_member(disk) as member:
+        await member.become_master(1)
+        assert await member.tables.topics.update(topic("T")) == ""
+        await member.committed("g", "T", 0, 0)
+        await member.settled()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await member.group_log.save()
+        await member.group_log.save()
+        files = [disk.read_bytes(CONFIG / name) for name in ("topics.json", "consumerOffset.json")]
+    assert b'"T":{' in files[0]
+    assert b'"T@g":{0:0' in files[1]
+
+
 async def test_failover_never_moves_an_offset_back() -> None:
     """Ten masters in turn die with an end of the log that no other member has."""
     answered: dict[tuple[str, int], int] = {}
