@@ -83,8 +83,8 @@ class Otlp:
         self._spans: deque[ReadableSpan] = deque(maxlen=SPAN_COUNT_MAX)
         self._untraced_count = 0
         self._log_limiter = LogRateLimiter()
-        self.is_reached = True
-        """Whether the last request succeeded."""
+        self.takes_metrics = True
+        """Whether the last request with metrics succeeded. Some collectors take no traces."""
 
     def note(self, began: float, ended: float, puts: Sequence[PutRequest]) -> None:
         """Creates a span, at every otelTraceEvery-th call, for `puts` that were answered together.
@@ -129,7 +129,9 @@ class Otlp:
 
     async def send(self) -> None:
         """Sends metrics and spans, in at most twice EXPORT_S_MAX. Failures are logged."""
-        await self._export("metrics", self._metric_exporter.export, self._metrics(), MetricExportResult.SUCCESS)
+        self.takes_metrics = await self._export(
+            "metrics", self._metric_exporter.export, self._metrics(), MetricExportResult.SUCCESS
+        )
         with trio.CancelScope(shield=True):  # cancellation would lose the spans
             if self._spans:
                 spans = list(self._spans)
@@ -141,15 +143,16 @@ class Otlp:
         self._metric_exporter.shutdown()
         self._span_exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    async def _export(self, what: str, export: Callable[[Any], object], data: object, success: object) -> None:
+    async def _export(self, what: str, export: Callable[[Any], object], data: object, success: object) -> bool:
         try:
-            self.is_reached = await trio.to_thread.run_sync(export, data) is success
+            is_done = await trio.to_thread.run_sync(export, data) is success
         except OSError:  # exporters before 1.40 raise the errors of requests, which are OSErrors
-            self.is_reached = False
-        if not self.is_reached:
+            is_done = False
+        if not is_done:
             times = self._log_limiter.admit(what, trio.current_time())
             if times:
                 logger.warning("otlp.export_failed endpoint=%s what=%s times=%d", self._endpoint, what, times)
+        return is_done
 
     def _metrics(self) -> MetricsData:
         found: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {}
@@ -203,7 +206,7 @@ class Otlp:
 
 @asynccontextmanager
 async def open_otlp(node: Node, samples: Samples) -> AsyncIterator[None]:
-    """Exports metrics and traces during the block, and once more at its end if the collector is reachable."""
+    """Exports metrics and traces during the block, and once more at its end if the collector takes metrics."""
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # otlp.export_failed reports the same, rate-limited
     otlp = Otlp(node, samples)
     node.broker.sender.on_answered = otlp.note
@@ -212,7 +215,7 @@ async def open_otlp(node: Node, samples: Samples) -> AsyncIterator[None]:
             nursery.start_soon(otlp.serve)
             yield
             nursery.cancel_scope.cancel()
-        if otlp.is_reached:
+        if otlp.takes_metrics:
             await otlp.send()
     finally:
         node.broker.sender.on_answered = None

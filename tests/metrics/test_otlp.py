@@ -37,6 +37,7 @@ class Collector(ThreadingHTTPServer):
         self.asked = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
+        self.takes_traces = True
 
     @property
     def endpoint(self) -> str:
@@ -54,7 +55,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.server.asked.set()
         self.server.answers.wait(20)
         self.server.requests.append(BODIES[self.path].FromString(body))
-        self.send_response(200)
+        self.send_response(200 if self.server.takes_traces or self.path == "/v1/metrics" else 404)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -154,6 +155,20 @@ async def test_spans_are_not_lost_by_a_stop_beside_an_export(tmp_path: Path, col
             nursery.start_soon(answer_once_it_stops)
     spans = collector.of(ExportTraceServiceRequest)
     assert sum(len(of_scope.spans) for each in spans for of in each.resource_spans for of_scope in of.scope_spans) == 3
+
+
+async def test_a_collector_of_metrics_alone_gets_the_last_ones(
+    tmp_path: Path, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector.takes_traces = False
+    keys = (f"otelEndpoint={collector.endpoint}", "otelInterval=1000", "otelTraceEvery=1")
+    async with open_node(settings(tmp_path, "ASYNC_MASTER", *keys)) as master:
+        await send(master, 1)
+        await until(lambda: f"otlp.export_failed endpoint={collector.endpoint} what=traces times=1" in caplog.text)
+        await send(master, 5)
+    [resource] = collector.of(ExportMetricsServiceRequest)[-1].resource_metrics
+    [stored] = [each for each in resource.scope_metrics[0].metrics if each.name == "halog_stored_messages_total"]
+    assert stored.sum.data_points[0].as_int == 6
 
 
 async def test_a_collector_that_is_not_there_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
