@@ -434,7 +434,7 @@ class Dispatcher:
                 for new, file in made:
                     new.queue.adopt(new, file)
                 made = []
-            if made or (index is not None and (generation != log.generation or not index.is_attached)):
+            if made or (index is not None and generation != log.generation):
                 with trio.CancelScope(shield=True):
                     await self._run_blocking(self._remove, made, index)
 

@@ -7,6 +7,7 @@ the commitlog. Only hashes are stored, so a query may return records with anothe
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ class KeyIndex:
         self._files: list[IndexFile] = []
         self._retired: list[IndexFile] = []  # full, not yet synced
         self._spare: IndexFile | None = None  # the next one, made in advance
+        self._making_spare = threading.Lock()  # dispatch and a rebuild may need one at the same time
         self._pending: list[bytes] = []  # keys of indexed records that are not in a file yet
         self._saving = _Saving.IDLE
         self._indexed_to = -1  # physical offset of the last record
@@ -205,9 +207,11 @@ class KeyIndex:
         return not self._files or self._files[-1].room < pending_count + key_count
 
     def make_spare(self) -> None:
-        """Creates the next file in advance. Blocking, because its name is synced and 20 MB of slots are allocated (by
-        default). Raises OSError."""
-        self._spare = self._make_file()
+        """Creates the next file in advance, unless there is one. Blocking, because its name is synced and 20 MB of slots
+        are allocated (by default). Raises OSError."""
+        with self._making_spare:
+            if self._spare is None:
+                self._spare = self._make_file()
 
     def drop_spare(self) -> None:
         """Deletes the file made in advance. Blocking."""

@@ -434,3 +434,35 @@ async def test_a_rebuild_during_a_reset_leaves_no_file_of_the_old_index() -> Non
         await check_derived(slave)
         assert slave.index is not None
         assert [file.path.name for file in slave.index.files] == disk.list_dir(INDEX)
+
+
+async def test_a_file_that_dispatch_makes_while_a_rebuild_makes_one_does_not_stay() -> None:
+    """The next start would delete it as empty, and with it all newer files of the index."""
+    is_making, is_made, go_on = trio.Event(), trio.Event(), trio.Event()
+    disk = MemoryDisk()
+
+    async def together(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == "_make_next_files" and store.log.dispatched_offset.value:
+            is_making.set()
+            await go_on.wait()
+            result = await run_inline(call, *arguments)
+            is_made.set()
+            return result
+        result = await run_inline(call, *arguments)
+        if call.__name__ == "make_spare" and not go_on.is_set():
+            go_on.set()
+            await is_made.wait()
+            await wait_all_tasks_blocked()
+        return result
+
+    async with open_message_store(
+        small_options(), disk=disk, run_blocking=together, wall_clock_ms=WallClock()
+    ) as store:
+        await store.log.put([message(number) for number in range(12)])
+        await dispatched(store)
+        await store.log.put([message(number) for number in range(12, 16)])  # for which the file has no room
+        await is_making.wait()
+        await store.scrub._rebuild_index()
+        await check_derived(store)
+        assert store.index is not None
+        assert [file.path.name for file in store.index.files] == disk.list_dir(INDEX)
