@@ -22,7 +22,7 @@ from ha.client.queue_requests import QueueRequests
 from ha.client.reading import pull_on
 from ha.client.received import received
 from ha.client.routes import Routes, TopicRoute
-from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
+from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol import properties as names
 from ha.protocol.access_bodies import (
@@ -589,11 +589,11 @@ class Admin(ClientUser):
             check_masters(known)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
-        """Asks one master after the other; returns the first successful response. Raises the BrokerError of the last
-        one if none succeeds."""
+        """Asks one master after the other; returns the first successful response. Raises the error of the last one if
+        none succeeds."""
         *others, last = await self._masters(None)
         for address in others:
-            with suppress(BrokerError):
+            with suppress(ClientError):
                 return await self._ask(address, code, header)
         return await self._ask(last, code, header)
 

@@ -10,6 +10,7 @@ import pytest
 from ha.client import Admin, BrokerError
 from ha.protocol.access_bodies import UserInfo
 from ha.protocol.codes import RequestCode
+from ha.protocol.group_requests import encode_running_info
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, encode_host
@@ -126,6 +127,24 @@ async def test_denied_access_does_not_look_like_an_absent_message_or_group() -> 
                 await admin.message_at(message_id)
             with pytest.raises(BrokerError, match="No acl config"):
                 await admin.producer_connections("g")
+
+
+@on_both_backends()
+async def test_a_member_is_found_although_a_master_is_down() -> None:
+    async with serving(lambda command: None) as down:
+        pass
+    info = encode_running_info({}, {"PROP_CLIENT_VERSION": "V"}, {}, [])
+    async with serving(lambda command: command.reply(0, body=info)) as up:
+
+        def cluster(command: RemotingCommand) -> RemotingCommand:
+            brokers = {
+                name: {"cluster": "c", "brokerName": name, "brokerAddrs": {"0": address}}
+                for name, address in (("a", down.address), ("b", up.address))
+            }
+            return command.reply(0, body=msgspec.json.encode({"brokerAddrTable": brokers, "clusterAddrTable": {}}))
+
+        async with serving(cluster) as names, Admin(names.address) as admin:
+            assert (await admin.running_info("g", "c")).properties["PROP_CLIENT_VERSION"] == "V"
 
 
 @on_both_backends()
