@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.pop.state import Limits
 from ha.broker.pop.taking import Taker
-from ha.broker.queue_read import QueueRead
+from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.protocol.remoting_protocol import CloseCause
@@ -209,6 +209,29 @@ async def test_room_in_a_queue_that_a_pop_skipped_is_not_missed(
         await wait_all_tasks_blocked()
         may_read[1].set()
         await wait_all_tasks_blocked()
+
+
+async def test_pop_that_can_not_read_waits_although_other_topics_get_messages(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the damaged message again and again while the broker was busy."""
+    await send(node, b"damaged")
+    await send(node, b"other", b="Other")
+    reader = node.broker.pop.requests._taker._reader
+    read_at: list[float] = []
+
+    async def read(queue: Any, offset: int, **limits: Any) -> QueueRead:
+        read_at.append(trio.current_time() - began)
+        assert len(read_at) < 10
+        await node.broker.put_service.put([Message("Other", 0, b"other")])
+        await node.dispatched()
+        return QueueRead(ReadStatus.OFFSET_FOUND_NULL, offset, 0, 1)
+
+    monkeypatch.setattr(reader, "read", read)
+    monkeypatch.setattr(reader, "read_nowait", lambda *_, **__: None)
+    began = trio.current_time()
+    assert (await pop(node, queueId=0, pollTime=9000)).code == 210
+    assert read_at == [0.0, 9.0]
 
 
 @pytest.mark.parametrize("is_reading", [False, True])

@@ -100,8 +100,8 @@ class Taken(msgspec.Struct, kw_only=True):
     busy, full: queues that were skipped because other pops were reading them, or, although they have messages, because
     there was no room for further ones in flight.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
-    blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages were dispatched
-    or an offset was reset during the pop, or the reason why a queue was skipped is gone. None if no time is known.
+    blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages arrived or
+    an offset was reset during the pop, or the reason why a queue was skipped is gone. None if no time is known.
     """
 
     pop_time_ms: int
@@ -194,16 +194,20 @@ class Taker:
     ) -> Taken:
         """Takes up to the requested number of messages. Raises RefusedError if too many files are open, unless it has
         taken some."""
-        dispatched = self._store.log.dispatched_offset
-        dispatched_offset = dispatched.value
+        ends = self._ends(request, config)
         taken = await self._take(state, request, config, selection)
         if not taken.count and self._store.dispatcher.is_making_files:
             await self._store.dispatcher.wait_files_made()
             taken = await self._take(state, request, config, selection)
         has_room = any(state.room(queue) > 0 for queue in taken.full)
-        if has_room or dispatched.value != dispatched_offset or not all(queue.is_busy for queue in taken.busy):
+        if has_room or self._ends(request, config) != ends or not all(queue.is_busy for queue in taken.busy):
             taken.try_again(taken.pop_time_ms)  # there may be a message in a queue that was read before, or skipped
         return taken
+
+    def _ends(self, request: PopMessageRequest, config: TopicConfig) -> dict[Source, int]:
+        """The end of each queue that `request` reads from."""
+        sources = self.sources(request, config, is_order=request.order)
+        return {each: bounds(self._store.queues.get(each.topic, each.queue_id))[1] for each in sources}
 
     async def _take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
