@@ -6,8 +6,9 @@ one call. The writer sends the frames that can't be sent without waiting. Reques
 `take` serves the requests that can be served without waiting, and the handler serves the others. With a poller
 (ha/poller.py), chunks are received and passed to `take` in the poller's turns, and frames that are queued during a turn
 are sent when it ends.
-Frames that a handler queues are sent together by the reader when the handler returns. Other frames are sent by
-`send_now`, or by the writer, which is woken once for any number of queued frames.
+Frames that a handler queues are sent together by the reader when the handler returns, or by the writer if the handler
+has called `flush` and waits. Other frames are sent by `send_now`, or by the writer, which is woken once for any number
+of queued frames.
 
 At most one chunk and one incomplete frame are buffered for reading. The reader pauses above `outbox_high_bytes`, and
 the connection is closed above `outbox_bytes_max`. Timeouts are checked by the connection's owner (watch.py).
