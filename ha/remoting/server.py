@@ -106,9 +106,10 @@ class RemotingServer:
         raise AssertionError("a server ends by cancellation only")
 
     async def handle(self, stream: trio.abc.Stream, *, is_own: bool = False) -> None:
-        """Serves one connection until it ends, and closes the stream. `is_own`: the peer is this process."""
+        """Serves one connection until it ends, and closes the stream. `is_own`: the peer is this process, which
+        is never refused for lack of room."""
         host = peer_of(stream)[0]
-        if not self._open.make_room(host):
+        if not is_own and not self._open.make_room(host):
             self._shared.refused += 1
             await trio.aclose_forcefully(stream)
             return

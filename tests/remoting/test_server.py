@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -418,6 +419,16 @@ async def test_drain_sends_what_is_queued_and_accepts_no_connections(
         assert trio.current_time() == pytest.approx(2)
         with pytest.raises(ConnectionRefusedError):
             wire.connect()
+
+
+async def test_the_own_connection_of_the_process_is_served_although_clients_use_all_others() -> None:
+    async with open_wire(Recorder(), RemotingServerOptions(connections_max=1)) as wire, trio.open_nursery() as nursery:
+        await wire.connect().ask(request(1))
+        assert await wire.connect().receive() is None
+        own, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(partial(wire.server.handle, theirs, is_own=True))
+        assert (await Peer(own).ask(request(2))).opaque == 2
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_server_that_stops_reading_answers_only_requests_read_before() -> None:
