@@ -396,6 +396,29 @@ async def test_notification(node: Node) -> None:
     assert (await node.ask(200054, **{**fields, "topic": "X"})).code == 17
 
 
+async def test_notification_takes_no_turn_from_a_pop(node: Node) -> None:
+    """Its client may only want to know that there are messages."""
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "pollTime": 9000, "bornTime": 0}
+    await send(node, b"a")
+    await ack(node, *await pop_messages(node))
+    began = trio.current_time()
+    found: list[object] = []
+
+    async def notify() -> None:
+        found.append((await node.ask_alone(200054, **fields)).ext_fields["hasMsg"])
+
+    async def wait() -> None:
+        found.append(bodies(popped_of(await node.ask_alone(200050, **{**POP, "pollTime": 9000}))))
+
+    async with trio.open_nursery() as nursery:
+        for task in (notify, wait):
+            nursery.start_soon(task)
+            await wait_all_tasks_blocked()
+        await send(node, b"b")
+    assert found == ["true", [b"b"]]
+    assert trio.current_time() == began
+
+
 async def test_peek_after_deleted_messages(node: Node) -> None:
     fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "maxMsgNums": 2}
     await send(node, b"a", b"b", b"c", b"d", b"e")

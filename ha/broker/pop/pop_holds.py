@@ -1,8 +1,9 @@
 """Long polling of pops and notifications: requests that found nothing yet, by topic and group.
 
-A message wakes one waiting request of each group that wants it, and a pop that leaves messages wakes the next one. So a
-batch of messages for many consumers wakes as many requests as are needed to deliver it. A copy in a retry topic wakes a
-request for the topic itself. Source: PopLongPollingService.
+A message wakes one waiting pop of each group that wants it, and a pop that leaves messages wakes the next one. So a
+batch of messages for many consumers wakes as many pops as are needed to deliver it. Notifications that have waited for
+longer than that pop are woken, too. A copy in a retry topic wakes a request for the topic itself. Source:
+PopLongPollingService.
 """
 
 from __future__ import annotations
@@ -97,9 +98,13 @@ class PopHolds(Holds[PopHold]):
         self.wake({hold: None for group in groups for holds in group.by_queue.values() for hold in holds})
 
     def _wake_first(self, holds: Iterable[PopHold]) -> None:
-        first = next(iter(holds), None)
-        if first is not None:
-            self.wake((first,))
+        """Wakes the first pop of `holds`, and the notifications before it, which take no message."""
+        woken = []
+        for hold in holds:
+            woken.append(hold)
+            if isinstance(hold.request, PopMessageRequest):
+                break
+        self.wake(woken)
 
     def _on_skipped(self, hold: PopHold) -> None:
         self.wake_one(hold.request.topic, hold.request.consumer_group, hold.request.queue_id)
