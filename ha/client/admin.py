@@ -251,13 +251,16 @@ class Admin(ClientUser):
         self._routes.mark_stale(config.topic_name)
 
     async def delete_topic(self, topic: str) -> None:
-        """Deletes `topic` on all masters and name servers; its messages become unreachable at once."""
+        """Deletes `topic` on all masters and name servers; its messages become unreachable at once. Broker sets without
+        a master are skipped; ConnectionFailed is then raised at the end."""
+        known = await self.brokers()
         await self._ask_masters(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
         # The first name server comes last: clients look up routes there, and find the topic until all others have
         # deleted it.
         for address in reversed(self._client.name_servers):
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
         self._routes.forget(topic)
+        check_masters(known)
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
         """Offsets and last store time of each queue of `topic`, from the masters that have it. Raises RouteNotFound.

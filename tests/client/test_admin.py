@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from ha.client import Admin, BrokerError
+from ha.client import Admin, BrokerError, ConnectionFailed
 from ha.protocol.access_bodies import UserInfo
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import encode_running_info
@@ -145,6 +145,29 @@ async def test_a_member_is_found_although_a_master_is_down() -> None:
 
         async with serving(cluster) as names, Admin(names.address) as admin:
             assert (await admin.running_info("g", "c")).properties["PROP_CLIENT_VERSION"] == "V"
+
+
+@on_both_backends()
+async def test_a_topic_that_a_broker_set_without_a_master_may_still_have_is_an_error() -> None:
+    """Its next master would register the topic again."""
+    b_id = "1"
+    async with serving(lambda command: command.reply(0)) as a, serving(lambda command: command.reply(0)) as b:
+
+        def answer(command: RemotingCommand) -> RemotingCommand:
+            brokers = {
+                name: {"cluster": "c", "brokerName": name, "brokerAddrs": {broker_id: server.address}}
+                for name, broker_id, server in (("a", "0", a), ("b", b_id, b))
+            }
+            return command.reply(0, body=msgspec.json.encode({"brokerAddrTable": brokers, "clusterAddrTable": {}}))
+
+        async with serving(answer) as names, Admin(names.address) as admin:
+            with pytest.raises(ConnectionFailed, match="b: no master is registered, so nothing changed there"):
+                await admin.delete_topic("T")
+            assert names.commands[-1].code == RequestCode.DELETE_TOPIC_IN_NAMESRV
+            b_id = "0"
+            await admin.delete_topic("T")
+    deleted = [RequestCode.DELETE_TOPIC_IN_BROKER]
+    assert [[command.code for command in each.commands] for each in (a, b)] == [2 * deleted, deleted]
 
 
 @on_both_backends()
