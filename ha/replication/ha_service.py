@@ -173,7 +173,9 @@ class HAService:
             poller=self._poller,
         )
         self._connections.append(connection)
-        logger.info("ha.slave_connected peer=%s identity=%s", peer, progress.identity)
+        is_new = self._log_limiter.admit((host_of(peer), "connected"), now)
+        level = logging.INFO if is_new else logging.DEBUG
+        logger.log(level, "ha.slave_connected peer=%s identity=%s", peer, progress.identity)
         try:
             return await connection.run()
         finally:
@@ -228,7 +230,7 @@ class HAService:
         self._last_end_at = trio.current_time()
         self._copied_at.pop(host_of(progress.peer), None)  # its process may have ended: wait for its next copy
         repeated = self._last_close_reasons.pop(progress.identity, None) is reason
-        if progress.start_offset < 0 and reason not in EXPECTED_ENDS:
+        if progress.start_offset < 0:
             # Anybody can cause this at any rate, and on loopback each connection is a separate identity.
             repeated |= not self._log_limiter.admit((host_of(progress.peer), reason), trio.current_time())
         self._last_close_reasons[progress.identity] = reason

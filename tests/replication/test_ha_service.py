@@ -288,6 +288,19 @@ async def test_a_repeated_close_reason_is_logged_once_and_always_counted(caplog:
     assert service.statistics().closed_counts[CloseReason.REPORT_BEYOND_END] == 5
 
 
+async def test_checks_of_the_port_are_logged_once(nursery: trio.Nursery, caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody can open connections at any rate."""
+    _, service = new_service()
+    with caplog.at_level(logging.INFO):
+        for port in range(5):
+            check = await connected(nursery, service, f"127.0.0.1:{port}")
+            await check.stream.send_eof()
+            await wait_all_tasks_blocked()
+    assert caplog.text.count("ha.slave_connected") == 1
+    assert caplog.text.count("ha.slave_disconnected") == 1
+    assert service.statistics().closed_counts[CloseReason.SLAVE_CLOSED] == 5
+
+
 async def test_statistics_have_lag_and_rate(nursery: trio.Nursery) -> None:
     _, service = new_service()
     await connected(nursery, service, "10.0.0.1:1", 96, 1096)
