@@ -207,8 +207,8 @@ class KeyIndex:
         return not self._files or self._files[-1].room < pending_count + key_count
 
     def make_spare(self) -> None:
-        """Creates the next file in advance, unless there is one. Blocking, because its name is synced and 20 MB of slots
-        are allocated (by default). Raises OSError."""
+        """Creates the next file in advance, unless there is one. Blocking, because its name is synced and 20 MB of
+        slots are allocated (by default). Raises OSError."""
         with self._making_spare:
             if self._spare is None:
                 self._spare = self._make_file()
@@ -404,11 +404,12 @@ class KeyIndex:
         Raises OSError."""
         deleted = 0
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
-            file = self._files.pop(0)
+            file = self._files[0]
+            self.delete([file])  # first: if the disk refuses, the next call deletes it
             self.generation += 1
+            self._files.pop(0)
             if file in self._retired:
                 self._retired.remove(file)
-            self.delete([file])
             deleted += 1
         return deleted
 

@@ -8,6 +8,7 @@ unknown here.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -196,11 +197,16 @@ class QueueFiles:
         self._open_files.add(file)
 
     def remove(self, start: int) -> None:
-        """Deletes the file that begins at `start`. Raises OSError."""
+        """Deletes the file that begins at `start`. Raises OSError; if the file still exists, it stays in the queue."""
         path = self._path(start)
         self.starts.remove(start)
         self._open_files.forget(path)
-        self._disk.unlink(path)
+        try:
+            self._disk.unlink(path)
+        except OSError:
+            if self._disk.exists(path):
+                insort(self.starts, start)
+            raise
 
     def forget(self) -> None:
         """Resets to the state without files; those on the disk are not touched."""

@@ -340,6 +340,27 @@ async def test_full_disk_postpones_what_follows_a_deletion(autojump_clock: MockC
         assert len(store.epochs.entries) == 1
 
 
+@pytest.mark.parametrize("folder", ["consumequeue", "index"])
+async def test_files_that_a_full_disk_does_not_delete_are_deleted_later(folder: str, autojump_clock: MockClock) -> None:
+    """As a file system that copies on write: they stayed until the next start."""
+    disk, clock = MemoryDisk(), at_hour(12)
+    disk.now_ms = clock.now_ms
+    async with open_small(disk, clock, delete_files_max=1000) as store:
+        await fill_and_expire(store, clock)
+        disk.refuse = lambda operation, path: errno.ENOSPC if operation == "unlink" and folder in path.parts else None
+        with pytest.raises(DiskFull):
+            await store.retention.clean(at_any_hour=True)
+        disk.refuse = lambda operation, path: None
+        await store.retention.clean(at_any_hour=True)
+        [queue] = store.queues
+        assert queue.files.starts[0] > 0
+        names = [f"{start * 20:020d}" for start in queue.files.starts]
+        assert disk.list_dir(ROOT / "consumequeue" / "T" / "0") == names
+        assert store.index is not None
+        assert disk.list_dir(ROOT / "index") == [file.path.name for file in store.index.files]
+        await check_derived(store)
+
+
 async def test_a_checkpoint_that_was_written_in_part_is_written_again(autojump_clock: MockClock) -> None:
     """Although its content is again that of the last complete write."""
     disk, clock = MemoryDisk(), at_hour(12)
