@@ -20,7 +20,7 @@ from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, Pull
 from ha.client.routes import Routes
 from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, OptionError, RecordsGone, RouteNotFound
 from ha.protocol.batch import encode_batch
-from ha.protocol.codes import SysFlag
+from ha.protocol.codes import ResponseCode, SysFlag
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
@@ -646,7 +646,8 @@ def test_slot_waits_for_messages_from_when_the_broker_lacks_them() -> None:
 
 def test_transient_errors_are_retried_and_others_raised() -> None:
     consumer = FakeConsumer(0, 100, 8)
-    consumer.failures = [ConnectionFailed("a", "lost"), BrokerError("a", 2, "busy")]
+    going = BrokerError("a", ResponseCode.GO_AWAY, "please go away")
+    consumer.failures = [ConnectionFailed("a", "lost"), BrokerError("a", 2, "busy"), going]
     assert pull(consumer, 0, 20, PullSettings())[0] == list(range(20))
     consumer.failures = [BrokerError("a", 26, "no such group")]
     with pytest.raises(BrokerError, match="no such group"):

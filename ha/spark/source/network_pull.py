@@ -34,8 +34,15 @@ SLOT_ENTRIES = 32
 answer"""
 FILTERED_SLOT_ENTRIES = 3200
 """Number of queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
-_PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
-"""Response codes of errors after which a request is retried"""
+_PASSING = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Response codes of errors after which a request is retried; GO_AWAY is that of a RocketMQ broker that shuts down"""
 _PAUSE_S = 0.2
 _REMOVED = "MESSAGE_WAS_REMOVING"
 """Remark of an answer without messages, because the broker can't read them"""
