@@ -26,7 +26,7 @@ from .in_flight import InFlight
 from .messages import Code, parse
 from .options import FrontOptions
 from .receiving import Receiving
-from .refusal import CallRefused
+from .refusal import CallRefused, check
 from .routes import Routes
 from .sending import Sending
 from .session import Producers, Session
@@ -288,12 +288,15 @@ class Front:
         for topic in gone:
             header = UnregisterClientRequest(client_id=self._client_id, producer_group=topic)
             commands.append(RemotingCommand(RequestCode.UNREGISTER_CLIENT, ext_fields=header.to_ext_fields()))
-        try:
-            for command in commands:
-                await self._brokers.invoke(None, broker_name, command)
-        except BrokerUnreachable as error:
-            if times := self._log_limiter.admit(("heartbeat", broker_name), trio.current_time()):
-                logger.warning("proxy.heartbeat_failed broker=%r reason=%r times=%d", broker_name, str(error), times)
+        for command in commands:
+            try:
+                check(await self._brokers.invoke(None, broker_name, command))
+            except (BrokerUnreachable, CallRefused) as error:
+                if times := self._log_limiter.admit(("heartbeat", broker_name), trio.current_time()):
+                    text = "proxy.heartbeat_failed broker=%r reason=%r times=%d"
+                    logger.warning(text, broker_name, str(error), times)
+                if isinstance(error, BrokerUnreachable):
+                    return
 
 
 def _keep_handle(call: Call, response: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 from google.protobuf.message import Message
@@ -14,7 +15,7 @@ from rocketmq.grpc_protocol import service_pb2 as service
 from trio.testing import MockClock
 
 from ha.protocol.bodies import GroupConfig
-from ha.protocol.codes import RequestCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.pop import Handle
 from ha.protocol.popped import ReceiptHandle
 from ha.protocol.recall_handle import RecallHandle, encode_recall_handle
@@ -102,6 +103,32 @@ async def test_front_with_many_topics_stays_registered_while_name_servers_are_si
         await trio.sleep(120)
         nursery.cancel_scope.cancel()
     assert set(brokers.asked) == {("a", RequestCode.HEART_BEAT), ("b", RequestCode.HEART_BEAT)}
+
+
+async def test_a_refused_heartbeat_is_logged_and_others_are_sent(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    """Without it, nobody would know why no producer is asked about its half messages."""
+    brokers = Brokers()
+    heartbeats = 0
+
+    async def refused(session: Any, broker_name: str, command: RemotingCommand, timeout_s: float = 3.0) -> Any:
+        nonlocal heartbeats
+        heartbeats += 1
+        return command.reply(ResponseCode.NO_PERMISSION, "no right")
+
+    brokers.invoke = refused  # type: ignore[method-assign]
+    front = front_of(brokers)
+    session = Session(SimpleNamespace(), "vm@1")  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(front.serve_clients)
+        await trio.testing.wait_all_tasks_blocked()
+        front._producers.add(session, [f"t{number}" for number in range(100)])
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert heartbeats == 4, "two for each broker, of 64 topics and the others"
+    lines = [record.getMessage() for record in caplog.records if "proxy.heartbeat_failed" in record.message]
+    assert sorted(lines) == [f"proxy.heartbeat_failed broker={name!r} reason='no right' times=1" for name in "ab"]
 
 
 async def test_brokers_take_turns() -> None:
