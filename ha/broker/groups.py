@@ -55,7 +55,8 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         if found is not None or not self._options.auto_create_group:
             return found
         is_invalid = topic_fault(group) or topic_fault(RETRY_PREFIX + group)
-        if is_invalid or len(self._table) >= self._options.group_count_max:
+        others = (self._table.keys() | self._unlogged.keys()) - {group}
+        if is_invalid or len(others) >= self._options.group_count_max:
             return None
         if self.journal is not None and self.journal.is_open:
             if group in self._unlogged:
@@ -82,7 +83,8 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         changed = {group.group_name: group for group in updated if self._table.get(group.group_name) != group}
         if not changed:
             return await self._unchanged()
-        if len(self._table.keys() | changed.keys()) > max(self._options.group_count_max, len(self._table)):
+        names = self._table.keys() | self._unlogged.keys() | changed.keys()
+        if len(names) > max(self._options.group_count_max, len(self._table)):
             return f"this broker holds its maximum of {self._options.group_count_max} consumer groups"
         if self.journal is not None:
             return await self._log(self.journal, changed)

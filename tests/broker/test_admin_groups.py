@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from ha.broker.options import BrokerRole
+from ha.protocol.bodies import GroupConfig
 from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import Node, open_node
 
@@ -107,6 +109,18 @@ async def test_group_is_deleted(node: Node, tmp_path: Path) -> None:
     assert (await node.ask(207, groupName="g1", cleanOffset=True)).code == 0, "again"
     assert node.broker.offsets.get("g1", "TT", 0) is None
     assert node.broker.offsets.get("xg1", "TT", 0) == 1
+
+
+async def test_groups_created_at_the_same_time_are_limited(tmp_path: Path) -> None:
+    """Those that were being written to the group's log did not count."""
+    async with open_node(tmp_path, group_count_max=3, keeps_tables_in_log=True) as node:
+        groups = node.broker.groups
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(groups.find_or_create, f"g{number}")
+                nursery.start_soon(groups.find_or_create, f"g{number}")
+            nursery.start_soon(groups.update, [GroupConfig(group_name="g9")])
+        assert len(groups.table) == 3
 
 
 async def test_offsets_are_cloned(node: Node) -> None:
