@@ -4,6 +4,7 @@ The tasks are run here, as Spark would run them: pickled, then read. No Spark is
 """
 
 import base64
+import errno
 import json
 import logging
 import pickle
@@ -37,6 +38,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ha.arrow import LogReader, ReadOptions, RowFilter, log_reader
 from ha.arrow.queues import QueueFiles
 from ha.arrow.schema import COLUMNS
+from ha.arrow.segments import Segment, Segments
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.store_files import BROKER_FILE
 from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader, plan_batch
@@ -649,6 +651,31 @@ def test_longest_replica_is_read(tmp_path: Path) -> None:
     shutil.rmtree(behind)
     with pytest.raises(StoreUnreadable):
         rows_of(reader)
+
+
+def test_replica_whose_disk_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make_store(tmp_path / "master", [message(n) for n in range(100)]), tmp_path / "slave"
+    shutil.copytree(first, second)
+    source = LocalSource([str(first), str(second)], ["a", "a"])
+    broken = [second]
+    real = Segments.buffer
+
+    def buffer(self: Segments, segment: Segment) -> memoryview | None:
+        if self.directory.parent in broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, segment)
+
+    monkeypatch.setattr(Segments, "buffer", buffer)
+    make_store(first, [message(n) for n in range(100, 120)])
+    source.refresh()
+    assert sum(source.queue_range(queue).end for queue in source.queues(None)) == 120
+    broken.append(first)
+    with pytest.raises(StoreUnreadable, match="Input/output error"):
+        source.refresh()
+    broken.clear()
+    source.refresh()
+    assert sum(source.queue_range(queue).end for queue in source.queues(None)) == 120
+    source.close()
 
 
 @pytest.mark.parametrize("by_queue", [True, False])

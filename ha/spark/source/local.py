@@ -69,7 +69,10 @@ class LocalSource(LogSource):
                     has_changed = True
                 # Comparing ends examines all queues, which is not needed for a single replica.
                 reach[path] = (-known.queued_end(), known.min_offset) if len(paths) > 1 else (0, 0)
-            except StoreUnreadable as error:
+            except (StoreUnreadable, OSError) as found:
+                error = found
+                if isinstance(error, OSError):
+                    error = StoreUnreadable(Path(path), error.strerror or str(error))
                 gone = self._readers.pop((broker, path), None)
                 if gone is not None:
                     gone.close()
