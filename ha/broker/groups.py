@@ -55,13 +55,12 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         if found is not None or not self._options.auto_create_group:
             return found
         is_invalid = topic_fault(group) or topic_fault(RETRY_PREFIX + group)
-        others = (self._table.keys() | self._unlogged.keys()) - {group}
-        if is_invalid or len(others) >= self._options.group_count_max:
+        if is_invalid or len(self._table) >= self._options.group_count_max:
             return None
         if self.journal is not None and self.journal.is_open:
             if group in self._unlogged:
                 await self.journal.logged()
-            else:
+            elif len(self._table.keys() | self._unlogged.keys()) < self._options.group_count_max:
                 await self._log(self.journal, {group: GroupConfig(group_name=group)})
             return self._table.get(group)
         found = self._table[group] = GroupConfig(group_name=group)
