@@ -542,6 +542,23 @@ async def test_changes_that_one_record_can_not_hold_become_several(tmp_path: Pat
         assert len(await pop_messages(node)) == 32
 
 
+async def test_changes_of_one_queue_that_one_record_can_not_hold_become_several(tmp_path: Path) -> None:
+    async with open_node(tmp_path, message_size_max=2048, store_changes={"message_size_max": 2048}) as node:
+        await put_many(node, 1000, queue_count=1)
+        popped: list[Popped] = []
+        while messages := await pop_messages(node, invisibleTime=1_000_000):
+            popped += messages
+        for message in popped:
+            if message.record.queue_offset % 2:
+                assert (await ack(node, message)).code == 0
+        assert node.broker.offsets.reset("g", "TT", 0, 2)
+        assert (await ack(node, popped[0])).code == 0
+        assert node.broker.pop.statistics().in_flight_count == 0
+    async with open_node(tmp_path, message_size_max=2048, store_changes={"message_size_max": 2048}) as node:
+        assert node.broker.pop.statistics().in_flight_count == 0
+        assert (await pop_messages(node))[0].record.queue_offset == 2
+
+
 async def test_answer_waits_for_the_last_record_of_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_node(tmp_path, message_size_max=2048) as node:
         await with_many_runs(node)

@@ -111,6 +111,17 @@ class Undo(msgspec.Struct):
         for offset, batch in batches.items():
             self.batches.setdefault(offset, batch)
 
+    def split(self, queue: PopQueue, offsets: Sequence[int]) -> Undo | None:
+        """Moves the messages at `offsets` to another object, for changes that are written after those left here;
+        returns it, or None without messages. `queue`: the queue, as the changes left here make it."""
+        if not offsets:
+            return None
+        later = Undo(queue.next_offset, queue.order, reset_to=self.reset_to)
+        later.batches = {offset: self.batches.pop(offset) for offset in offsets}
+        later.copied = self.copied.intersection(offsets)
+        self.copied -= later.copied
+        return later
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on messages in flight, per queue of a group and in total, and on the number of such queues."""
@@ -338,24 +349,32 @@ class PopState:
         return bool(self._changed)
 
     def take_changes(self, size_max: int) -> PopRecord:
-        """Returns changes since the last record, of about `size_max` bytes but at least one queue's; `has_changes` then
-        tells whether more are left. `settle` must be called before this is called again."""
+        """Returns changes since the last record, of about `size_max` bytes at most: those of whole queues, or some of
+        one queue. `has_changes` then tells whether more are left. `settle` must be called before this is called again.
+        """
         assert not self._taken, "the previous record is not settled"
         records: list[QueueRecord] = []
+        left: _Changes = {}
         size = message_count = 0
+        count_max = _message_count(size_max)
         for key, (queue, undo) in self._changed.items():
             message_count += 0 if undo is None else len(undo.batches)
             if records and (size >= size_max or message_count > OFFSET_COUNT_MAX):
                 break
             record = QueueRecord(*key, REMOVED)
             if queue is not None and undo is not None:
-                queue.undo = None
+                offsets = sorted(undo.batches)
+                queue.undo = undo.split(queue, offsets[count_max:])
+                if queue.undo is not None:
+                    left[key] = queue, queue.undo
                 kind = WHOLE if undo.is_new else CHANGED  # a queue of this name may have been removed just before
-                record = _record_of(queue, kind, sorted(undo.batches), undo.batches)
+                record = _record_of(queue, kind, offsets[:count_max], undo.batches)
             records.append(record)
             size += _size_of(record)
+            if left:
+                break
         changes = iter(self._changed.items())
-        self._taken, self._changed = dict(islice(changes, len(records))), dict(changes)
+        self._taken, self._changed = dict(islice(changes, len(records))), left | dict(changes)
         return PopRecord(queues=records)
 
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
@@ -436,7 +455,7 @@ class PopState:
         """
         part: list[QueueRecord] = []
         size = 0
-        slice_count = max(1, min(_SLICE_COUNT_MAX, size_max // (4 * _RUN_SIZE)))
+        slice_count = min(_SLICE_COUNT_MAX, _message_count(size_max))
         for key in list(self.queues):
             offsets = sorted(self.queues[key].batches) if key in self.queues else []
             for start in range(0, len(offsets) or 1, slice_count):
@@ -467,6 +486,12 @@ def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mappi
     ]
     order = None if queue.order is None else queue.order.to_record()
     return QueueRecord(*queue.key, kind, queue.next_offset, taken, to_runs(done), order)
+
+
+def _message_count(size_max: int) -> int:
+    """Number of messages of a queue, at least 1, that take at most `size_max` bytes, even if each is a run and a batch
+    of its own."""
+    return max(1, size_max // (4 * _RUN_SIZE))
 
 
 def _size_of(record: QueueRecord) -> int:
