@@ -21,7 +21,7 @@ from cyclopts import Parameter
 from ha.cli.exits import UsageError
 from ha.cli.unreachable import NOT_REACHABLE, reason_of_os
 from ha.client.credentials import read_secret_key
-from ha.client.options import split_address
+from ha.protocol.addresses import split_address
 from ha.protocol.headers import Int64
 from ha.tls.files import reason_of
 

@@ -22,8 +22,8 @@ from ha.cli.admin_pages import AdminFlags, NodeStatus, Page, difference, fetch_p
 from ha.cli.flags import ClusterFlags, TlsFlags
 from ha.cli.unreachable import reason_of_os
 from ha.client import Client, ClientOptions
-from ha.client.options import split_address
 from ha.errors import BrokerError, ClientError, HalogError, RemoteProtocolError
+from ha.protocol.addresses import split_address
 from ha.protocol.bodies import ClusterInfo, HARuntimeInfo, KVTable
 from ha.protocol.codes import DUPLICATE_BROKERS, RequestCode, ResponseCode
 from ha.protocol.java_json import read_as

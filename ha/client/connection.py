@@ -22,10 +22,11 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from ha.client.options import ClientOptions, split_address
+from ha.client.options import ClientOptions
 from ha.client.parking import Parking, clock_here, parking_here
 from ha.client.tls import Connect, connector
 from ha.errors import ConnectionFailed, RemoteProtocolError, RequestTimedOut
+from ha.protocol.addresses import split_address
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import HEADER_SIZE_MAX, RemotingCommand, encode_command
 from ha.protocol.remoting_protocol import CloseCause, ConnectionLimits, ConnectionState, RemotingProtocol

@@ -11,6 +11,7 @@ import msgspec
 
 from ha.client.tls import ClientTls, Connect
 from ha.protocol.acl import AclCredentials
+from ha.protocol.addresses import split_address
 from ha.protocol.compression import BODY_SIZE_MAX, Compression, check_installed
 
 
@@ -79,14 +80,6 @@ def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None
     for address in addresses:
         split_address(address)
     return addresses
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port` (an IPv6 host may be in brackets). Raises ValueError if `address` has another form."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def own_address() -> bytes:

@@ -8,6 +8,7 @@ port number (RocketMQ's rule and halog's default); healFrom is for slaves that d
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -15,6 +16,7 @@ import trio
 
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.addresses import split_address
 from ha.protocol.bodies import ClusterInfo
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
@@ -22,9 +24,9 @@ from ha.remoting import RemotingClient
 from ha.replication.handshake import HandshakeOptions
 from ha.replication.healer import Healer
 
-from .master_address import split
 from .node import Node
 from .options import ha_options
+from .ports import join
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +56,10 @@ async def _peers(node: Node, client: RemotingClient, name_servers: list[str]) ->
         if master is not None:
             peers.append(master)
     for address in await _addresses_by_name(client, name_servers, config.broker_name):
-        host, port = split(address)
-        if address != node.remoting_address and port.isdecimal():
-            peers.append(f"{host}:{int(port) + HA_PORT_STEP}")
+        with suppress(ValueError):  # a broker may register any text as its address
+            host, port = split_address(address)
+            if address != node.remoting_address:
+                peers.append(join(host, port + HA_PORT_STEP))
     return [peer for peer in dict.fromkeys(peers) if peer != node.ha_address][:PEER_COUNT_MAX]
 
 

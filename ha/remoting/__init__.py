@@ -5,7 +5,7 @@ Request codes are interpreted by the handlers. `RemotingServer` and `RemotingCli
 
 from ha.protocol.remoting_protocol import CloseCause
 
-from .client import RemotingClient, connect_tcp, open_remoting_client, parse_address
+from .client import RemotingClient, connect_tcp, open_remoting_client
 from .connection import Handler, RemotingConnection
 from .handlers import RequestHandler, each_request, serve_each
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
@@ -30,6 +30,5 @@ __all__ = [
     "each_request",
     "open_listeners",
     "open_remoting_client",
-    "parse_address",
     "serve_each",
 ]

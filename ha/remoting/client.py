@@ -14,6 +14,7 @@ from typing import NoReturn
 import msgspec
 import trio
 
+from ha.protocol.addresses import split_address
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.transport import open_tcp
@@ -33,18 +34,10 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 """Opens a stream to an address. Raises OSError if it can't."""
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Splits "host:port", also "[::1]:9876". Raises ValueError if the address has another form."""
-    host, colon, port = address.strip().rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 async def connect_tcp(address: str) -> trio.abc.Stream:
     """Opens a TCP stream to "host:port". Raises OSError if the address is malformed, unknown or refuses."""
     try:
-        host, port = parse_address(address)
+        host, port = split_address(address.strip())
     except ValueError as error:
         raise OSError(str(error)) from None
     return await open_tcp(host, port)

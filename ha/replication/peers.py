@@ -8,23 +8,20 @@ from socket import AF_INET, AF_INET6
 import trio
 
 from ha.errors import ConfigError
+from ha.protocol.addresses import split_address
 from ha.transport import open_tcp
 
 IP_FAMILIES = (AF_INET, AF_INET6)
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Connect to `host:port` (IPv6 in brackets). Raises OSError, or ConfigError if the address is malformed."""
-    return await open_tcp(*split_address(address))
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`. Raises ConfigError, naming haMasterAddress, if it is malformed."""
-    host, separator, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError("haMasterAddress", f"{address!r} is not an address", "host:port, for example 10.0.0.1:10912")
-    return host, int(port)
+    """Connect to `host:port` (IPv6 in brackets). Raises OSError, or ConfigError, naming haMasterAddress, if the address
+    is malformed."""
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        raise ConfigError("haMasterAddress", str(error), "host:port, for example 10.0.0.1:10912") from None
+    return await open_tcp(host, port)
 
 
 def peer_name(stream: trio.abc.Stream) -> str:

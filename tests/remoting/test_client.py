@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import RemotingClientOptions, open_remoting_client, parse_address
+from ha.remoting import RemotingClientOptions, open_remoting_client
 from tests.remoting.wire import MemoryListener, Peer, Recorder, open_wire, request
 
 
@@ -177,17 +177,3 @@ async def test_the_number_of_addresses_is_limited() -> None:
             await client.invoke("b", request(0), 3)
             with pytest.raises(OSError, match="no room for c"):
                 await client.invoke("c", request(0), 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [("127.0.0.1:9876", ("127.0.0.1", 9876)), (" h:1 ", ("h", 1)), ("[::1]:9876", ("::1", 9876))],
-)
-def test_addresses_are_split(text: str, parts: tuple[str, int]) -> None:
-    assert parse_address(text) == parts
-
-
-@pytest.mark.parametrize("text", ["", "host", ":9876", "host:", "host:x", "host:0", "host:65536", "host:²"])
-def test_malformed_addresses_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not host:port"):
-        parse_address(text)

@@ -12,7 +12,7 @@ from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import ANY_SLAVE, AckRequest
 from ha.replication.ha_service import ENDS_IN_WORDS, HAService
 from ha.replication.options import HAOptions
-from ha.replication.peers import identify_by_address, split_address
+from ha.replication.peers import identify_by_address
 from ha.replication.progress import CloseReason, SlaveState
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
 from tests.replication.slave_side import SlaveSide
@@ -64,11 +64,6 @@ async def test_on_loopback_every_connection_is_a_slave(nursery: trio.Nursery) ->
 )
 def test_identity_is_the_address(peer: str, identity: str) -> None:
     assert identify_by_address(peer) == identity
-
-
-def test_addresses() -> None:
-    assert split_address("10.0.0.1:10912") == ("10.0.0.1", 10912)
-    assert split_address("[::1]:10912") == ("::1", 10912)
 
 
 def test_every_close_reason_has_a_text() -> None:

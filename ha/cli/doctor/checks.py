@@ -12,7 +12,7 @@ from ha.cli.admin_pages import NodeStatus, Page
 from ha.cli.doctor.findings import Finding, Weight
 from ha.cli.nodes import BrokerFacts, Facts, Outcome, Reach, is_local
 from ha.cli.showing import duration, size
-from ha.client.options import split_address
+from ha.protocol.addresses import split_address
 
 CLOCK_WARNING_S = 5.0
 CLOCK_ERROR_S = 60.0
