@@ -240,8 +240,8 @@ def test_stream_keeps_its_position_while_name_servers_know_no_broker(
         assert planner.latest(end, ReadAllAvailable()) == end
         tasks = cast(list[NetworkPartition], planner.partitions(start, end))
         assert sum(part.entry_count for task in tasks for part in task.slices) == COUNT
-        with pytest.raises(OptionError, match="servers: no broker is registered"):
-            NetworkSource(settings(nodes))
+        with pytest.raises(ConnectionFailed, match="no broker is registered"):
+            NetworkSource(NetworkSettings(servers=(nodes.name_server_address,), pull_timeout_s=0.1))
     finally:
         source.close()
 
