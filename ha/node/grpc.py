@@ -71,7 +71,7 @@ class OwnBroker:
         self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
     ) -> RemotingCommand:
         if broker_name != self._name:
-            raise BrokerUnreachable(f"no broker {broker_name} here")
+            raise BrokerUnreachable(f"no broker {broker_name[:80]} here")
         connection = self._connection(session)
         if session is not None and session.access_key:
             command.ext_fields[ACCESS_KEY] = session.access_key
