@@ -209,10 +209,11 @@ def _read(command: RemotingCommand) -> Needed:
 
 
 def _send_back(command: RemotingCommand) -> Needed:
-    yield _group_of(command.ext_fields.get("group", ""))
+    group = command.ext_fields.get("group", "")
+    yield _group_of(group)
     topic = command.ext_fields.get("originTopic")
     if topic:  # the C++ client names no topic; send_back.py then checks the topic of the message
-        yield topic, Right.SUB
+        yield popped_topic(group, topic)[0], Right.SUB
 
 
 def _end(command: RemotingCommand) -> Needed:

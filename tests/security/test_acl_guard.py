@@ -152,6 +152,9 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (33, b"", {"offset": 0, "topic": "other"}, "No default permission for topic:other"),
     (33, b"", {"offset": 0}, "No default permission for topic:"),
     (36, b"", {"offset": 0, "group": "g", "delayLevel": 0, "originTopic": "TT"}, ""),
+    (36, b"", {"offset": 0, "group": "g", "delayLevel": -1, "originTopic": "%RETRY%g_TT"}, ""),  # of a proxy
+    (36, b"", {"offset": 0, "group": "g", "originTopic": "%RETRY%g_other"}, "No default permission for topic:other"),
+    (36, b"", {"offset": 0, "group": "g", "originTopic": "%RETRY%h_TT"}, "No default permission for group:h_TT"),
     (36, b"", {"offset": 0, "group": "h", "delayLevel": 0}, "No default permission for group:h"),
     (36, b"", {"offset": 0, "group": "g", "originTopic": "other"}, "No default permission for topic:other"),
     (37, b"", {"topic": "writable"}, ""),
