@@ -1,4 +1,4 @@
-"""Compiled twins of the functions in queue_read.py."""
+"""Compiled twins of `near_end` and `gathered` in queue_read.py."""
 
 from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

@@ -1,7 +1,7 @@
 """Byte layouts and limits shared by all compiled twins, and the C functions that read and write them.
 
 The Python modules define the formats; tests/protocol/test_layout.py compares every constant here with theirs.
-All functions expect that the caller has checked the room at `at`.
+The caller must check that the bytes at `at` exist before it calls one of the functions.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -105,13 +105,13 @@ cdef struct Record:
     unsigned int body_crc, sys_flag
     int queue_id
     long long queue_offset, physical_offset, store_timestamp_ms
-    Py_ssize_t store_at  # of the store timestamp; the hosts lie before and behind it
+    Py_ssize_t store_at  # of the store timestamp; the hosts lie before and after it
     Py_ssize_t body_at, body_size, topic_at, topic_size, properties_at, properties_size
 
 
 cdef inline bint parse_record(const unsigned char *at, Py_ssize_t available, Record *record) noexcept nogil:
-    """Reads the record at `at` (record.py draws it). Returns False if no whole, sound record lies within `available`
-    bytes; its body CRC and physical offset are the caller's to check."""
+    """Reads the record at `at`; record.py describes the format. Returns False if no complete, well-formed record lies
+    within `available` bytes. Checks neither the body CRC nor the physical offset."""
     cdef unsigned int magic
     cdef Py_ssize_t length_size = 1
     if available < RECORD_SIZE_MIN:

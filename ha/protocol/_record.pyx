@@ -45,7 +45,7 @@ def split_records(bytes body not None, *, bint verify_crc=True):
                 ))
                 position += record.size
                 continue
-        # Raises, and says why. (record.py can't be imported before: it imports this module.)
+        # Raises the error that describes the fault. record.py imports this module, so it is imported only here.
         from ha.protocol.record import decode_record
         decode_record(body, position, verify_crc=verify_crc)
         raise AssertionError(f"the twins disagree about the record at {position}")

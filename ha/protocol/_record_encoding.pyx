@@ -1,6 +1,6 @@
 """Compiled twin of `record_run` in record_encoding.py.
 
-A number that does not fit its field raises OverflowError; callers check theirs.
+A number that does not fit its field raises OverflowError; callers check the numbers before.
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -31,7 +31,7 @@ cdef struct Run:
 
 
 cdef inline unsigned int _host_flag(bytes host, unsigned int flag) except? 0xFFFFFFFF:
-    """Returns `flag` if `host` is an IPv6 one."""
+    """Returns `flag` if `host` is an IPv6 host, 0 for IPv4. Raises ValueError for any other size."""
     if PyBytes_GET_SIZE(host) == HOST_SIZE_V4:
         return 0
     if PyBytes_GET_SIZE(host) == HOST_SIZE_V6:
@@ -40,7 +40,7 @@ cdef inline unsigned int _host_flag(bytes host, unsigned int flag) except? 0xFFF
 
 
 cdef inline unsigned char *_grow(Run *run, Py_ssize_t size) except NULL:
-    """Adds `size` bytes to a run and returns where they start."""
+    """Extends a run by `size` bytes, and returns a pointer to these. Raises MemoryError."""
     cdef unsigned char *at
     if run.size + size > run.room:
         at = <unsigned char *>realloc(run.at, 2 * (run.size + size))

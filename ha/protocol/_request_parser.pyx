@@ -83,8 +83,8 @@ cdef inline const unsigned char *_parse_int32(const unsigned char *at, const uns
 
 
 cdef inline const unsigned char *_value(const unsigned char *at, const unsigned char *end, Span *value) noexcept:
-    """Reads the string of an ext field, which starts at `at`. Returns the position of the comma or brace behind it; NULL
-    if there is none, or the field comes again."""
+    """Reads the string of an ext field, which starts at `at`. Returns the position of the comma or brace after it; NULL
+    if there is none, or the field was read before."""
     if value.at != NULL:
         return NULL
     at = _text(at, end, value)
@@ -389,7 +389,7 @@ cdef inline bint _is_same_pop(Acked *acked, Acked *other) noexcept:
 
 
 cdef object _acked_pop(Acked *acked):
-    """Returns None if a string has an escape that RocketMQ's clients don't write."""
+    """Returns the AckedPop; None if a string has an escape that RocketMQ's clients don't write."""
     group, topic = _string(&acked.group), _string(&acked.topic)
     if group is None or topic is None:
         return None
@@ -406,7 +406,8 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
     cdef long long offset, known_flag = 0, known_version = 0
     cdef Py_ssize_t count = 0
     cdef list commands = []
-    # Of the last command, if that acknowledges messages of `popped`, with these values, and no body
+    # Offsets and opaques of the last command if further acknowledgements can join it: it acknowledges messages of
+    # `popped`, has `known_flag` and `known_version`, and has no body. Otherwise None.
     cdef list known_offsets = None, known_opaques = None
     cdef object body, command, request, last = None, popped = None, language = LanguageCode.OTHER
     known_language.at, known_language.size = NULL, -1

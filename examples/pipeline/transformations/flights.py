@@ -1,5 +1,6 @@
-"""The topic `flights` as tables: bronze as stored, silver decoded, gold aggregated. Long
-delays are sent to the topic `late-flights`.
+"""The topic `flights` as tables: bronze as stored, silver decoded, gold aggregated.
+
+Long delays are sent to the topic `late-flights`.
 """
 
 from pyspark import pipelines as dp
