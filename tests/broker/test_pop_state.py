@@ -112,6 +112,9 @@ def test_part_of_a_snapshot_names_no_more_messages_than_a_record_may() -> None:
         queue = state.open(("g", "TT", queue_id), 0)
         assert queue is not None
         state.take(queue, range(500_000), 500_000, 1, 2)
+    while state.has_changes:
+        state.take_changes(SIZE_MAX)
+        state.settle(is_stored=True)
     loaded = PopState(state.limits)
     for part in state.snapshot(pop_log.PART_BYTES_MAX):
         loaded.apply(copied(part))
@@ -126,6 +129,21 @@ def test_snapshot_that_is_not_completed_loses_nothing() -> None:
         loaded.apply(copied(part))
     parts = state.snapshot(4096)
     loaded.apply(copied(next(parts)))
+    assert content(loaded) == content(state)
+
+
+def test_messages_taken_before_the_first_part_of_a_snapshot_are_not_lost() -> None:
+    """It had the offset behind them. They were in a later part, and in the record of changes after this one."""
+    state = state_of_single_pops(1, 5000)
+    loaded = PopState(state.limits)
+    for part in state.snapshot(SIZE_MAX):
+        loaded.apply(copied(part))
+    before = content(loaded)
+    [queue] = state.queues.values()
+    state.take(queue, (queue.next_offset,), queue.next_offset + 1, pop_time_ms=1, due_ms=2)
+    loaded.apply(copied(next(state.snapshot(4096))))
+    assert content(loaded) == before
+    loaded.apply(copied(state.take_changes(SIZE_MAX)))
     assert content(loaded) == content(state)
 
 
@@ -182,6 +200,26 @@ def test_rest_of_a_long_reset_is_repeated_if_it_can_not_be_stored() -> None:
     assert not outcomes
     assert (state.in_flight_count, queue.next_offset) == (0, 0)
     assert content(loaded) == content(state)
+
+
+@pytest.mark.parametrize("is_crash", [True, False])
+def test_messages_taken_after_the_first_record_of_a_long_queue_are_not_lost(is_crash: bool) -> None:
+    """The record already had the offset behind them, and the next one is never stored."""
+    state = PopState(Limits(per_queue=10**6, total=10**7, queue_count=100))
+    queue = state.open(("g", "TT", 0), 0)
+    assert queue is not None
+    for offset in range(5000):
+        state.take(queue, (offset,), offset + 1, pop_time_ms=offset, due_ms=offset + 1)
+    loaded = PopState(state.limits)
+    loaded.apply(copied(state.take_changes(64 * 1024)))
+    state.settle(is_stored=True)
+    assert state.has_changes
+    if not is_crash:
+        state.take_changes(64 * 1024)
+        state.settle(is_stored=False)
+        loaded = state
+    [queue] = loaded.queues.values()
+    assert 0 < queue.next_offset == len(queue.batches) < 5000
 
 
 def test_changes_after_a_record_of_some_are_undone_with_it() -> None:

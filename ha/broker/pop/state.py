@@ -113,11 +113,16 @@ class Undo(msgspec.Struct):
 
     def split(self, queue: PopQueue, offsets: Sequence[int]) -> Undo | None:
         """Moves the messages at `offsets` to another object, for changes that are written after those left here;
-        returns it, or None without messages. `queue`: the queue, as the changes left here make it."""
+        returns it, or None without messages.
+
+        `queue`: the queue with all changes. The next offset before the later ones is below the messages that these
+        take.
+        """
         if not offsets:
             return None
-        later = Undo(queue.next_offset, queue.order, reset_to=self.reset_to)
-        later.batches = {offset: self.batches.pop(offset) for offset in offsets}
+        batches = {offset: self.batches.pop(offset) for offset in offsets}
+        next_offset = min([queue.next_offset, *(offset for offset, batch in batches.items() if batch is None)])
+        later = Undo(next_offset, queue.order, batches, reset_to=self.reset_to)
         later.copied = self.copied.intersection(offsets)
         self.copied -= later.copied
         return later
@@ -472,7 +477,10 @@ class PopState:
 
 
 def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mapping[int, Batch | None]) -> QueueRecord:
-    """Returns a record of those of `offsets` that are in flight, and of those that were in `before` and are done."""
+    """Returns a record of those of `offsets` that are in flight, and of those that were in `before` and are done.
+
+    Its next offset is the one before the changes that are written later, so that a crash in between loses no message.
+    """
     done: list[int] = []
     in_flight: dict[Batch, list[int]] = {}
     for batch, group in groupby(offsets, queue.batches.get):
@@ -485,7 +493,8 @@ def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mappi
         for batch, messages in in_flight.items()
     ]
     order = None if queue.order is None else queue.order.to_record()
-    return QueueRecord(*queue.key, kind, queue.next_offset, taken, to_runs(done), order)
+    next_offset = queue.next_offset if queue.undo is None else queue.undo.next_offset
+    return QueueRecord(*queue.key, kind, next_offset, taken, to_runs(done), order)
 
 
 def _message_count(size_max: int) -> int:
