@@ -73,6 +73,11 @@ class ConfigTable(ABC, Generic[Config]):
     def __len__(self) -> int:
         return len(self._table)
 
+    @property
+    def _count(self) -> int:
+        """Number of configurations, including those that are being created."""
+        return len(self._table) + sum(name not in self._table for name in self._unlogged)
+
     def get(self, name: str) -> Config | None:
         """The configuration of `name`, or None."""
         return self._table.get(name)

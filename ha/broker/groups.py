@@ -60,7 +60,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         if self.journal is not None and self.journal.is_open:
             if group in self._unlogged:
                 await self.journal.logged()
-            elif len(self._table.keys() | self._unlogged.keys()) < self._options.group_count_max:
+            elif self._count < self._options.group_count_max:
                 await self._log(self.journal, {group: GroupConfig(group_name=group)})
             return self._table.get(group)
         found = self._table[group] = GroupConfig(group_name=group)

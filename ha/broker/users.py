@@ -50,7 +50,7 @@ class Users(ConfigTable[UserConfig]):
         name = user.username
         if self._table.get(name) == user:
             return await self._unchanged()
-        if name not in self._table and len(self._table) >= USER_COUNT_MAX:
+        if name not in self._table and self._count >= USER_COUNT_MAX:
             return f"this broker holds its maximum of {USER_COUNT_MAX} users"
         if self.journal is not None:
             return await self._log(self.journal, {name: user})
@@ -100,7 +100,10 @@ class Users(ConfigTable[UserConfig]):
         if self.journal is not None:
             task_status.started()
         for user in users:
-            while self.get(user.username) is None:
+            while True:
+                await self.wait_written(user.username)  # an administrator may be creating it
+                if self.get(user.username) is not None:
+                    break
                 fault = await self.put(user)
                 if not fault:
                     break

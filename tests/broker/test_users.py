@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -82,6 +83,30 @@ async def test_configured_users_are_created_once() -> None:
         assert await member.tables.users.put(changed) == ""
         await member.tables.users.create_missing([EVE, BOB])
         assert dict(member.tables.users.table) == {"eve": changed, "bob": BOB}
+
+
+async def test_a_configured_user_does_not_replace_one_that_is_being_created(tmp_path: Path) -> None:
+    async with open_node(tmp_path, keeps_tables_in_log=True) as node:
+        users = node.broker.tables.users
+        admins = UserConfig(username="eve", password="another")
+        async with trio.open_nursery() as nursery, node.store.log.appends_held():
+            nursery.start_soon(users.put, admins)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(users.create_missing, [EVE])
+            await wait_all_tasks_blocked()
+        assert users.get("eve") == admins
+
+
+async def test_users_created_at_the_same_time_are_limited(tmp_path: Path) -> None:
+    """Those that were being written to the group's log did not count."""
+    with patch("ha.broker.users.USER_COUNT_MAX", 3):
+        async with open_node(tmp_path, keeps_tables_in_log=True) as node:
+            users = node.broker.tables.users
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(users.put, UserConfig(username=f"u{number}", password="p"))
+            assert len(users) == 3
+            assert await users.put(UserConfig(username="u0", password="q")) == ""
 
 
 async def test_a_change_whose_connection_closed_is_not_undone_by_the_next(tmp_path: Path) -> None:
