@@ -363,14 +363,18 @@ class Topics(ConfigTable[TopicConfig]):
 
     # ---- changes
 
+    @property
+    def _count(self) -> int:
+        return super()._count + sum(name not in self._table for name in self._unsaved)
+
     async def _create(self, config: TopicConfig) -> TopicConfig | str:
-        if len(self._table) + len(self._unlogged) + len(self._unsaved) >= self._options.topic_count_max:
-            return f"this broker holds its maximum of {self._options.topic_count_max} topics"
         name = config.topic_name
-        if len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX:
-            return f"the name of topic {name} is longer than {NAME_SIZE_MAX} bytes"
         if self.journal is not None and name in self._unlogged:
             fault = (await self.journal.logged()).fault
+        elif self._count >= self._options.topic_count_max:
+            return f"this broker holds its maximum of {self._options.topic_count_max} topics"
+        elif len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX:
+            return f"the name of topic {name} is longer than {NAME_SIZE_MAX} bytes"
         else:
             fault = await self._change(name, config)
         if fault:

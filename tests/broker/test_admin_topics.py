@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.admin_topics import changed_attributes
 from ha.broker.config_file import ConfigFile
 from ha.broker.options import BrokerOptions, BrokerRole
-from ha.broker.topics import ANNOUNCE_TIMEOUT_S, Topics
+from ha.broker.topics import ANNOUNCE_TIMEOUT_S, Topics, system_topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import retry_topic
@@ -214,6 +215,27 @@ async def test_messages_dispatched_after_their_topic_was_deleted_are_deleted(nod
     await node.broker.tables.clear_deleted_topics()  # as it is called periodically
     assert (await node.ask(31, topic="T1", queueId=0)).ext_fields == {"offset": "1"}
     assert (await node.pull(0, topic="T1")).code == 21
+
+
+async def test_topics_created_and_changed_at_the_same_time_are_limited(tmp_path: Path) -> None:
+    """A topic that was being changed counted twice, and the last one that fits was refused while it was created."""
+    count = len(system_topics(BrokerOptions(keeps_tables_in_log=True)))
+    async with open_node(tmp_path, topic_count_max=count + 2, keeps_tables_in_log=True) as node:
+        topics = node.broker.topics
+        created: list[TopicConfig | str] = []
+
+        async def create() -> None:
+            created.append(await topics.ensure("T2", 1))
+
+        assert await topics.update(TopicConfig(topic_name="T1")) == ""
+        async with trio.open_nursery() as nursery, node.store.log.appends_held():
+            nursery.start_soon(topics.update, TopicConfig(topic_name="T1", perm=4))
+            await wait_all_tasks_blocked()
+            nursery.start_soon(create)
+            nursery.start_soon(create)
+            await wait_all_tasks_blocked()
+        assert created == [topics.get("T2")] * 2
+        assert isinstance(await topics.ensure("T3", 1), str)
 
 
 async def test_system_topics_can_not_be_deleted(node: Node) -> None:
