@@ -26,7 +26,7 @@ from ha.client.options import ClientOptions, month_ms, name_server_addresses, ow
 from ha.client.replaced import disconnect_replaced_masters
 from ha.client.routes import Routes, open_routes
 from ha.client.starting import Startable
-from ha.errors import ClientError, RemoteProtocolError
+from ha.errors import ClientError, ProtocolError
 from ha.protocol import properties as names
 from ha.protocol.acl import AclCredentials
 from ha.protocol.bodies import ConsumerData
@@ -215,13 +215,14 @@ class Client(Startable):
                     refuse(connection, command)
                     continue
                 answer = await member.answer(connection, command)
-            except (RemoteProtocolError, ClientError) as error:
+                if answer is not None and not command.is_oneway:
+                    connection.respond(answer)
+            except (ProtocolError, ClientError) as error:  # a LocalProtocolError: the response is too large
                 _log.warning(
                     "client.request_failed address=%s code=%s reason=%r", connection.address, command.code, str(error)
                 )
-                answer = command.reply(ResponseCode.SYSTEM_ERROR, str(error))
-            if answer is not None and not command.is_oneway:
-                connection.respond(answer)
+                if not command.is_oneway:
+                    connection.respond(command.reply(ResponseCode.SYSTEM_ERROR, str(error)))
 
     def _member_for(self, command: RemotingCommand) -> ConsumerMember | ProducerMember | None:
         fields = command.ext_fields

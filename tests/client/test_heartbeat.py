@@ -12,8 +12,8 @@ from ha.client import Client, ClientOptions, Message, Producer
 from ha.client.connection import Connection
 from ha.errors import ConnectionFailed
 from ha.protocol.bodies import ConsumerData, SubscriptionData, decode_heartbeat
-from ha.protocol.codes import RequestCode
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import FakeServer, name_server, route_body, serving, serving_all, stored
 
@@ -150,6 +150,44 @@ async def test_broker_requests_reach_the_member_of_their_group(
         assert (first.opaque, first.code, first.remark) == (7, 0, "done")
         assert (second.code, second.remark) == (3, " request type 307 not supported")
         assert (member.changes, [each.code for each in member.asked]) == (1, [307])
+
+
+@on_both_backends(open_client)
+async def test_an_answer_that_can_not_be_sent_does_not_end_the_client(
+    client: Client, master: FakeServer, slave: FakeServer
+) -> None:
+    class Talkative(Member):
+        async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+            return command.reply(0, body=bytes(FRAME_SIZE_MAX))
+
+    master.handler = lambda command: None
+    async with client.joined_consumer(Talkative()):
+        fields = {"consumerGroup": "cg"}
+        await master.ask(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=7, ext_fields=fields))
+        await master.received(1)
+    [answer] = master.commands
+    assert (answer.opaque, answer.code) == (7, ResponseCode.SYSTEM_ERROR)
+    assert "the maximum is" in (answer.remark or "")
+
+
+@on_both_backends(open_client, ClientOptions(heartbeat_interval_s=3600))
+async def test_a_connection_that_is_opened_during_a_heartbeat_gets_its_own(
+    client: Client, master: FakeServer, slave: FakeServer
+) -> None:
+    """The heartbeat in flight uses the connection before it."""
+    before = client.connections.to(master.address)
+
+    async def reconnect() -> RemotingCommand:
+        before.hang_up("lost")
+        assert client.connections.to(master.address) is not before
+        raise ConnectionFailed(master.address, "lost", was_sent=True)
+
+    async with client.joined_consumer(Member()):
+        heartbeats = len(master.memberships)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(before, "invoke", lambda *_, **__: reconnect())
+            await client.heartbeats._send_to(master.address)
+        await master.told(heartbeats + 1)
 
 
 @on_both_backends(open_client)
