@@ -113,10 +113,11 @@ class Heartbeats:
     async def _send_to(self, address: str) -> None:
         # Not made before: a group added since then would be missing in the body, and its broker count as informed.
         command = RemotingCommand(RequestCode.HEART_BEAT, body=self._body())
-        self._uninformed.discard(address)
         self._in_flight.add(address)
         try:
-            answer = await self._connections.invoke(address, command, _TIMEOUT_S)
+            connection = self._connections.to(address)
+            self._uninformed.discard(address)
+            answer = await connection.invoke(command, _TIMEOUT_S)
             reason = "" if answer.code == ResponseCode.SUCCESS else f"{answer.code}: {answer.remark}"
         except ClientError as error:
             reason = str(error)
@@ -160,8 +161,7 @@ class Heartbeats:
 
     def _on_new_connection(self, address: str) -> None:
         """Schedules a heartbeat for the broker at `address`, to which a connection is being opened."""
-        # A heartbeat in flight uses this connection; if it fails, another one would fail too.
-        if address not in self._in_flight:
-            self._uninformed.add(address)
-            if address in self._routes.addresses():
-                self._woken.set()
+        self._uninformed.add(address)
+        # A heartbeat in flight wakes `serve` when it ends, unless it has opened this connection.
+        if address not in self._in_flight and address in self._routes.addresses():
+            self._woken.set()
