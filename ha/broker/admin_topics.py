@@ -53,6 +53,7 @@ class AdminTopics:
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
+        self._puts = core.puts
         self._tables = core.tables
         self._topics = core.tables.topics
         self._groups = core.tables.groups
@@ -106,6 +107,8 @@ class AdminTopics:
         topics = [*self._retry_topics(topic), topic]  # the topic last: others may create it again from then on
         for each in topics:
             refuse_if(await self._topics.delete(each))
+        await self._puts.wait_unblocked()
+        self._puts.drain()  # messages that were sent before the topic was deleted
         end = log.max_offset.value  # later messages belong to a topic that was created again
         for each in topics:
             self._offsets.remove(topic=each)
