@@ -244,6 +244,38 @@ async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refu
     assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_the_record_before_one_that_failed_acknowledges_nothing_of_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """For example, too many puts waited for the slaves to let the later one in: it was answered first."""
+    await put_many(node, 2)
+    messages = await pop_messages(node)
+    log, codes = node.broker.pop._pop_log, [-1, -1, -1]
+    answer, done = log._on_done, list[PutRequest]()
+    monkeypatch.setattr(log, "_on_done", done.extend)
+
+    async def ask(number: int, message: Popped) -> None:
+        codes[number] = (await node.ask_alone(200051, **ack_fields(message))).code
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(ask, number, messages[number])
+            await wait_all_tasks_blocked()
+        done[1].status, done[1].remark = PutStatus.FLUSH_SLAVE_TIMEOUT, "late"
+        answer([done[1]])
+        if is_answered:
+            answer([done[0]])
+        nursery.start_soon(ask, 2, messages[1])
+        await wait_all_tasks_blocked()
+        assert codes == [0 if is_answered else -1, 12, -1]
+        answer([done[0]])
+        await wait_all_tasks_blocked()
+        assert codes == [0, 12, -1]
+        answer([done[2]])
+    assert codes == [0, 12, 0]
+
+
 async def test_a_pop_of_which_a_part_was_undone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of its first queue can't be stored while it reads the second one, whose record can."""
     reads = 0

@@ -132,8 +132,10 @@ class PopLog:
         answers"""
         self._unanswered: dict[int, _RecordPut] = {}
         self._waiting_count = 0
+        self._newest: _RecordPut | None = None
+        """The last record of this term"""
         self._is_settled = False
-        """Whether the last answered record, and with it all earlier ones, was acknowledged in this term"""
+        """Whether `_newest`, and with it all earlier records, was acknowledged"""
         self._is_snapshot_wanted = False
         self._snapshot_done = trio.Event()
         self._snapshot_begin = -1
@@ -180,15 +182,16 @@ class PopLog:
             waiter(self._failure)
         elif state is None:
             waiter(NO_MASTER)
-        elif state.has_changes or self._waiters or not (self._is_settled or self._unanswered):
-            self._waiting_count += request_count
-            self._waiters.append((waiter, request_count))
-            self._want_write()
-        elif self._unanswered:
-            self._waiting_count += request_count
-            self._unanswered[next(reversed(self._unanswered))].waiters.append((waiter, request_count))
-        else:
+        elif self._is_settled and not (state.has_changes or self._waiters):
             waiter(ACKNOWLEDGED if self._standing.has_lease else NO_MASTER)
+        else:
+            self._waiting_count += request_count
+            newest = self._newest
+            if newest is None or newest.is_done or state.has_changes or self._waiters:
+                self._waiters.append((waiter, request_count))
+                self._want_write()
+            else:
+                newest.waiters.append((waiter, request_count))
 
     # ---- the service
 
@@ -326,7 +329,8 @@ class PopLog:
             on_done=self._on_done,
             frees_space=True,
         )
-        self._unanswered[put.number] = put
+        self._unanswered[put.number] = self._newest = put
+        self._is_settled = False
         self._core.puts.submit([put])
         return put
 
@@ -347,7 +351,8 @@ class PopLog:
             if self._unanswered.pop(put.number, None) is None:
                 continue  # of an earlier term, its waiters have been called
             outcome = self._outcome(put)
-            self._is_settled = outcome is ACKNOWLEDGED
+            if put is self._newest:
+                self._is_settled = outcome is ACKNOWLEDGED
             if outcome is not ACKNOWLEDGED:
                 self._log.write("pop.put_not_ok reason=%r", outcome.fault)
             self._call(put.waiters, outcome)
