@@ -365,8 +365,8 @@ class ConsumeQueue:
         none has."""
         for position in range(self._search(physical_offset), self.max_offset):
             entry = self._entry(position)
-            if entry.size > 0:
-                return entry.physical_offset if entry.size != BLANK_SIZE else None
+            if 0 < entry.size < BLANK_SIZE:
+                return entry.physical_offset
         return None
 
     def records_in(self, begin: int, end: int) -> list[tuple[int, int]]:

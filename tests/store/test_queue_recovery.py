@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.errors import DiskFailed
+from ha.errors import CorruptLog, DiskFailed
 from ha.protocol.store_files import BLANK_SIZE
 from ha.store.consume_queue import QueueEntry
 from ha.store.message_store import open_message_store
@@ -329,3 +329,26 @@ async def test_a_start_that_is_killed_while_it_deletes_a_damaged_queue_hides_no_
                 pass
         async with open_small(disk.kill()) as store:
             await check_derived(store)
+
+
+async def test_the_entry_after_a_gap_shows_that_a_clean_log_has_lost_its_end() -> None:
+    """The blank entries in the gap hid it: the start removed the record, and others got its offsets."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        first = (await store.log.put([message(0)]))[0]
+        await dispatched(store)
+        store.log.set_next_queue_offsets({("T", 0): 4})
+        second = (await store.log.put([message(1)]))[0]
+        await dispatched(store)
+        queue = store.queues.get("T", 0)
+        assert queue is not None
+        assert [entry.size for entry in queue.read(0, 5)] == [first.size, *3 * [BLANK_SIZE], second.size]
+        assert queue.first_record_from(first.physical_offset + 1) == second.physical_offset
+    for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
+        del disk.inodes[path]
+    del disk.inodes[ROOT / "checkpoint"]
+    content = disk.inodes[ROOT / "commitlog" / f"{0:020d}"].content
+    content[second.physical_offset :] = bytes(len(content) - second.physical_offset)
+    with pytest.raises(CorruptLog, match="a consume queue has the record"):
+        async with open_small(disk):
+            pass
