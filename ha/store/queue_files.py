@@ -16,6 +16,9 @@ from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles, data_ranges
 from ha.store.mapped_file import segment_starts
 
+_WHOLE_SUFFIX = ".whole"
+"""Suffix of the copy that replaces a file that is too short, until it is complete; an error may leave it."""
+
 
 class QueueFiles:
     """The files of one queue. Offsets are queue offsets: numbers of entries."""
@@ -121,14 +124,17 @@ class QueueFiles:
         return sum(found[at : at + ENTRY_SIZE] != raw[at : at + ENTRY_SIZE] for at in range(0, len(raw), ENTRY_SIZE))
 
     def _complete(self, start: int) -> None:
-        """Replaces a file that is too short by one of the right size with the same content."""
+        """Replaces a file that is too short by a copy that is completed with zeros. Raises OSError; the file then
+        stays."""
         path = self._path(start)
-        held = self._disk.read_bytes(path)[: self._file_size]
+        whole = path.with_name(path.name + _WHOLE_SUFFIX)
+        if self._disk.exists(whole):
+            self._disk.unlink(whole)
+        file = self._disk.create(whole, self._file_size, allocate=False)
+        file.pwrite(self._disk.read_bytes(path)[: self._file_size], 0)
+        file.sync()
+        self._disk.rename(whole, path)
         self._open_files.forget(path)
-        self._disk.unlink(path)
-        file = self._disk.create(path, self._file_size, allocate=False)
-        file.pwrite(held, 0)
-        self._open_files.add(file)
 
     def blank(self, start: int, end: int) -> None:
         """Overwrites the entries of the file at `start` up to `end` with blank ones, synced."""

@@ -352,3 +352,23 @@ async def test_the_entry_after_a_gap_shows_that_a_clean_log_has_lost_its_end() -
     with pytest.raises(CorruptLog, match="a consume queue has the record"):
         async with open_small(disk):
             pass
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename"])
+async def test_a_queue_file_that_is_too_short_stays_until_its_successor_is_complete(
+    operation: str, autojump_clock: MockClock
+) -> None:
+    """It was deleted first: the next append found no file, and ended the node."""
+    disk = MemoryDisk()
+    async with open_small(disk, scrub_bytes_per_s=0) as store:
+        await store.log.put([message(number) for number in range(12)])
+        await dispatched(store)
+        del disk.inodes[QUEUE / f"{8 * 20:020d}"].content[2 * 20 :]
+        disk.refuse = lambda refused, path: errno.EMFILE if refused == operation and path.parent == QUEUE else None
+        await store.scrub.round()
+        assert disk.size(QUEUE / f"{8 * 20:020d}") == 2 * 20
+        disk.refuse = lambda refused, path: None
+        await store.scrub.round()
+        await store.log.put([message(12)])
+        await check_derived(store)
+    assert disk.list_dir(QUEUE) == [f"{start * 20:020d}" for start in (0, 8)]
