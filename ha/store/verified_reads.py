@@ -270,7 +270,7 @@ class VerifiedReads:
     async def _walk_to(self, segment: Segment, position: int) -> None:
         """Checks records individually, from the place where the last check of the segment stopped to the end of the
         block at `position`. Makes the checksums of whole sound blocks, and lists the bytes between sound records as
-        damaged. Raises OSError."""
+        damaged. Raises DamagedBytes if they can't be listed, because the registry is full; OSError."""
         block_size = self._block_size
         target = segment.start + min((position // block_size + 1) * block_size, segment.size)
         async with self._checksum_lock:
@@ -282,7 +282,7 @@ class VerifiedReads:
                 if generation != self._log.generation:
                     return
                 if reason:
-                    self._damage.add(
+                    damage = self._damage.add(
                         reached,
                         sound_again,
                         file=segment.file.path.name,
@@ -290,7 +290,10 @@ class VerifiedReads:
                         found_by="read",
                         by_checksum=False,
                     )
-                    reached = sound_again
+                    if damage in self._damage.open:
+                        reached = sound_again
+                if reached == began:  # not listed, as too many are: what follows can't be checked, either
+                    raise DamagedBytes(reached, segment.end, reason)
                 sums.walked = reached
                 await self._run_blocking(self._cover_walked, segment, sums, began, reached)
             await self._run_blocking(self.checksums.write_back)

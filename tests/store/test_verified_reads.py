@@ -292,3 +292,27 @@ async def test_a_block_that_the_disk_can_not_read_is_the_damaged_one(
             await store.log.read(2048, size_max, "replication")
         assert [(damage.begin, damage.end) for damage in store.damage.open] == [(2048, 3072)]
         assert await store.log.read(3072, 1024, "replication") == right[3072:SEGMENT]
+
+
+async def test_damage_that_is_not_listed_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where blocks have no checksum, it counted as sound, and got one."""
+    monkeypatch.setattr("ha.store.damage.OPEN_COUNT_MAX", 0)
+    disk = MemoryDisk()
+    async with open_small(disk, checksum_block_size=1024, hot_window_bytes=0) as store:
+        await store.log.put([message(number, size=400) for number in range(12)])
+        await dispatched(store)
+    async with open_small(disk, checksum_block_size=1024, hot_window_bytes=0, scrub_bytes_per_s=0) as store:
+        # As RocketMQ writes it: without checksums.
+        for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
+            del disk.inodes[path]
+        store.verified.checksums.forget()
+        right = bytes(disk.inodes[ROOT / "commitlog" / segment_name(0)].content)
+        disk.inodes[ROOT / "commitlog" / segment_name(0)].content[2500] ^= 1
+        for _ in range(2):
+            assert await store.log.read(0, 1024) == right[:1024]
+            for position in (2500, 3500):
+                with pytest.raises(DamagedBytes):
+                    await store.log.read(position, 1)
+        await store.scrub.round()
+        disk.inodes[ROOT / "commitlog" / segment_name(0)].content[2500] ^= 1
+        assert await store.log.read(2500, 1) == right[2500:2501]
