@@ -179,12 +179,10 @@ class Checksums:
         if len(raw) == head.file_size and raw[:GROUP_SIZE] == head.pack() and not differs:
             return True
         self._note_damage(path, f"{len(differs)} groups of {len(groups)}")
+        sums.dirty.update(differs if len(raw) == head.file_size else range(len(groups)))
         if len(raw) != head.file_size:
             self._disk.unlink(path)
-            differs = list(range(len(groups)))
-        file = self._open(start)
-        file.pwrite(head.pack(), 0)
-        sums.dirty.update(differs)
+        self._open(start).pwrite(head.pack(), 0)
         self.write_back()
         return False
 

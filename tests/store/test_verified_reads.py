@@ -316,3 +316,21 @@ async def test_damage_that_is_not_listed_is_not_read(monkeypatch: pytest.MonkeyP
         await store.scrub.round()
         disk.inodes[ROOT / "commitlog" / segment_name(0)].content[2500] ^= 1
         assert await store.log.read(2500, 1) == right[2500:2501]
+
+
+async def test_a_checksum_file_that_can_not_be_made_again_at_once_is_made_later(autojump_clock: MockClock) -> None:
+    """It was missing until the next start, which had to take the bytes on the disk for the right ones."""
+    disk = MemoryDisk()
+    async with open_small(disk, scrub_bytes_per_s=0) as store:
+        await store.log.put([message(number) for number in range(10)])
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        path = ROOT / "checksums" / segment_name(0)
+        right = bytes(disk.inodes[path].content)
+        del disk.inodes[path].content[600:]
+        disk.refuse = lambda operation, refused: errno.EMFILE if (operation, refused) == ("create", path) else None
+        await store.scrub.round()
+        assert not disk.exists(path)
+        disk.refuse = lambda operation, refused: None
+        await trio.sleep(5)
+        assert disk.read_bytes(path) == right
