@@ -182,10 +182,12 @@ class KeyIndex:
         return files
 
     def delete(self, files: list[IndexFile]) -> None:
-        """Deletes files that are no longer part of the index. Blocking."""
-        for file in reversed(files):  # so that a crash in between leaves no gap
+        """Deletes files that are no longer part of the index, and removes them from the list. Blocking. Raises
+        OSError; those that are not deleted then stay in the list."""
+        while files:  # the last one first, so that a crash in between leaves no gap
             with suppress(FileNotFoundError):  # set aside with the others, or deleted by hand
-                self._disk.unlink(file.path)
+                self._disk.unlink(files[-1].path)
+            files.pop()
 
     def attach(self) -> None:
         """Makes dispatch add to the index again, from where the last `put_heads` ended."""

@@ -27,6 +27,7 @@ from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.files import is_passing
 from ha.store.index_cursor import IndexCursor
+from ha.store.index_file import IndexFile
 from ha.store.key_index import KeyIndex
 from ha.store.log_scan import LogScan
 from ha.store.store_parts import StoreParts
@@ -72,6 +73,7 @@ class Scrub:
         self._scrubbed_bytes = 0
         self._repaired_count = 0
         self._index_rebuilt_count = 0
+        self._dropped: list[IndexFile] = []  # of a damaged index, not yet deleted
         self._repair_lock = trio.Lock()
         self._round_ended = trio.lowlevel.ParkingLot()
         self._wanted = trio.Event()
@@ -372,18 +374,16 @@ class Scrub:
         assert index is not None
         self._index_rebuilt_count += 1
         logger.error("index.rebuild_started files=%d", len(index.files))
-        await self._drop_index(index)
-        position = max(log.min_offset, 0)
-        generation, is_paused = log.generation, False
+        position, generation, is_paused = 0, -1, False
         while generation != log.generation or position < self._end:
             await log.wait_truncated()
-            if generation != log.generation:  # set aside or truncated meanwhile: indexed records may be gone
-                generation, position = log.generation, max(log.min_offset, 0)
-                await self._drop_index(index)
-                continue
             began = trio.current_time()
             end = min(position - position % log.segment_size + log.segment_size, self._end)
             try:
+                if generation != log.generation:  # first, or set aside or truncated meanwhile: records may be gone
+                    await self._drop_index(index)
+                    generation, position = log.generation, max(log.min_offset, 0)
+                    continue
                 heads, behind = await self._heads_or_next(position, end)
                 if heads and index.lacks_file(len(index.keys_of(heads)), heads[-1].physical_offset):
                     await self._run_blocking(index.make_spare)
@@ -405,10 +405,11 @@ class Scrub:
         index.attach()
 
     async def _drop_index(self, index: KeyIndex) -> None:
-        """Detaches the index and deletes its files, when no worker saves, trims or truncates it. Raises OSError."""
+        """Detaches the index and deletes its files, while nothing else saves, trims, truncates or moves it. Raises
+        OSError; the next call deletes the files that are left."""
         async with self._log.maintenance_lock:
-            files = index.detach()
-        await self._run_blocking(index.delete, files)
+            self._dropped += index.detach()
+            await self._run_blocking(index.delete, self._dropped)
 
 
 def _with_known_times(entries: list[bytes], found: bytes, heads: list[RecordHead]) -> list[bytes]:

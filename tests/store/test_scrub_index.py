@@ -466,3 +466,28 @@ async def test_a_file_that_dispatch_makes_while_a_rebuild_makes_one_does_not_sta
         await check_derived(store)
         assert store.index is not None
         assert [file.path.name for file in store.index.files] == disk.list_dir(INDEX)
+
+
+@pytest.mark.parametrize(("code", "round_count"), [(errno.EMFILE, 1), (errno.EIO, 2)])
+async def test_files_of_a_damaged_index_that_are_not_deleted_at_once_are_deleted_later(
+    code: int, round_count: int, autojump_clock: object
+) -> None:
+    """The next start would load them, and delete the new ones."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock, scrub_bytes_per_s=0) as store:
+        index = store.index
+        assert index is not None
+        index.files[0].file.pwrite(b"\1", index_entry_position(SLOT_COUNT, 2))
+        disk.refuse = lambda operation, path: code if operation == "unlink" and path.parent == INDEX else None
+        with trio.fail_after(600):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.scrub.round)
+                await trio.sleep(60)
+                assert not index.is_attached
+                disk.refuse = lambda operation, path: None
+            if round_count > 1:
+                await store.scrub.round()
+        assert store.scrub.statistics().index_rebuilt_count == round_count
+        assert [file.path.name for file in index.files] == disk.list_dir(INDEX)
+        await check_derived(store)
