@@ -104,7 +104,7 @@ class Checkpointer:
         dispatched = log.dispatched_offset.value
         stored_ms = parts.dispatcher.dispatched_timestamp_ms
         try:
-            if queues.unsynced_count:
+            if queues.unsynced_count or self._saved_ends is None:
                 await self._save_queues()
             if parts.index is not None:
                 await self._save_index(parts.index)

@@ -15,6 +15,7 @@ from ha.store.index_file import IndexFile
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking
 from ha.store.message_store import open_message_store
+from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 
@@ -184,3 +185,19 @@ async def test_a_failed_sync_is_not_retried_by_the_stop(folder: str, autojump_cl
     async with open_small(disk) as store:
         assert not store.recovery.is_clean
         await check_derived(store)
+
+
+async def test_the_next_round_writes_the_ends_of_queues_that_a_full_disk_refused(autojump_clock: object) -> None:
+    """Without new messages the file remained as the error had left it."""
+    disk = MemoryDisk()
+    path = ROOT / QUEUE_ENDS_FILE
+    async with open_small(disk, derived_flush_interval_s=1.0) as store:
+        await store.log.put([message(number, queue_id=number % 4) for number in range(10)])
+        await dispatched(store)
+        disk.taken_bytes = 1
+        disk.refuse = lambda operation, refused: errno.ENOSPC if refused == path else None
+        await trio.sleep(1.5)
+        assert disk.size(path) == 1
+        disk.refuse = lambda operation, refused: None
+        await trio.sleep(1.5)
+        assert load_queue_ends(disk, path) == {"T": {0: 3, 1: 3, 2: 2, 3: 2}}
