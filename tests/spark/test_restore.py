@@ -13,7 +13,16 @@ import pytest
 from trio.testing import MockClock
 
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullResult, PullStatus, ReceivedMessage
-from ha.errors import ConnectionFailed, OptionError, RecordsGone, RequestTimedOut, RestoreFailed, RouteNotFound
+from ha.errors import (
+    BrokerError,
+    ClientError,
+    ConnectionFailed,
+    OptionError,
+    RecordsGone,
+    RequestTimedOut,
+    RestoreFailed,
+    RouteNotFound,
+)
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
@@ -492,3 +501,31 @@ def test_a_restore_begins_although_others_send_to_the_queue() -> None:
 
     clock = MockClock(autojump_threshold=0)
     assert anyio.run(find_last_in_time, backend="trio", backend_options={"clock": clock}) == -1
+
+
+class UnavailableBroker:
+    """A broker with an empty queue, which answers only after as many failures as are given."""
+
+    def __init__(self, *failures: ClientError) -> None:
+        self.failures = list(failures)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        if self.failures:
+            raise self.failures.pop(0)
+        return 0
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return 0
+
+
+def test_the_search_outlasts_a_restart_of_the_broker() -> None:
+    lost, silent, busy = ConnectionFailed("b", "refused"), RequestTimedOut("b", 5), BrokerError("b", 2, "busy")
+    clock = {"clock": MockClock(autojump_threshold=0)}
+    broker = UnavailableBroker(lost, silent, busy)
+    assert anyio.run(find_last, broker, backend="trio", backend_options=clock) == -1
+    with pytest.raises(ConnectionFailed):
+        anyio.run(find_last, UnavailableBroker(*[lost] * 100), backend="trio", backend_options=clock)
+    refused = UnavailableBroker(BrokerError("b", 16, "no permission"), lost)
+    with pytest.raises(BrokerError, match="no permission"):
+        anyio.run(find_last, refused)
+    assert refused.failures == [lost]

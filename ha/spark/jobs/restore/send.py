@@ -369,10 +369,23 @@ class _Task:
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
         """Return the last queue offset of `source` whose message is in the target queue; −1 if there is none.
 
-        `may_be_new`: the topic may just have been created, and not be known to the name servers yet. Raises
-        RestoreFailed if retention has deleted messages that an earlier run may have sent, or if name servers don't know
-        the broker; ClientError.
+        Tries again if the broker can't be reached or is busy. `may_be_new`: the topic may just have been created, and
+        not be known to the name servers yet. Raises RestoreFailed if retention has deleted messages that an earlier run
+        may have sent, or if name servers don't know the broker; ClientError.
         """
+        attempts = 0
+        while True:
+            try:
+                return await self._search_last(source, may_be_new=may_be_new)
+            except (BrokerError, ConnectionFailed, RequestTimedOut) as error:
+                attempts += 1
+                is_passing = not isinstance(error, BrokerError) or error.code in PASSING
+                if not is_passing or attempts == _ATTEMPTS:
+                    raise
+            await anyio.sleep(_PAUSE_S * attempts)
+
+    async def _search_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
+        """As `_find_last`, but tries only once."""
         target = self._plan.target_of(source[1], source[2])
         broker_name = target.queue.broker_name
         origin = "{}/{}/{}/".format(*source).encode()
