@@ -32,7 +32,7 @@ from ha.remoting import RemotingConnection
 from ha.store.commitlog import CommitLog
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, StalledSync, open_node, text
-from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages
+from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
 
 
 def bodies(messages: list[Popped]) -> list[bytes]:
@@ -242,6 +242,28 @@ async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refu
     assert codes["pop"] == codes["ack"] != 0
     await trio.sleep(2)
     assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
+
+
+async def test_messages_whose_pop_is_undone_go_to_one_that_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await put_many(node, 4)
+    has_failed = trio.Event()
+    found: list[list[bytes]] = []
+    began = trio.current_time()
+
+    async def wait(**changes: Any) -> None:
+        answer = await node.ask_alone(200050, **{**POP, **changes})
+        found.append([message.body for message in popped_of(answer)] if not answer.code else [b""])
+
+    async with trio.open_nursery() as nursery:
+        with segment_wanted(node, monkeypatch, has_failed.wait):
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(partial(wait, pollTime=9000))
+            await wait_all_tasks_blocked()
+            has_failed.set()
+            await wait_all_tasks_blocked()
+    assert [sorted(each) for each in found] == [[b""], sorted([b"first", b"0", b"1", b"2", b"3"])]
+    assert trio.current_time() == began + pop_log.PAUSE_S
 
 
 @pytest.mark.parametrize("is_answered", [True, False])

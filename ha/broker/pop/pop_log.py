@@ -108,7 +108,8 @@ class PopLog:
         self.on_scheduled: Callable[[int], None] = lambda due_ms: None
         """Called with each due time (ms) of messages in flight. Set it before `serve`"""
         self.on_room: Callable[[PopQueue], None] = lambda queue: None
-        """Called with each queue as `PopState.mark_full` describes. Set it before `serve`"""
+        """Called with each queue as `PopState.mark_full` describes, and with those whose changes were undone. Set it
+        before `serve`"""
         self._ready = trio.Event()
         self.failure_count = 0
         """Number of times that changes were undone, or were lost with a term"""
@@ -272,10 +273,13 @@ class PopLog:
 
     def _settle(self, state: PopState, put: _RecordPut) -> bool:
         """Commits the consumer offsets of the queues in a stored record. If the record was not stored, undoes its
-        changes and all later ones. Returns whether it was stored."""
+        changes and all later ones, after which others may pop the messages. Returns whether it was stored."""
         is_stored = put.next_offset >= 0
         for queue in state.settle(is_stored=is_stored):
-            self._commit_offset(queue)
+            if is_stored:
+                self._commit_offset(queue)
+            else:
+                self.on_room(queue)
         if not is_stored:
             self.failure_count += 1
             self._failure = self._outcome(put)

@@ -386,13 +386,15 @@ class PopState:
         """Takes the outcome of the record that `take_changes` returned. If it was not stored, undoes its changes and
         all later ones.
 
-        Returns the queues of a stored record that still exist, otherwise none. Some changes are written again instead
-        of undone: resets, removals of queues, and removals of messages whose copies are stored.
+        Returns the queues of a stored record that still exist; otherwise those with undone changes, from which more
+        messages may be popped. Some changes are written again instead of undone: resets, removals of queues, and
+        removals of messages whose copies are stored.
         """
         taken, self._taken = self._taken, {}
         if is_stored:
             return [queue for queue, _ in taken.values() if queue is not None and self.queues.get(queue.key) is queue]
         removed = []
+        undone: dict[PopQueue, None] = {}
         copied: list[tuple[PopQueue, int]] = []
         resets: dict[PopQueue, int] = {}
         for changes in (self._changed, taken):
@@ -401,7 +403,7 @@ class PopState:
                     removed.append(key)  # of a new queue, too: its name may have been in use
                 if queue is None or undo is None or self.queues.get(key) is not queue:
                     continue
-                queue.undo = None
+                undone[queue] = queue.undo = None
                 for offset, batch in undo.batches.items():
                     self._set(queue, offset, batch)
                 queue.next_offset, queue.order = undo.next_offset, undo.order
@@ -419,7 +421,7 @@ class PopState:
                 self.reset(queue, next_offset)
         if self._changed:
             self._on_change()
-        return []
+        return list(undone)
 
     def apply(self, record: PopRecord) -> None:
         """Applies a record read from the log. Its changes are not returned by `take_changes`."""
