@@ -9,7 +9,7 @@ import anyio
 
 from ha.client.messages import MessageQueue, ReceivedMessage
 from ha.client.pop_requests import PopRequests
-from ha.errors import ReceiptExpired
+from ha.errors import BrokerError, ConnectionFailed, ReceiptExpired
 from ha.protocol.popped import ReceiptHandle
 
 INVISIBLE_S_MAX = 1e9
@@ -64,20 +64,32 @@ class Lease:
         If this is cancelled, the broker may have replaced the handle without this lease knowing the new one: later
         requests then have no effect."""
         async with self._settling:
+            self._check_change(invisible_s)
             self._receipt = await self._change(invisible_s)
             self.expires_at = anyio.current_time() + invisible_s
 
     async def give_back(self, delay_s: float, *, counts: bool = True) -> None:
         """Makes the message visible after `delay_s`. `counts`: its next delivery counts as a retry. Raises ValueError
-        for an invalid time."""
-        async with self._settling:
-            await self._change(delay_s, suspends=not counts)
-            self._state = LeaseState.RETURNED
+        for an invalid time.
 
-    async def _change(self, invisible_s: float, *, suspends: bool = False) -> ReceiptHandle:
+        If this is cancelled, or it is unknown whether the broker has executed it, the message counts as given back: it
+        is delivered again in any case, at the latest when its invisible time ends."""
+        async with self._settling:
+            self._check_change(delay_s)
+            self._state = LeaseState.RETURNED
+            try:
+                await self._change(delay_s, suspends=not counts)
+            except (BrokerError, ConnectionFailed) as error:
+                if not error.was_sent:
+                    self._state = LeaseState.HELD
+                raise
+
+    def _check_change(self, invisible_s: float) -> None:
         if not 0 <= invisible_s <= INVISIBLE_S_MAX:
             raise ValueError(f"{invisible_s} s; accepted: 0 … {INVISIBLE_S_MAX:g}")
         self._check()
+
+    async def _change(self, invisible_s: float, *, suspends: bool = False) -> ReceiptHandle:
         return await self._requests.change(self._source, self._receipt, int(invisible_s * 1000), suspends=suspends)
 
     def _check(self) -> None:
@@ -116,7 +128,8 @@ class PoppedMessage(ReceivedMessage):
         """Gives the message back: it is delivered again after `delay_s`, with `reconsume_times` one higher.
 
         Raises the errors of `ack`, ReceiptExpired also if it is acknowledged, and ValueError for a delay that is
-        negative or above 1e9 s."""
+        negative or above 1e9 s. After RequestTimedOut, ConnectionFailed with `was_sent`, or a cancellation, the message
+        counts as given back."""
         await self.lease.give_back(delay_s)
 
 

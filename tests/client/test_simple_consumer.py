@@ -26,6 +26,7 @@ from ha.client import (
     PullConsumer,
     ReceiptExpired,
     ReceivedMessage,
+    RequestTimedOut,
     RouteNotFound,
     SimpleConsumer,
     Sql92,
@@ -511,6 +512,41 @@ async def test_a_message_is_settled_once(world: PopWorld) -> None:
             await consumer.change_invisible_time(returned, -1)
     [changed] = world.broker.of(CHANGE)
     assert (changed["invisibleTime"], changed["suspend"]) == ("1500", "false")
+
+
+@on_both_backends(open_world)
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_message_that_may_be_given_back_is_not_acknowledged(world: PopWorld, *, is_cancelled: bool) -> None:
+    """The broker may have replaced the handle: it would ignore the acknowledgement, and deliver the message again."""
+
+    async def keep_silent() -> None:
+        if is_cancelled:
+            returning.cancel_scope.cancel()
+
+    world.broker.put(b"x")
+    world.broker.overrides[CHANGE] = lambda command: keep_silent()
+    async with world.consumer(options=QUICK) as consumer:
+        [message] = await consumer.receive()
+        async with anyio.create_task_group() as returning:
+            with pytest.raises(anyio.get_cancelled_exc_class() if is_cancelled else RequestTimedOut):
+                await message.nack()
+        with pytest.raises(ReceiptExpired, match="given back"):
+            await message.ack()
+    assert not world.broker.of(ACK)
+
+
+@on_both_backends(open_world)
+async def test_a_refused_return_can_be_repeated(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    world.broker.overrides[CHANGE] = lambda command: command.reply(1, "disk is full")
+    async with world.consumer() as consumer:
+        [message] = await consumer.receive()
+        with pytest.raises(BrokerError, match="disk is full"):
+            await message.nack()
+        with pytest.raises(ValueError, match="-1 s; accepted"):
+            await message.nack(-1)
+        await message.ack()
+    assert len(world.broker.of(ACK)) == 1
 
 
 @on_both_backends(open_world)
