@@ -144,7 +144,10 @@ class SendProcessor:
         return waiting
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Puts the sends that `take` returned, after waiting for the log, for sends in flight, and for topics."""
+        """Puts the sends that `take` returned, after waiting for the log, for sends in flight, and for topics.
+
+        While a topic is created for a send, earlier sends are stored and answered.
+        """
         await self._put.wait_unblocked()
         while connection.in_flight >= self._options.sends_in_flight_per_connection_max and not connection.is_closed:
             await self._answered.park()
@@ -154,6 +157,10 @@ class SendProcessor:
         for command in self.take(connection, commands):
             try:
                 request = command.request if type(command) is SendCommand else send_request(command)
+                if self._topics.get(request.topic) is None:
+                    self._put_chunk(connection, puts, refusals)
+                    puts, refusals = [], []
+                    connection.flush()
                 puts.append(await self._maker.prepare(command, request, born_host))
             except RefusedError as refused:
                 self._refuse(command, refused.code, refused.remark, refusals)

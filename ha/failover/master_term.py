@@ -57,6 +57,9 @@ class MasterTerm:
                 try:
                     await self._membership.state.note(self._first_record)
                     await self._role.become_master(Term(self._epoch, self._first_record.sync_state_set, self._lease))
+                except BaseException:
+                    self._lease.end()  # `hand_over` may wait for the start
+                    raise
                 finally:
                     self._started.set()
                 self._membership.progress.become_serving(self._options.broker_id)
@@ -100,7 +103,8 @@ class MasterTerm:
             wanted = await self._role.wait_wanted_set()
             assert self._options.broker_id in wanted, wanted
             async with self._change_lock:
-                await self._membership.state.note(await self._write_set(wanted))
+                record = await self._write_set(wanted)
+            await self._membership.state.note(record)  # may wait for room on the disk, which must not delay a handover
             self._membership.progress.explain("")
             logger.info("member.sync_state_set_changed epoch=%d set=%s", self._epoch, sorted(wanted))
             self._role.confirm_set(wanted)

@@ -13,6 +13,7 @@ from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 from ha.broker.core import BrokerCore
 from ha.broker.options import BrokerRole
 from ha.broker.send import SendProcessor
+from ha.broker.topics import ANNOUNCE_TIMEOUT_S
 from ha.broker.world import World
 from ha.poller import open_poller
 from ha.protocol.batch import encode_batch
@@ -105,6 +106,31 @@ async def test_template_answers_equal_encoded_commands(node: Node, unique_key: s
     assert (record.queue_id, record.queue_offset) == (1, 0)
     assert (got[1].ext_fields["queueId"], got[1].ext_fields["queueOffset"]) == ("1", "0")
     assert [answer.opaque for answer in got] == [1, 2**31 - 1]
+
+
+async def test_an_answer_does_not_wait_for_the_topic_of_a_later_send(node: Node) -> None:
+    """Sends that had to wait were stored together once all their topics were created, and answered after that."""
+    may_tell = trio.Event()
+
+    async def wait_told() -> None:
+        if node.broker.topics.get("Slow") is not None:
+            await may_tell.wait()
+
+    node.broker.topics.wait_told = wait_told
+    stream, other = node.listener.connect(), node.listener.connect()
+    async with node.store.log.appends_held():
+        await other.send_all(frame(1))  # blocks the queue of puts
+        await wait_all_tasks_blocked()
+        await stream.send_all(frame(2) + frame(3, b="New") + frame(4, b="Slow"))
+        await wait_all_tasks_blocked()
+    parser = RemotingParser()
+    opaques: list[int] = []
+    with trio.fail_after(ANNOUNCE_TIMEOUT_S / 2):
+        while len(opaques) < 2:
+            opaques += [answer.opaque for answer in parser.feed(await stream.receive_some())]
+    assert opaques == [2, 3]
+    may_tell.set()
+    assert [answer.opaque for answer in parser.feed(await stream.receive_some())] == [4]
 
 
 async def test_invalid_send_does_not_affect_others(node: Node, puts: Puts) -> None:

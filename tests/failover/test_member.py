@@ -343,6 +343,30 @@ async def test_a_master_that_stops_before_it_serves_hands_nothing_over(autojump_
         assert (await group.wait_master(other_than=heir.id)) is other
 
 
+async def test_a_member_that_ends_before_it_serves_hands_nothing_over(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of the group is being written when the member is cancelled; its node did not become master."""
+    written = trio.Event()
+
+    async def write(content: bytes) -> None:
+        with trio.CancelScope(shield=True):
+            await written.wait()
+
+    async with open_group(1, 2, 3) as group, trio.open_nursery() as nursery:
+        heir, other = await getting_ready(group)
+        monkeypatch.setattr(heir.file, "write", write)
+        heir.role.want(1, 2, 3)
+        await until(lambda: group.view.group is not None and group.view.group.sync_state_set == {1, 2, 3})
+        nursery.start_soon(heir.member.leave)
+        await trio.testing.wait_all_tasks_blocked()
+        heir.kill()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not heir.role.is_holding
+        written.set()
+        assert (await group.wait_master(other_than=heir.id)) is other
+
+
 async def test_a_member_waits_for_its_earlier_lease(autojump_clock: Clock) -> None:
     async with open_group(1) as group:
         master = await group.wait_master()
@@ -726,6 +750,20 @@ async def test_a_switch_to_an_unfit_member_is_refused(autojump_clock: Clock, to:
         assert group.view.switch.refusal
         assert group.masters == [(1, 1)]
         assert not group.nodes[1].role.is_holding
+
+
+async def test_a_switch_away_from_a_master_whose_disk_is_full(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not write the new set to its disk."""
+    async with open_three() as (group, master):
+        monkeypatch.setattr(master.file, "write", lambda _: trio.sleep_forever())
+        master.role.want(1, 2)
+        await until(lambda: group.view.group is not None and group.view.group.sync_state_set == {1, 2})
+        master.role.caught_up(2)
+        await group.nodes[3].way.request_switch(SwitchRequest(to=2))
+        assert (await group.wait_master(other_than=master.id)).id == 2
+        assert master.role.confirmed == {1, 2, 3}
 
 
 async def test_a_switch_to_one_that_dies_in_the_middle_falls_back(autojump_clock: Clock) -> None:
