@@ -756,8 +756,12 @@ async def test_a_switch_away_from_a_master_whose_disk_is_full(
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could not write the new set to its disk."""
+
+    async def write(content: bytes) -> None:
+        await trio.sleep_forever()
+
     async with open_three() as (group, master):
-        monkeypatch.setattr(master.file, "write", lambda _: trio.sleep_forever())
+        monkeypatch.setattr(master.file, "write", write)
         master.role.want(1, 2)
         await until(lambda: group.view.group is not None and group.view.group.sync_state_set == {1, 2})
         master.role.caught_up(2)
