@@ -148,6 +148,8 @@ class Campaign:
             )
         except Outdated as error:
             self._known.update(error.view)
+            if error.view.revision < view.revision:  # the service was rolled back
+                await self._known.refresh()
         except LeaseLost as error:
             self._keeper.mark_lost(error.lease)
         except AgreementUnavailable as error:

@@ -1,5 +1,7 @@
 """Members of a group, with fake roles and an agreement in memory, under a virtual clock."""
 
+from typing import Any
+
 import msgspec
 import pytest
 import trio
@@ -301,6 +303,35 @@ async def test_an_election_that_the_service_refuses_is_repeated_with_pauses(
         assert 10 < tries < 60
         monkeypatch.undo()
         assert (await group.wait_master()) is node
+
+
+async def test_a_candidate_learns_from_a_refusal_that_the_service_was_rolled_back(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes before the watch shows it. The candidate repeated its transaction without end."""
+    snapshots: list[Snapshot] = []
+    tries = 0
+
+    async with open_group() as group:
+        node = group.add(1)
+        take = node.way.take_mastership
+
+        async def take_while_the_service_changes(*args: Any, **options: Any) -> int:
+            nonlocal tries
+            tries += 1
+            assert tries < 3, "the same transaction again"
+            if tries == 1:
+                snapshots.append(group.service.snapshot())
+                group.put_record(GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset(), version=1))
+            elif tries == 2:
+                node.way.hold_watch(True)
+                group.restore(snapshots[0], keeps_leases=True)
+            return await take(*args, **options)
+
+        monkeypatch.setattr(node.way, "take_mastership", take_while_the_service_changes)
+        await trio.sleep(10)
+        assert tries == 2
+        assert "the service was restored from an older state" in node.member.progress.reason
 
 
 async def test_a_lost_lease_ends_the_term_at_once(autojump_clock: Clock) -> None:
