@@ -70,6 +70,55 @@ async def test_batch_is_handed_out_to_all_who_wait(node: Node) -> None:
     assert trio.current_time() - began < 1
 
 
+async def test_messages_that_a_pop_of_all_queues_leaves_wake_another_one(node: Node) -> None:
+    """A request for a queue without messages was woken instead."""
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    found: list[tuple[int, float, list[bytes]]] = []
+    began = trio.current_time()
+
+    async def wait(queue_id: int) -> None:
+        answer = await node.ask_alone(200050, **{**POP, "queueId": queue_id, "pollTime": 9000, "maxMsgNums": 1})
+        found.append((queue_id, trio.current_time() - began, bodies(popped_of(answer))))
+
+    async with trio.open_nursery() as nursery:
+        for queue_id in (3, -1, -1):
+            nursery.start_soon(wait, queue_id)
+            await wait_all_tasks_blocked()
+        await node.broker.put_service.put([Message("TT", 0, b"b"), Message("TT", 0, b"c")])
+    assert sorted(found) == [(-1, 0.0, [b"b"]), (-1, 0.0, [b"c"]), (3, 9.0, [])]
+
+
+async def test_pop_of_no_messages_is_not_woken_instead_of_another(node: Node) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for count_max in (0, 1):
+            fields = {**POP, "pollTime": 9000, "maxMsgNums": count_max}
+            nursery.start_soon(partial(node.ask_alone, 200050, **fields))
+            await wait_all_tasks_blocked()
+        await send(node, b"b")
+    assert trio.current_time() == began
+
+
+async def test_reset_of_a_retry_topic_wakes_a_request_for_another_queue(node: Node) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=1000)
+    await trio.sleep(2)
+    await ack(node, *await pop_messages(node))
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert bodies(await pop_messages(node, queueId=3, pollTime=9000)) == [b"a"]
+            assert trio.current_time() == began
+
+        await wait_all_tasks_blocked()
+        assert node.broker.offsets.reset("g", "%RETRY%g_TT", 0, 0)
+
+
 def slow_read(node: Node, monkeypatch: pytest.MonkeyPatch, *bodies: bytes) -> None:
     """Makes the next read with an SQL filter take 1 s: `bodies`, with the tag x, arrive behind what it has read."""
     real = Taker._read

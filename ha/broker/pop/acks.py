@@ -36,7 +36,6 @@ from ha.protocol.pop import (
     ChangeInvisibleTimeResponse,
     Handle,
     parse_handle,
-    popped_topic,
 )
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.request_parser import AckCommand, AckedPop, ack_command
@@ -52,7 +51,7 @@ class AckRequests:
         self._wall_clock_ms = core.world.wall_clock_ms
         self._pop_log = log
         self._holds = holds
-        log.on_room = self._wake
+        log.on_room = lambda queue: holds.wake_for(queue.key)
         self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand]] = {
             RequestCode.BATCH_ACK_MESSAGE: self._acknowledge_batch,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._change,
@@ -218,13 +217,9 @@ class AckRequests:
         group, topic, _ = queue.key
         due_ms = order.due_ms(self._wall_clock_ms())
         if due_ms is None:
-            self._wake(queue)
+            self._holds.wake_for(queue.key)
         else:
             self._holds.resume_ordered_by(topic, group, due_ms)
-
-    def _wake(self, queue: PopQueue) -> None:
-        group, topic, queue_id = queue.key
-        self._holds.wake_one(popped_topic(group, topic)[0], group, queue_id)
 
     # ---- checks
 

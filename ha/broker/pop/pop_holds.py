@@ -16,7 +16,8 @@ import trio
 
 from ha.broker.filters import Selection
 from ha.broker.holds import Hold, Holds, wants
-from ha.protocol.pop import NotificationRequest, PopMessageRequest, retry_topic
+from ha.broker.pop.state import QueueKey
+from ha.protocol.pop import NORMAL, NotificationRequest, PopMessageRequest, popped_topic, retry_topic
 from ha.store.dispatch import Arrival
 
 ALL_QUEUES = -1
@@ -68,14 +69,23 @@ class PopHolds(Holds[PopHold]):
                     self._wake_first(chain(*group.by_queue.values()))
 
     def wake_one(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> None:
-        """Wakes one request that waits for this queue or for all queues; with −1, any one request of the group."""
+        """Wakes one request that waits for this queue or for all queues; with −1, one of those with each queue id, as
+        the messages may be in any queue."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         if found is None:
             return
         if queue_id == ALL_QUEUES:
-            self._wake_first(chain(*found.by_queue.values()))
+            for holds in list(found.by_queue.values()):
+                self._wake_first(holds)
         else:
             self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
+
+    def wake_for(self, key: QueueKey) -> None:
+        """Wakes one request that may pop from a queue of a group; for a queue of a retry topic, which requests for any
+        queue read, as `wake_one` with −1."""
+        group, topic, queue_id = key
+        asked, flag = popped_topic(group, topic)
+        self.wake_one(asked, group, queue_id if flag == NORMAL else ALL_QUEUES)
 
     def resume_ordered_by(self, topic: str, group: str, due_ms: int) -> None:
         """Makes requests in order mode try again at `due_ms` (ms since the epoch), when a blocked queue becomes

@@ -5,6 +5,7 @@ acknowledged, so that the next master knows that they are in flight. Sources: Po
 NotificationProcessor, PollingInfoProcessor. Differences from RocketMQ:
 
 - A pop does not need timer messages, so timerWheelEnable=false does not forbid it.
+- A pop with a maxMsgNums of 0 or less does not wait.
 - `bornTime` is the client's clock. It can shorten the wait, but not extend it beyond `pollTime`.
 - Only the master answers.
 """
@@ -281,8 +282,11 @@ class PopRequests:
             hold.connection.reply(command, command.reply(logged.status.response_code, logged.fault))
 
     def _hold_or_code(self, hold: PopHold, request: PopMessageRequest, taken: Taken) -> ResponseCode | None:
-        """Holds a pop that found nothing; returns the code of its answer if that is not possible."""
-        if not self._may_wait(hold, request.poll_time):
+        """Holds a pop that found nothing; returns the code of its answer if that is not possible.
+
+        A pop that asks for no messages is not held: it would be woken instead of one that takes them.
+        """
+        if request.max_msg_nums <= 0 or not self._may_wait(hold, request.poll_time):
             return ResponseCode.POLLING_TIMEOUT
         return None if self._hold(hold, taken.again_ms) else ResponseCode.POLLING_FULL
 

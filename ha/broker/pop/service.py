@@ -16,7 +16,6 @@ from ha.broker.pop.revival import Revival
 from ha.broker.processor import Family, Take
 from ha.broker.role_services import Service
 from ha.protocol.codes import RequestCode
-from ha.protocol.pop import popped_topic
 
 
 class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +107,7 @@ class PopService:
         queue = None if state is None else state.get((group, topic, queue_id))
         if state is not None and queue is not None:
             state.reset(queue, offset)
-            self.holds.wake_one(popped_topic(group, topic)[0], group, queue_id)
+            self.holds.wake_for(queue.key)
 
     def _on_removed(self, topic: str | None, group: str | None) -> None:
         """Forgets the queues of a deleted topic or group."""
