@@ -484,17 +484,20 @@ class Admin(ClientUser):
         return same[-1] if same else None
 
     async def message_at(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The message with this offset message id; None if it no longer exists. Raises ValueError for an invalid id."""
+        """The message with this offset message id; None if it no longer exists. Raises ValueError for an invalid id, and
+        BrokerError if the message is damaged."""
         address = _address_in(offset_message_id)
         _, _, physical_offset = decode_message_id(offset_message_id)
-        answer = await self._ask_if(
-            address,
-            RequestCode.VIEW_MESSAGE_BY_ID,
-            ViewMessageRequest(offset=physical_offset),
-            absent=(ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND),
-        )
-        if answer is None:
-            return None
+        try:
+            answer = await self._ask(
+                address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset=physical_offset)
+            )
+        except BrokerError as error:
+            # Damage and denied access have the code SYSTEM_ERROR, too.
+            is_absent = error.remark == f"can not find message by the offset, {physical_offset}"
+            if is_absent or error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
         record = decode_record(answer.body)
         at = [broker.name for broker in await self.brokers() if address in broker.addresses.values()]
         return self._received(record, MessageQueue(record.topic, at[0] if at else "", record.queue_id))

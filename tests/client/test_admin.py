@@ -104,8 +104,8 @@ async def test_a_message_that_can_not_be_read_yet_is_waited_for(*, monkeypatch: 
 
 
 @on_both_backends()
-async def test_denied_access_does_not_look_like_an_absent_message_or_group() -> None:
-    """Both have code 1."""
+async def test_damage_or_denied_access_does_not_look_like_an_absent_message_or_group() -> None:
+    """All have code 1."""
     remark = "can not find message by the offset, 7"
 
     def master(command: RemotingCommand) -> RemotingCommand:
@@ -122,6 +122,9 @@ async def test_denied_access_does_not_look_like_an_absent_message_or_group() -> 
         async with serving(cluster) as names, Admin(names.address) as admin:
             assert await admin.message_at(message_id) is None
             assert await admin.producer_connections("g") == []
+            remark = "can not find message by the offset, 7: its body CRC is wrong"
+            with pytest.raises(BrokerError, match="CRC is wrong"):
+                await admin.message_at(message_id)
             remark = "org.apache.rocketmq.acl.common.AclException: No acl config for reader"
             with pytest.raises(BrokerError, match="No acl config"):
                 await admin.message_at(message_id)
