@@ -7,6 +7,7 @@ refused and try another broker, instead of waiting in the backlog during recover
 
 from __future__ import annotations
 
+import errno
 import socket
 from types import TracebackType
 
@@ -15,6 +16,8 @@ import trio
 from ha.errors import AddressInUse
 
 BACKLOG = 1024
+_UNAVAILABLE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"""Errors of an address that is not of this machine, such as an IPv6 address while IPv6 is disabled"""
 
 
 class BoundPort:
@@ -22,19 +25,25 @@ class BoundPort:
     it is listening."""
 
     def __init__(self, key: str, host: str, port: int) -> None:
-        """Binds the port; 0 lets the system choose. Raises AddressInUse with `key`."""
+        """Binds the port on all addresses of `host` that this machine has; 0 lets the system choose it. Raises
+        AddressInUse with `key`."""
         self.key = key
         self.host = host
         self._sockets: list[socket.socket] = []
+        unavailable: OSError | None = None
         try:
             for family, kind, protocol, _, address in _addresses(host, port, socket.AI_PASSIVE):
-                bound = socket.socket(family, kind, protocol)
-                self._sockets.append(bound)
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                bound.bind((address[0], port, *address[2:]))
-                port = bound.getsockname()[1]
+                try:
+                    bound = _bind(family, kind, protocol, (address[0], port, *address[2:]))
+                except OSError as error:
+                    if error.errno not in _UNAVAILABLE:
+                        raise
+                    unavailable = error
+                else:
+                    self._sockets.append(bound)
+                    port = bound.getsockname()[1]
+            if unavailable is not None and not self._sockets:
+                raise unavailable
         except OSError as error:
             self.release()
             raise AddressInUse(key, host, port, error.strerror or str(error)) from error
@@ -65,6 +74,19 @@ class BoundPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _bind(family: int, kind: int, protocol: int, address: tuple[str | int, ...]) -> socket.socket:
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def _addresses(host: str, port: int | None, flags: int = 0) -> list[tuple[int, int, int, str, tuple[str, int]]]:

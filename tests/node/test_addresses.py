@@ -154,6 +154,18 @@ def test_an_address_that_is_not_of_this_machine(host: str) -> None:
         BoundPort("listenPort", host, 0)
 
 
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "192.0.2.1"), (socket.AF_APPLETALK, "::1")])
+async def test_addresses_that_are_not_of_this_machine_are_left_out(
+    family: int, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if IPv6 was disabled, and the host name still had an IPv6 address."""
+    found = [(each, socket.SOCK_STREAM, 0, "", (host, 0)) for each, host in [(family, address), (2, "127.0.0.1")]]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: found)
+    with BoundPort("listenPort", "localhost", 0) as port:
+        [listener] = port.listen()
+        await listener.aclose()
+
+
 def test_addresses_as_text() -> None:
     assert join("10.0.0.1", 1) == "10.0.0.1:1"
     assert join("::1", 1) == "[::1]:1"
