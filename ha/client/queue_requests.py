@@ -106,10 +106,12 @@ class QueueRequests:
         if status is None:
             raise answered.error()
         found = parse_header(PullMessageResponse, answer.ext_fields)
-        self._suggested.pop(queue, None)
-        if found.suggest_which_broker_id != MASTER_ID:
-            self._suggested[queue] = found.suggest_which_broker_id
         body, broker_id = bytes(answer.body), answered.broker_id
+        self._suggested.pop(queue, None)
+        # A slave may lack the messages, so the next pull asks the master, even if the group's brokerId is the slave's.
+        is_lacking = broker_id != MASTER_ID and not waits and found.next_begin_offset == queue_offset
+        if found.suggest_which_broker_id != MASTER_ID and not is_lacking:
+            self._suggested[queue] = found.suggest_which_broker_id
         remark = answer.remark or ""
         return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id, remark)
 

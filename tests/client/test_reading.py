@@ -196,17 +196,19 @@ async def test_a_message_that_can_not_be_read_yet_is_waited_for(
 
 
 @on_both_backends()
-async def test_messages_that_a_suggested_slave_lacks_are_read_from_the_master() -> None:
-    """The slave is new: it has no messages yet, and keeps the offset (RocketMQ's nextOffsetCorrection)."""
+@pytest.mark.parametrize("suggested", [0, 1])
+async def test_messages_that_a_suggested_slave_lacks_are_read_from_the_master(*, suggested: int) -> None:
+    """The slave is new: it has no messages yet, and keeps the offset (RocketMQ's nextOffsetCorrection). It suggests
+    itself if the group's brokerId is its own."""
 
     def master(command: RemotingCommand) -> RemotingCommand:
         offset = int(command.ext_fields["queueOffset"])
         if offset == 4:
-            return pulled(command, 19, next_offset=4, end=4)
+            return pulled(command, 19, next_offset=4, suggest=suggested, end=4)
         return pulled(command, 0, record(offset), offset + 1, suggest=1, end=4)
 
     def slave(command: RemotingCommand) -> RemotingCommand:
-        return pulled(command, 20, next_offset=int(command.ext_fields["queueOffset"]), end=0)
+        return pulled(command, 20, next_offset=int(command.ext_fields["queueOffset"]), suggest=suggested, end=0)
 
     async with open_consumer({0: master, 1: slave}) as (consumer, _), consumer.reading({QUEUES[1]: 0}) as reading:
         assert [offsets(stretch) async for stretch in reading] == [[0], [1], [2], [3]]
