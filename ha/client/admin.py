@@ -484,8 +484,8 @@ class Admin(ClientUser):
         return same[-1] if same else None
 
     async def message_at(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The message with this offset message id; None if it no longer exists. Raises ValueError for an invalid id, and
-        BrokerError if the message is damaged."""
+        """The message with this offset message id; None if it no longer exists. Raises ValueError for an invalid id,
+        and BrokerError if the message is damaged."""
         address = _address_in(offset_message_id)
         _, _, physical_offset = decode_message_id(offset_message_id)
         try:
