@@ -124,7 +124,7 @@ class TimerService:
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
         self._reader = BatchReader(core.store)
-        self._loss = LossDetector(self._reader)
+        self._index_losses, self._release_losses = LossDetector(self._reader), LossDetector(self._reader)
         self._log = LimitedLog(logger)
         self._working = trio.Lock()
         """Serializes indexing, delivery and rolling"""
@@ -243,7 +243,7 @@ class TimerService:
         self._indexed_to = max(self._indexed_to, self._progress.get(FIRST), queue.min_offset)
         while self._indexed_to < queue.max_offset:
             entries = queue.read(self._indexed_to, READ_COUNT_MAX)
-            codes = await self._codes(queue, self._indexed_to, entries)
+            codes = await self._codes(queue, self._indexed_to, entries, self._index_losses)
             for queue_offset, code in enumerate(codes, self._indexed_to):
                 if code is None:
                     self._drop(queue_offset, "it is gone, damaged, or has no due time")
@@ -283,11 +283,14 @@ class TimerService:
             seen, time_ms = self._progress.rocketmq_timers
         return queue_offset >= seen or code >> 1 > time_ms
 
-    async def _codes(self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry]) -> list[int | None]:
+    async def _codes(
+        self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry], losses: LossDetector
+    ) -> list[int | None]:
         """Returns the timer codes of `entries`, which begin at queue offset `first`; None for one that can't be
         determined because its message is lost, damaged or has no due time.
 
-        Ends before the first message that has to be read and can't be read now.
+        Ends before the first message that has to be read and can't be read now. `losses`: of this caller, as others may
+        read elsewhere in the queue.
         """
         codes: list[int | None] = [entry.tags_code for entry in entries]
         unknown = [
@@ -301,7 +304,7 @@ class TimerService:
                 found[queue_offset] = None if record is None else timer_code(record.properties, 0) or None
             left = left[count:]
         for queue_offset in unknown:
-            if queue_offset not in found and not self._loss.is_lost(queue_offset):
+            if queue_offset not in found and not losses.is_lost(queue_offset):
                 return codes[: queue_offset - first]
             codes[queue_offset - first] = found.get(queue_offset)
         return codes
@@ -412,7 +415,7 @@ class TimerService:
                 return True
             first = max(self._progress.get(FIRST), queue.min_offset)
             while entries := [entry for entry in queue.read(first, READ_COUNT_MAX) if entry.physical_offset < end]:
-                codes = await self._codes(queue, first, entries)
+                codes = await self._codes(queue, first, entries, self._release_losses)
                 pending = [
                     at for at, code in enumerate(codes, first) if code is not None and self._is_pending(at, code)
                 ]
@@ -492,7 +495,7 @@ class TimerService:
         counts: dict[str, int] = {}
         for at in range(first, end, step):
             group = range(at, min(at + BATCH_COUNT_MAX, end))
-            codes = await self._codes(queue, at, queue.read(at, len(group)))
+            codes = await self._codes(queue, at, queue.read(at, len(group)), LossDetector(self._reader))
             pending = [each for each, code in zip(group, codes, strict=False) if code and self._is_pending(each, code)]
             weight = min(step, end - at) / len(group)
             while pending:

@@ -752,6 +752,32 @@ async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(tmp
         assert node.broker.timers.statistics().dropped_count == 1
 
 
+async def test_counting_does_not_prolong_the_wait_for_an_unreadable_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read messages of a real broker; each began the other's minute again."""
+    async with open_node(tmp_path) as node:
+        for number in range(3):
+            await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=3000), e=0)
+        await node.dispatched()
+    write_hashes(tmp_path, "", "", "")
+    read, unreadable = TimerService._read, {1}
+
+    async def read_others(self: TimerService, queue: Any, queue_offsets: Iterable[int]) -> Any:
+        found = await read(self, queue, queue_offsets)
+        return {at: record for at, record in found.items() if at not in unreadable}
+
+    monkeypatch.setattr(TimerService, "_read", read_others)
+    async with open_node(tmp_path, store_changes={"scrub_bytes_per_s": 0}) as node:
+        await trio.sleep(1)
+        unreadable.add(0)
+        for _ in range(7):
+            await node.ask(RequestCode.GET_TIMER_METRICS)
+            await trio.sleep(10)
+        unreadable.clear()
+        assert (node.broker.timers.statistics().pending_count, node.broker.timers._indexed_to) == (2, 3)
+
+
 LARGE_BODY = bytes(500_000)
 
 
