@@ -114,7 +114,7 @@ class HAClient:
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()
-        """Scope of the attempt to connect, for cancelling it"""
+        """Scope of the attempt to connect, or of a resync, which another master ends"""
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
@@ -316,10 +316,14 @@ class HAClient:
         if trio.current_time() < self._resynced_at + RESYNC_PAUSE_S:
             return False
         logger.warning("ha.resync_started own_end=%d master_first_offset=%d skipped_bytes=%d", own, first, first - own)
+        self._connecting = trio.CancelScope()
         try:
-            await self._log.reset(first)
+            with self._connecting:
+                await self._log.reset(first)
         except (DiskFull, OSError) as error:
             self._set_condition(Condition.APPEND_FAILED, str(error))
+            return False
+        if self._connecting.cancelled_caught:
             return False
         self._resynced_at = trio.current_time()
         self._resync_count += 1

@@ -512,6 +512,33 @@ async def test_what_a_former_master_has_deleted_causes_no_resync(nursery: trio.N
     assert bytes(log.content) == content
 
 
+async def test_a_resync_that_waits_for_the_store_ends_when_there_is_another_master(nursery: trio.Nursery) -> None:
+    """Retention, for example, has the store's lock."""
+    content = records(3 * SEGMENT_SIZE)
+    masters = {
+        "first:10912": MemoryLog(content[2 * SEGMENT_SIZE :], first_offset=2 * SEGMENT_SIZE),
+        "second:10912": MemoryLog(content),
+    }
+
+    async def connect(address: str) -> trio.abc.Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(HAService(masters[address]).handle, theirs, "127.0.0.1:1")
+        return ours
+
+    async with open_small(MemoryDisk(), is_slave=True) as slave:
+        await slave.log.append_raw(0, memoryview(content)[:1000])
+        client = HAClient(slave.log, RESYNC, connect, jitter=lambda: 0.0)
+        nursery.start_soon(client.run)
+        async with slave.log.maintenance_lock:
+            client.set_master("first:10912")
+            await wait_all_tasks_blocked()
+            client.set_master("second:10912")
+            await wait_all_tasks_blocked()
+        await trio.sleep(1)
+        assert client.statistics().resync_count == 0
+        assert (slave.log.min_offset, slave.log.max_offset.value) == (0, len(content))
+
+
 @pytest.mark.parametrize("event", ["closed", "silent", "mismatch", "garbage", "idle"])
 async def test_only_the_masters_answer_causes_a_resync(event: str) -> None:
     log = MemoryLog(bytes(100))
