@@ -46,6 +46,7 @@ from ha.protocol.record import RECORD_PLACE, decode_record
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.dispatch import Arrival
+from ha.store.files import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -207,13 +208,13 @@ class GroupLog:
 
         Nothing may be appended meanwhile. Waits for records that can't be read yet. Undispatched records are applied,
         too: they may have been acknowledged, and dispatch waits for the other members. If the standing changes
-        meanwhile, the journal stays closed. Raises DamagedBytes if an undispatched record can't be read.
+        meanwhile, the journal stays closed. Raises OSError, and DamagedBytes if an undispatched record can't be read.
         """
         standing = self._tables.standing
         revision = standing.revision
         async with self._reading:
             begin = self._log.dispatched_offset.value
-            while not await self._read_queue() and standing.revision == revision:
+            while not await self._try_to_read() and standing.revision == revision:
                 with trio.move_on_after(UNREADABLE_S):
                     await self._store.damage.wait_changed()
             ahead = [found async for found in undispatched_records(self._log, begin)]
@@ -295,6 +296,16 @@ class GroupLog:
             is_done = await self._read_queue()
         await self._tables.clear_deleted_topics()
         return is_done
+
+    async def _try_to_read(self) -> bool:
+        """Like `_read_queue`, but returns False if too many files are open."""
+        try:
+            return await self._read_queue()
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            self._limited_log.write("group_log.read_failed reason=%r", str(error))
+            return False
 
     async def _read_queue(self) -> bool:
         while (queue := self._queue) is not None:

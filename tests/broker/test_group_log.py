@@ -1,5 +1,6 @@
 """Tables in the log of a failover group: answered changes survive, whatever end of a log is lost."""
 
+import errno
 from functools import partial
 from typing import Any
 
@@ -405,6 +406,32 @@ async def test_unreadable_record_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await slave.settled()
         assert slave.group_log.is_whole
         assert slave.state() == old.state()
+
+
+async def test_new_master_waits_while_too_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients connect to a new master at once. It ended."""
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        for _ in range(3):
+            await old.put("T")
+        await old.committed("g", "T", 0, 3)
+        await old.settled()
+        read = new.group_log._reader.read
+        tries = 0
+
+        async def read_later(queue: ConsumeQueue, offset: int, count_max: int = 256) -> QueueRead:
+            nonlocal tries
+            tries += 1
+            if tries < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await read(queue, offset, count_max)
+
+        monkeypatch.setattr(new.group_log._reader, "read", read_later)
+        await copy_log(old.store, new.store, old.end)
+        await new.store.become_master()
+        await new.become_master(2)
+        assert new.group_log.journal.is_open
+        assert new.tables.offsets.get("g", "T", 0) == 3
 
 
 async def test_blank_entries_are_skipped() -> None:
