@@ -270,9 +270,9 @@ class SyncStateSet:
 
         A proposal counts from now on, and does not change until `confirm_set`.
         """
+        self._drop_late_joiners(now)
         if self.proposed is not None:
             return self.proposed
-        self._drop_late_joiners(now)
         held = self._held(end)
         stay = self.agreed - {member for member in self.agreed if self.is_lost(member, end, now)}
         if not may_shrink(stay, held, self._promised_offset, self.rules.ack_count):

@@ -256,6 +256,19 @@ def test_a_joining_slave_that_falls_behind_is_removed() -> None:
     assert state.acknowledged(3000) == 3000
 
 
+def test_a_joining_slave_that_falls_behind_is_removed_while_another_is_added() -> None:
+    state = connected(term(), B)
+    assert state.propose(1000, 0) == ids(MASTER, B)
+    state.confirm_offset = 2000
+    connected(state, C)
+    state.report(C, 1999, 2000, 0.5)
+    state.report(B, 3000, 3000, 2.0)
+    assert state.acknowledged(3000) == 1999
+    assert state.propose(3000, 2.0) == ids(MASTER, B)
+    assert state.joining == ids(B)
+    assert state.acknowledged(3000) == 3000
+
+
 def test_a_joining_slave_that_disconnects_is_removed() -> None:
     state = connected(term(), B)
     assert state.joining == ids(B)
