@@ -37,7 +37,7 @@ from ha.protocol.group_requests import (
 )
 from ha.protocol.headers import parse_header
 from ha.protocol.message_id import decode_message_id
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand
 from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ CLIENT_TIMEOUT_S = 10.0
 """Maximum time in seconds that requests 307 and 309 wait for the client."""
 STATUS_TIMEOUT_S = 5.0
 """Maximum time in seconds that request 223 waits for each client."""
+STATUS_SIZE_MAX = FRAME_SIZE_MAX
+"""Maximum bytes of the answers of all clients to request 223, which become one answer."""
 
 
 Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
@@ -180,10 +182,15 @@ class AdminClients:
 
         async def relay() -> RemotingCommand:
             table: dict[str, Any] = {}
+            size = 0
 
             async def ask(client: RemotingConnection, client_id: str) -> None:
+                nonlocal size
                 try:
                     answer = await _ask(client, question, STATUS_TIMEOUT_S)
+                    size += len(answer.body)
+                    if size > STATUS_SIZE_MAX:
+                        return
                     body = java_json.loads(answer.body) if answer.code == ResponseCode.SUCCESS and answer.body else {}
                 except (trio.TooSlowError, trio.BrokenResourceError, RemoteProtocolError) as error:
                     logger.warning("clients.status_failed client=%s reason=%r", client_id, str(error) or "too slow")
@@ -194,6 +201,9 @@ class AdminClients:
             async with trio.open_nursery() as nursery:
                 for client, client_id in asked:
                     nursery.start_soon(ask, client, client_id)
+            if size > STATUS_SIZE_MAX:
+                reason = f"the members answer with more than {STATUS_SIZE_MAX} bytes; ask each alone"
+                return command.reply(ResponseCode.SYSTEM_ERROR, reason)
             body = {"consumerTable": table, "messageQueueTable": {}}
             return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 

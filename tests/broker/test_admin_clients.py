@@ -277,3 +277,21 @@ async def test_offsets_reported_by_members(node: Node) -> None:
         assert table == {"c1": {("TT", "b0", 0): 3}, "c2": {("TT", "b0", 0): 5}}
         one = await body(node, 223, topic="TT", group="g", clientAddr="c2")
         assert one["consumerTable"].keys() == {"c2"}
+
+
+async def test_offsets_reported_by_all_members_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of any number of members were decoded, each of up to 16 MiB."""
+    monkeypatch.setattr(admin_clients, "STATUS_SIZE_MAX", 250)
+
+    async def answer(command: RemotingCommand) -> RemotingCommand | None:
+        if command.code != 221:
+            return None
+        return command.reply(0, body=encode_consumer_status({("TT", "b0", 0): 1}).ljust(100))
+
+    async with member(node, "c1", answer), member(node, "c2", answer):
+        assert (await body(node, 223, topic="TT", group="g"))["consumerTable"].keys() == {"c1", "c2"}
+        async with member(node, "c3", answer):
+            refused = await node.ask(223, topic="TT", group="g")
+            assert (refused.code, refused.remark) == (1, "the members answer with more than 250 bytes; ask each alone")
+            one = await body(node, 223, topic="TT", group="g", clientAddr="c3")
+            assert one["consumerTable"].keys() == {"c3"}
