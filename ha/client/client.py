@@ -27,6 +27,7 @@ from ha.client.replaced import disconnect_replaced_masters
 from ha.client.routes import Routes, open_routes
 from ha.client.starting import Startable
 from ha.errors import ClientError, ProtocolError
+from ha.protocol import java_json
 from ha.protocol import properties as names
 from ha.protocol.acl import AclCredentials
 from ha.protocol.bodies import ConsumerData
@@ -151,9 +152,10 @@ class Client(Startable):
     @asynccontextmanager
     async def joined_producer(self, member: ProducerMember) -> AsyncIterator[None]:
         """Registers `member` with the brokers for the duration of the block. Raises ValueError if this client has a
-        producer of the same group."""
+        producer of the same group, or the group's name can't be encoded as UTF-8."""
         if member.group in self._producers:
             raise ValueError(f"this client has a producer of group {member.group} already")
+        member.group.encode()  # the client's heartbeats would fail, for all its members
         self._producers[member.group] = member
         self.heartbeats.add_producer(member.group)
         try:
@@ -169,6 +171,7 @@ class Client(Startable):
         routes, and waits until it is answered or has failed; failures are logged."""
         if member.group in self._consumers:
             raise ValueError(f"this client has a consumer of group {member.group} already")
+        java_json.dumps(member.describe())  # raises ValueError, as for a producer
         self._consumers[member.group] = member
         self.heartbeats.add_consumer(member.group, member.describe)
         try:

@@ -203,6 +203,22 @@ async def test_client_joins_a_group_only_once(client: Client, master: FakeServer
         Producer(client, options=ClientOptions())
 
 
+@on_both_backends(open_client)
+async def test_a_group_that_can_not_be_encoded_does_not_end_the_client(
+    client: Client, master: FakeServer, slave: FakeServer
+) -> None:
+    async with Producer(client, group="pg") as producer:
+        await producer.send(Message("T", b"x"))
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            async with Producer(client, group="g\udc80") as refused:
+                await refused.send(Message("T", b"x"))
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            async with client.joined_consumer(Member("g\udc80")):
+                pass
+        await client.heartbeats.beat()
+    assert client.heartbeats.statistics().failed_count == 0
+
+
 @on_both_backends()
 async def test_shared_client_must_be_open() -> None:
     with pytest.raises(RuntimeError, match="not open"):
