@@ -135,9 +135,9 @@ class ConsumeQueues:
         expected = QueueEntry(head.physical_offset, head.total_size, head.tags_code)
         return queue is not None and queue.read(head.queue_offset, 1) == [expected]
 
-    def contiguous_end(self, begin: int, end: int, *, segment_size: int) -> int:
+    def contiguous_end(self, begin: int, end: int, segment_size: int) -> int:
         """Returns the physical offset up to which records with entries follow one another without a gap, from `begin`
-        on; `begin` if no such record starts there. Considers records that begin before `end`.
+        on; `begin` if no such record starts there. Considers records that begin before `end`. Blocking. Raises OSError.
 
         The gap between a record and the start of the next segment is allowed (a filler), unless `segment_size` is 0.
         """

@@ -241,7 +241,7 @@ class Dispatcher:
         try:
             digest = await self._next_digest(position, end)
         except DamagedBytes as damaged:
-            return generation != log.generation or self._on_damage(position, damaged)
+            return generation != log.generation or await self._on_damage(position, damaged)
         except OffsetGone:
             if generation == log.generation:
                 logger.warning("dispatch.skipped from=%d to=%d reason=deleted", position, log.min_offset)
@@ -349,16 +349,27 @@ class Dispatcher:
         self.paused_reason = ""
         self._arrivals = []
 
-    def _on_damage(self, position: int, damaged: DamagedBytes) -> bool:
+    async def _on_damage(self, position: int, damaged: DamagedBytes) -> bool:
         """Skips damaged bytes if the queues have every record in them. Otherwise returns False: dispatch waits until
-        they are healed."""
+        they are healed. Raises OSError if a queue can't be read."""
+        log = self._log
+        generation = log.generation
+        try:
+            async with log.maintenance_lock:  # meanwhile no file of a queue is deleted
+                queued_to: int = await self._run_blocking(self._queues.contiguous_end, position, damaged.end, 0)
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            await self._pause_for(error, position)
+            return True
+        if generation != log.generation:
+            return True
         self._damaged = damaged
-        queued_to = self._queues.contiguous_end(position, damaged.end, segment_size=0)
         if queued_to < damaged.end:
             self._pause(position, f"waits for bytes [{damaged.begin}, {damaged.end}) to be healed")
             return False
         logger.warning("dispatch.damage_skipped from=%d to=%d", position, queued_to)
-        self._log.dispatched_offset.raise_to(queued_to)
+        log.dispatched_offset.raise_to(queued_to)
         return True
 
     def _digest(self, chunk: memoryview | bytes, base: int, segment_end: int) -> RecordDigest:

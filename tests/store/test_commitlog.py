@@ -16,7 +16,7 @@ from ha.errors import DiskFailed, DiskFull, OffsetGone
 from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.record import Filler, Message, decode_record, encode_host, scan_record
 from ha.protocol.record_encoding import encode_record, record_size
-from ha.protocol.store_files import Checkpoint
+from ha.protocol.store_files import Checkpoint, segment_name
 from ha.store.checkpoint import load_checkpoint
 from ha.store.files import File, OsDisk
 from ha.store.message_store import open_message_store
@@ -31,6 +31,7 @@ from tests.store.stores import (
     message,
     open_small,
     put_batch,
+    reached,
     records,
     small_options,
 )
@@ -787,6 +788,31 @@ async def test_dispatch_waits_until_the_checksums_of_old_bytes_can_be_opened(aut
         refused += codes
         store.dispatcher.dispatch_again(0)
         await check_derived(store)
+        assert not refused
+        assert store.statistics().dispatch_paused_reason == ""
+
+
+async def test_dispatch_waits_until_the_queues_of_damaged_bytes_can_be_opened(autojump_clock: object) -> None:
+    """It ended the node, although the queues have the records."""
+    refused: list[int] = []
+
+    class OpenedLate(MemoryDisk):
+        def open(self, path: Path) -> MemoryFile:
+            if refused and path.is_relative_to(ROOT / "consumequeue"):
+                raise OSError(refused.pop(), "Too many open files", str(path))
+            return super().open(path)
+
+    disk = OpenedLate()
+    async with open_small(disk, hot_window_bytes=0, checksum_block_size=1024, scrub_bytes_per_s=0) as store:
+        results = await store.log.put([message(number, size=300, queue_id=number % 2) for number in range(8)])
+        await dispatched(store)
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        disk.inodes[ROOT / "commitlog" / segment_name(0)].content[500] ^= 1
+        store.queues.limit_open_files(1)
+        refused += [errno.EMFILE, errno.EMFILE]
+        store.dispatcher.dispatch_again(0)
+        await reached(store.log.dispatched_offset, results[-1].next_offset)
         assert not refused
         assert store.statistics().dispatch_paused_reason == ""
 
