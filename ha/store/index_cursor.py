@@ -94,6 +94,6 @@ class IndexCursor:
         files = self._index.files
         while self._file < len(files) and self._number >= files[self._file].next_entry:
             self._file, self._number = self._file + 1, 1
-        if self._file == len(files):
+        if self._file >= len(files):  # beyond it if files were removed meanwhile
             return []
         return await files[self._file].fetch_entries(self._number, count, run_blocking)

@@ -22,6 +22,7 @@ from ha.protocol.store_files import (
 )
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.files import OsFile
+from ha.store.index_cursor import IndexCursor
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
@@ -491,3 +492,21 @@ async def test_files_of_a_damaged_index_that_are_not_deleted_at_once_are_deleted
         assert store.scrub.statistics().index_rebuilt_count == round_count
         assert [file.path.name for file in index.files] == disk.list_dir(INDEX)
         await check_derived(store)
+
+
+async def test_a_comparison_survives_files_that_are_removed_while_it_looks_for_its_place() -> None:
+    """As by retention, a truncation or a reset. An IndexError ended the store."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock, scrub_bytes_per_s=0) as store:
+        index = store.index
+        assert index is not None
+        heads = heads_of(await store.log.read_all(store.log.segments[-2].start, 2048))
+
+        async def meanwhile(call: Callable[..., Any], *arguments: Any) -> Any:
+            number = call(*arguments)
+            index.delete_before(store.log.max_offset.value)
+            return number
+
+        cursor = IndexCursor(index)
+        assert await cursor.follows(heads, meanwhile)
