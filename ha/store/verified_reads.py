@@ -129,11 +129,12 @@ class VerifiedReads:
         if log.truncated is not None or not log.min_offset <= physical_offset < log.max_offset.value:
             return None
         segment = log.segment_at(physical_offset)
-        if self.checksums.peek(segment.start) is None:
+        sums = self.checksums.peek(segment.start)
+        if sums is None:
             return None
         try:
             ahead = self._recent.ahead(physical_offset)
-            blocks = self._blocks(segment, physical_offset, max(size_max, ahead))
+            blocks = self._blocks(segment, sums, physical_offset, max(size_max, ahead))
             raw = segment.file.pread_nowait(blocks.end - blocks.begin, blocks.begin)
             if raw is None or len(raw) < blocks.end - blocks.begin:
                 return None
@@ -157,13 +158,14 @@ class VerifiedReads:
             if physical_offset > end:
                 raise OffsetGone(physical_offset, log.min_offset, end)
             segment = log.segment_at(physical_offset)
-            if self.checksums.peek(segment.start) is None:
+            sums = self.checksums.peek(segment.start)  # once: a worker may drop them meanwhile
+            if sums is None:
                 await self.load_sums(segment)
                 continue  # damage found meanwhile by a walk of the records has to be considered
             if min(size_max, segment.end - physical_offset, end - physical_offset) <= 0:
                 return memoryview(b"")
             generation = log.generation
-            found = await self._read_once(segment, self._blocks(segment, physical_offset, size_max), found_by)
+            found = await self._read_once(segment, self._blocks(segment, sums, physical_offset, size_max), found_by)
             if found is not None:
                 return found
             if generation == log.generation:
@@ -177,8 +179,8 @@ class VerifiedReads:
                 sums = await self._run_blocking(self.checksums.load, segment.start)
         return sums
 
-    def _blocks(self, segment: Segment, physical_offset: int, size_max: int) -> _Blocks:
-        """Returns the blocks to read for bytes of a segment whose checksums are loaded, up to the first listed damage.
+    def _blocks(self, segment: Segment, sums: SegmentSums, physical_offset: int, size_max: int) -> _Blocks:
+        """Returns the blocks to read for bytes of a segment with these checksums, up to the first listed damage.
 
         Raises DamagedBytes if the bytes begin in a damaged range.
         """
@@ -197,8 +199,6 @@ class VerifiedReads:
         if behind - first > _WHOLE_BLOCKS_FROM and stop % block_size and stop < log_end:
             behind -= 1
             stop = behind * block_size
-        sums = self.checksums.peek(segment.start)
-        assert sums is not None
         # Copied before the bytes are read: a checksum may grow with the log meanwhile.
         return _Blocks(
             position,

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.record import Message
 from ha.protocol.store_files import segment_name
+from ha.store.checksums import SegmentSums
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
@@ -334,3 +335,29 @@ async def test_a_checksum_file_that_can_not_be_made_again_at_once_is_made_later(
         disk.refuse = lambda operation, refused: None
         await trio.sleep(5)
         assert disk.read_bytes(path) == right
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_checksums_that_a_worker_drops_during_a_read_are_used(
+    is_cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the memory for the checksums of many segments is limited. An assertion ended the node."""
+    async with open_small(hot_window_bytes=0, scrub_bytes_per_s=0) as store:
+        await store.log.put([message(number, size=400) for number in range(4)])
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        right = await store.log.read_all(0, 100)
+        checksums = store.verified.checksums
+        peek = checksums.peek
+
+        def dropped(start: int) -> SegmentSums | None:
+            found = peek(start)
+            checksums.forget()
+            return found
+
+        monkeypatch.setattr(checksums, "peek", dropped)
+        if is_cached:
+            monkeypatch.setattr(MemoryFile, "pread_nowait", MemoryFile.pread)
+            assert store.log.read_cached(0, 100) == right
+        else:
+            assert await store.log.read_all(0, 100) == right
