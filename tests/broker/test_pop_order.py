@@ -205,3 +205,17 @@ async def test_messages_between_an_acknowledged_one_and_a_smaller_pop_are_delive
     [zero] = await pop_messages(node, **ORDER, maxMsgNums=1, invisibleTime=2000)
     assert (zero.body, (await ack(node, zero)).code) == (b"0", 0)
     assert bodies(await pop_messages(node, **ORDER)) == [b"1", b"2", b"4"]
+
+
+async def test_acknowledged_messages_behind_one_that_is_no_longer_selected_block_nothing(node: Node) -> None:
+    for tag in ("A", "B", "B"):
+        await node.send(b"m", i=f"TAGS\x01{tag}\x02", e=1)
+    fields: dict[str, Any] = {"order": True, "queueId": 1}
+    _, second = await pop_messages(node, **fields, maxMsgNums=2, invisibleTime=1000)
+    assert (await ack(node, second)).code == 0
+    await trio.sleep(2)
+    began = trio.current_time()
+    [third] = await pop_messages(node, **fields, maxMsgNums=1, exp="B", expType="TAG", pollTime=9000)
+    assert (third.record.queue_offset, trio.current_time()) == (2, began)
+    assert (await ack(node, third)).code == 0
+    assert node.broker.offsets.get("g", "TT", 1) == 3

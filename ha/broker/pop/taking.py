@@ -289,7 +289,9 @@ class Taker:
             ]
             offsets = tuple(RECORD_PLACE.unpack_from(raw)[2] for raw in bodies)
         self._set_taken(state, queue, source, request, offsets, read.next_offset, taken)
-        if not offsets:
+        if not offsets:  # all were acknowledged, and those before them are not selected, or are lost
+            state.move(queue, read.next_offset)
+            taken.try_again(taken.pop_time_ms)
             return
         if source.flag != NORMAL:
             bodies = [self._as_original(raw, request, source, begin, taken) for raw in bodies]
