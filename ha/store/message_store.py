@@ -215,7 +215,7 @@ class MessageStore:
             return
         try:
             async with self.log.maintenance_lock:
-                await self.run_blocking(self.queues.clear, before)
+                await self.run_blocking(self.queues.clear, dict(before))  # a copy: `before` may change meanwhile
         except OSError as error:
             directory = self.options.root / "consumequeue"
             if is_passing(error):

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 from tests.store.disks import MemoryDisk
 from tests.store.stores import WallClock, dispatched, message, open_small
@@ -39,6 +40,24 @@ async def test_cleared_messages_do_not_come_back(count: int, is_clean: bool, cap
         assert await put(store, 2) == [count, count + 1]
         assert state(store) == (count, count + 2, [count, count + 1])
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_topic_that_is_forgotten_while_queues_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker keeps a limited number of deleted topics, and can change them while a worker clears queues."""
+    clear = ConsumeQueue.clear
+
+    def forget_and_clear(queue: ConsumeQueue, before: int) -> None:
+        known.clear()
+        clear(queue, before)
+
+    monkeypatch.setattr(ConsumeQueue, "clear", forget_and_clear)
+    async with open_small() as store:
+        await put(store, 3)
+        await put(store, 2, "other")
+        known = {"T": store.log.max_offset.value, "other": store.log.max_offset.value}
+        await store.clear_topics(known)
+        assert state(store) == (3, 3, [])
+        assert state(store, "other") == (2, 2, [])
 
 
 async def test_clearing_a_topic_without_queues() -> None:
