@@ -231,7 +231,11 @@ class SimpleConsumer(ClientUser):
                     return message
             async with self._receiving:
                 if not self._buffer:
-                    self._buffer.extend(await self._receive(arrivals, max_messages, invisible_s, POLL_S))
+                    messages = await self._receive(arrivals, max_messages, invisible_s, POLL_S)
+                    if arrivals.is_closed:  # those buffered before were given back by then
+                        await self._give_back([message.lease for message in messages])
+                        raise self._closed()
+                    self._buffer.extend(messages)
 
     async def _give_back(self, leases: Iterable[Lease]) -> None:
         """Gives back the messages of `leases`, all at once, because each may wait for a broker that does not answer.
@@ -248,6 +252,9 @@ class SimpleConsumer(ClientUser):
                 if not lease.is_expired:
                     tasks.start_soon(give_back_one, lease)
 
+    def _closed(self) -> ConnectionFailed:
+        return ConnectionFailed(", ".join(self._subscriptions), "closed by this client")
+
     # ---- sources: all queues of one topic on one broker
 
     async def _receive_once(
@@ -259,7 +266,7 @@ class SimpleConsumer(ClientUser):
         A single source in order mode is popped with a long poll instead of a notification: if that is cancelled, the
         next pop gets the messages that the broker took for it. Without order they would stay invisible."""
         if arrivals.is_closed:
-            raise ConnectionFailed(", ".join(self._subscriptions), "closed by this client")
+            raise self._closed()
         sources = await self._sources()
         is_polled = self._is_ordered and len(sources) == 1
         for source in sources:

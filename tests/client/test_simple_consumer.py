@@ -702,6 +702,31 @@ async def test_iterations_fail_when_the_consumer_is_closed(world: PopWorld) -> N
 
 
 @on_both_backends(open_world)
+async def test_messages_that_arrive_after_the_consumer_was_closed_are_given_back(world: PopWorld) -> None:
+    """The shared client is still open, so the pop gets its response."""
+    is_asked, is_closed = anyio.Event(), anyio.Event()
+
+    async def answer_later(command: RemotingCommand) -> RemotingCommand:
+        is_asked.set()
+        await is_closed.wait()
+        return await world.broker._pop(command)
+
+    async def iterate(messages: Messages) -> None:
+        with pytest.raises(ConnectionFailed, match="closed by this client"):
+            await anext(messages)
+
+    world.broker.put(b"x")
+    world.broker.put(b"y")
+    world.broker.overrides[POP] = answer_later
+    async with Client(world.names.address) as client, anyio.create_task_group() as tasks:
+        async with SimpleConsumer(client, group="g", subscriptions={"T": "*"}) as consumer:
+            tasks.start_soon(iterate, consumer.messages())
+            await is_asked.wait()
+        is_closed.set()
+    assert [fields["invisibleTime"] for fields in world.broker.of(CHANGE)] == ["0", "0"]
+
+
+@on_both_backends(open_world)
 async def test_iteration_gets_nothing_that_is_being_given_back(world: PopWorld) -> None:
     giving_back, may_answer = anyio.Event(), anyio.Event()
 
