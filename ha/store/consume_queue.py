@@ -301,16 +301,19 @@ class ConsumeQueue:
         Files with no other entries are deleted, except for the last one. In the first file that stays, the removed
         entries become blank, as in a queue that began with the next entry.
         """
-        begin = self._search(before)
-        if begin <= self.min_offset:
+        begin, first = self._search(before), self.min_offset
+        if begin <= first:
             return
-        self.min_offset = begin
-        for start in self.files.starts[:-1]:
-            if start + self.files.file_entries <= begin:
-                self.files.remove(start)
-        if self.files.starts:
-            self.files.blank(self.files.starts[0], begin)
-        self.min_offset = begin  # a reader may have moved it meanwhile
+        files = self.files
+        self.min_offset = begin  # at once, so that nothing repairs the blank entries
+        try:
+            for start in files.starts[:-1]:
+                if start + files.file_entries <= begin:
+                    files.remove(start)
+            files.blank(files.starts[0], begin)
+        except OSError:
+            self.min_offset = max(first, files.starts[0])  # so that the next call removes the rest
+            raise
 
     def destroy(self) -> None:
         """Deletes the queue's files and resets it to the state without entries. Raises OSError."""

@@ -1,9 +1,11 @@
 """Clearing a topic: its messages are never read again, and its queue offsets continue."""
 
+import errno
 import logging
 
 import pytest
 
+from ha.errors import DiskFull
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 from tests.store.disks import MemoryDisk
@@ -87,3 +89,24 @@ async def test_later_messages_of_the_topic_stay(count: int, is_clean: bool, capl
         assert state(store) == (count, count + 11, kept)
         assert await put(store, 1) == [count + 11]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("operation", ["unlink", "pwrite", "sync"])
+@pytest.mark.parametrize("count", [16, 20])
+async def test_messages_that_a_full_disk_does_not_clear_are_cleared_later(operation: str, count: int) -> None:
+    """The next call took the queue for cleared, and retention, or the next start, brought the messages back."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        await put(store, count)
+        before = {"T": store.log.max_offset.value}
+        disk.refuse = lambda refused, path: errno.ENOSPC if refused == operation and "T" in path.parts else None
+        with pytest.raises(DiskFull):
+            await store.clear_topics(before)
+        first, end, readable = state(store)
+        assert readable == list(range(first, end))
+        disk.refuse = lambda refused, path: None
+        await store.clear_topics(before)
+        assert state(store) == (count, count, [])
+        store.queues.correct_min(0)
+        assert state(store) == (count, count, [])
+        assert len(disk.list_dir(store.options.root / "consumequeue" / "T" / "0")) == 1
