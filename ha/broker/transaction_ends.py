@@ -70,11 +70,15 @@ class TransactionEnds:
             raise RefusedError(self._standing.refusal_code, refusal)
         if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
             put = PutRequest(messages=(self._committed(record),), waits=False)
-            await self._put.settle([put])
+
+            def on_done(_: object) -> None:  # also if the connection closes meanwhile, which cancels this request
+                if put.status is PutStatus.PUT_OK:
+                    self.committed_count += 1
+                    self._on_ended(record.queue_offset)
+
+            await self._put.settle([put], on_done)
             if put.status is not PutStatus.PUT_OK:
                 raise RefusedError(put.status.response_code, put.remark)
-            self.committed_count += 1
-            self._on_ended(record.queue_offset)
             return command.reply(ResponseCode.SUCCESS)
         self.rolled_back_count += 1
         waits = not command.flag & FLAG_ONEWAY

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.acknowledgement import Acknowledgements
 from ha.broker.op_writer import OFFSET_COUNT_MAX
@@ -20,8 +21,9 @@ from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record
-from ha.protocol.remoting import FLAG_ONEWAY, FRAME_SIZE_MAX, RemotingCommand
+from ha.protocol.remoting import FLAG_ONEWAY, FRAME_SIZE_MAX, RemotingCommand, encode_command
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
+from ha.protocol.remoting_protocol import CloseCause
 from ha.remoting import RemotingConnection
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
@@ -112,6 +114,27 @@ async def test_a_committed_timer_message_waits_from_the_commit_on(node: Node) ->
     await trio.sleep(0.2)
     [record] = await records(node)
     assert (record.body, record.sys_flag) == (b"half", 8)
+
+
+async def test_a_commit_ends_the_half_message_although_its_connection_closes_meanwhile(node: Node) -> None:
+    """It was stored, but not noted: the producer was asked again, and the message committed twice."""
+    await be_producer(node)
+    half = await send_half(node)
+    others = set(node.broker.servers[0].connections)
+    stream = node.listener.connect()
+    async with node.store.log.appends_held():
+        ext = {"producerGroup": "pg", "commitOrRollback": COMMIT, "msgId": "X", **place(half)}
+        fields = {name: str(value) for name, value in ext.items()}
+        await stream.send_all(encode_command(RemotingCommand(RequestCode.END_TRANSACTION, ext_fields=fields)))
+        await wait_all_tasks_blocked()
+        [connection] = set(node.broker.servers[0].connections) - others
+        connection.close(CloseCause.PEER_DOES_NOT_READ)
+        await wait_all_tasks_blocked()
+    await stream.aclose()
+    await trio.sleep(70)
+    assert [record.body for record in await records(node)] == [b"half"]
+    assert [op.body for op in await records(node, OP_TOPIC, 0)] == [b"0,"]
+    assert asked(node) == []
 
 
 async def test_rollback(node: Node) -> None:
