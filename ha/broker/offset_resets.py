@@ -25,6 +25,8 @@ from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 
+ON_SLAVE = "Can not reset offset in slave broker"
+
 
 class OffsetResets:
     """Resets offsets of consumer groups."""
@@ -48,7 +50,7 @@ class OffsetResets:
         """Request 222: answers with the group's new offset in each queue that is reset. Raises RefusedError on a slave
         and, in a failover group, if the new offsets may be lost."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
-        refuse_on_slave(self._standing, "Can not reset offset in slave broker")
+        refuse_on_slave(self._standing, ON_SLAVE)
         topic = self._topics.get(request.topic)
         if topic is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"Topic {request.topic} does not exist")
@@ -81,6 +83,7 @@ class OffsetResets:
                 targets[queue_id] = await self._offset_at(name, queue_id, request.timestamp)
         if not targets:
             return command.reply(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
+        refuse_on_slave(self._standing, ON_SLAVE)  # it may have become one during the search
         for queue_id, offset in targets.items():
             if not self._offsets.reset(group, name, queue_id, offset):
                 return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from ha.broker.options import BrokerRole
+from ha.broker.standing import Standing
 from ha.protocol import java_json
 from ha.protocol.codes import LanguageCode
 from ha.protocol.group_requests import decode_queue_offsets
@@ -172,3 +173,22 @@ async def test_cpp_members_get_a_list(old_way: Node) -> None:
     table = java_json.loads(told.body)["offsetTable"]
     assert table[0] == {"brokerName": "b0", "offset": 0, "queueId": 0, "topic": "TT"}
     assert decode_queue_offsets(told.body) == decode_queue_offsets(answer.body)
+
+
+async def test_reset_whose_broker_becomes_a_slave_meanwhile_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed, but the slave kept the new offsets and sent them to the new master."""
+    standing = Standing("b0", 2, is_slave=True, is_elected=True)
+
+    async def offset_at(*arguments: Any) -> int:
+        standing.become_slave(2)
+        await trio.lowlevel.checkpoint()
+        return 1
+
+    async with open_node(tmp_path, standing=standing, keeps_tables_in_log=True) as node:
+        assert await node.broker.become_master(1)
+        times = await fill(node)
+        monkeypatch.setattr("ha.broker.offset_resets.offset_at", offset_at)
+        assert (await reset(node, times[1])).code == 1
+        assert node.broker.offsets.local_commits() == []
