@@ -8,7 +8,7 @@ where their logs are the same (`consistent_point`), so a history must never be o
   has the previous content: a broker that falls back to it takes bytes of the last term for those of the term before;
 - entries after the log's end are dropped when the log is truncated, and at a start after its end was lost.
 
-After a crash the two may differ: then the call that wrote them had not returned, and the file is the newer one.
+After a crash or an error the two may differ: then the call that wrote them had not returned, and the copy is newer.
 Sources: EpochFileCache, CheckpointFile.
 """
 
@@ -160,7 +160,7 @@ class EpochHistory:
         return tuple(decode_epoch_file(content))
 
     def _save(self, content: bytes) -> None:
-        self._replace([self._path, self._backup], content)
+        self._replace([self._backup, self._path], content)  # the file last: after an error it is unchanged
 
     def _replace(self, paths: list[Path], content: bytes) -> None:
         """Replaces the content of files in order; at any moment each has its old or its new content."""

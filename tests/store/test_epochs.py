@@ -176,12 +176,13 @@ async def test_without_a_readable_history_the_node_does_not_start() -> None:
     assert caught.value.file == PATH
 
 
+@pytest.mark.parametrize("refused", ["write_bytes", "rename"])
 @pytest.mark.parametrize(("code", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)])
-async def test_a_refused_write_leaves_the_history_unchanged(code: int, raised: type[HalogError]) -> None:
+async def test_a_refused_write_leaves_the_history_unchanged(code: int, raised: type[HalogError], refused: str) -> None:
     disk = MemoryDisk()
     found = await history(disk, (7, 7000))
     seen = iter((None, code))  # the first of the two files can still be written
-    disk.refuse = lambda operation, path: next(seen, code) if operation == "write_bytes" else None
+    disk.refuse = lambda operation, path: next(seen, code) if operation == refused else None
     with pytest.raises(raised) as caught:
         await found.append(8, 8000)
     assert "0 bytes" not in str(caught.value)  # the size is not known
