@@ -22,8 +22,8 @@ from ha.protocol.message_id import decode_message_id
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, FRAME_SIZE_MAX, RemotingCommand, encode_command
-from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.protocol.remoting_protocol import CloseCause
+from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.remoting import RemotingConnection
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
