@@ -44,7 +44,7 @@ from ha.replication.handshake import authenticate_to_master
 from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
-from ha.replication.overlap import SEARCH_BYTES_MAX, Overlap, has_head, overlap_start
+from ha.replication.overlap import SEARCH_BYTES_MAX, Overlap, find_head, overlap_start
 from ha.replication.pump import pump
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
@@ -412,7 +412,7 @@ class HASession:
             if not held:
                 return None
             begin = own - len(held)  # later than `start` if damage was skipped
-            if begin > start or start == earliest or has_head(held, begin):
+            if begin > start or start == earliest or await find_head(held, begin):
                 return Overlap(begin, held)
             size *= 2
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from struct import Struct
 
+import trio
+
 from ha.protocol.record import MAGIC_V1, MAGIC_V2, RECORD_PLACE
 
 HEAD_SIZE = 76
@@ -26,6 +28,8 @@ case)
 SEARCH_BYTES_MAX = 64 << 20
 """Maximum bytes before the log's end in which the head of a record is searched. No record is that large unless
 maxMessageSize is"""
+SEARCH_STEP_BYTES = 64 << 10
+"""Bytes that are searched before other tasks run"""
 SECTOR_SIZE = 512
 """Size in bytes of a sector, which a disk writes as a whole or not at all"""
 _MAGIC = Struct(">i")
@@ -88,6 +92,15 @@ def has_head(held: bytes, start: int) -> bool:
             if RECORD_PLACE.unpack_from(held, begin)[-1] == start + begin:  # a record states its physical offset
                 return True
             at += len(magic) - 1
+    return False
+
+
+async def find_head(held: bytes, start: int) -> bool:
+    """Like `has_head`, but lets other tasks run meanwhile: a message may be full of magic codes."""
+    for begin in range(len(held) // SEARCH_STEP_BYTES * SEARCH_STEP_BYTES, -1, -SEARCH_STEP_BYTES):
+        if has_head(held[begin : begin + SEARCH_STEP_BYTES + HEAD_SIZE - 1], start + begin):
+            return True
+        await trio.lowlevel.checkpoint()
     return False
 
 

@@ -10,11 +10,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
+from ha.protocol.record import MAGIC_V2
 from ha.replication import ha_session
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
-from ha.replication.overlap import HEAD_SIZE, SECTOR_SIZE, Overlap, has_head, overlap_start
+from ha.replication.overlap import (
+    HEAD_SIZE,
+    SEARCH_STEP_BYTES,
+    SECTOR_SIZE,
+    Overlap,
+    find_head,
+    has_head,
+    overlap_start,
+)
 from ha.replication.statistics import Condition
 from tests.replication.master_side import serve_as_rocketmq
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog, records
@@ -94,6 +103,25 @@ def test_heads_are_found_by_the_offset_that_they_state(seed: int, start: int, en
     begins = [at for at in range(len(log) - HEAD_SIZE + 1) if log[at + 28 : at + 36] == at.to_bytes(8, "big")]
     assert has_head(log[start:end], start) == any(start <= at <= end - HEAD_SIZE for at in begins)
     assert not has_head(log[start:end], start + 1)
+
+
+@pytest.mark.parametrize("at", [0, SEARCH_STEP_BYTES - 75, SEARCH_STEP_BYTES - 1, 3 * SEARCH_STEP_BYTES - HEAD_SIZE])
+async def test_other_tasks_run_while_a_head_is_searched_among_magic_codes(at: int, nursery: trio.Nursery) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    magic = MAGIC_V2.to_bytes(4, "big", signed=True)
+    held = bytearray(magic * (3 * SEARCH_STEP_BYTES // 4))
+    held[at : at + 36] = bytes(4) + magic + bytes(20) + (1000 + at).to_bytes(8, "big")
+    nursery.start_soon(count)
+    assert not await find_head(bytes(held), 1001)
+    assert turns > 1
+    assert await find_head(bytes(held), 1000)
 
 
 @asynccontextmanager
