@@ -182,3 +182,13 @@ async def test_a_route_with_too_many_queues_is_no_answer() -> None:
     ):
         routes = TopicRoutes(cast("Any", NameServer(*counts)), ["n1:9876"])
         assert await routes.read_queues("TT") == expected
+
+
+@pytest.mark.parametrize("value", ["POP:" + "9" * 5000, f"POP:{2**64}", "POP:-1", "POP:3 "], ids=range(4))
+async def test_no_attribute_of_a_group_ends_the_broker(node: Node, value: str) -> None:
+    """A number of more than 4300 digits did, at each request of a client for its queues."""
+    body = {"groupName": "g", "attributes": {REQUEST_MODE_PREFIX + "TT": value}}
+    assert (await node.ask(200, json.dumps(body).encode())).code == 0
+    await join(node, "c1")
+    assert await assigned(node, "c1") is not None
+    assert (await node.ask(402)).code == 0

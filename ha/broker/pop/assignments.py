@@ -17,6 +17,7 @@ import msgspec
 
 from ha.broker.clients import BROADCASTING
 from ha.broker.core import BrokerCore
+from ha.broker.detour import parse_int
 from ha.broker.groups import REQUEST_MODE_PREFIX
 from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.protocol import java_json
@@ -147,7 +148,10 @@ class Assignments:
         mode, _, share_count = value.partition(":")
         if mode != POP or topic.startswith(RETRY_PREFIX):
             return PULL, 0
-        return POP, int(share_count) if share_count.removeprefix("-").isdecimal() else 0
+        try:
+            return POP, parse_int(share_count)
+        except ValueError:  # an administrator may set the attribute to anything
+            return POP, 0
 
     async def _own_queues(self, topic: str) -> Mapping[str, int] | None:
         config = self._topics.get_readable(topic)
