@@ -4,6 +4,7 @@ import base64
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -529,3 +530,23 @@ def test_the_search_outlasts_a_restart_of_the_broker() -> None:
     with pytest.raises(BrokerError, match="no permission"):
         anyio.run(find_last, refused)
     assert refused.failures == [lost]
+
+
+def test_a_retry_with_an_invalid_number_of_retries_is_unsendable() -> None:
+    """The producer refuses it: a request has the number in a field of its own."""
+    row: dict[str, object] = dict.fromkeys(restore_send.SENT_COLUMNS, 0)
+    row |= {"topic": "%RETRY%g", "brokerName": "b", "body": b"x", "propertiesString": "RECONSUME_TIME\x01?\x02"}
+
+    async def take_row(*, skip: bool) -> int:
+        target = TargetQueue(MessageQueue("%RETRY%g", "b", 0), 0)
+        plan = msgspec.structs.replace(PLAN, targets=(target,), skip_unsendable=skip)
+        task = restore_send._Task(plan, Producer("s:1"), cast(Any, UnavailableBroker()), 1)
+        await task.take(row)
+        await task.flush()
+        [done] = task.done.values()
+        return done.unsendable
+
+    clock = {"clock": MockClock(autojump_threshold=0)}
+    assert anyio.run(partial(take_row, skip=True), backend="trio", backend_options=clock) == 1
+    with pytest.raises(RestoreFailed, match="skip_unsendable leaves it out"):
+        anyio.run(partial(take_row, skip=False), backend="trio", backend_options=clock)

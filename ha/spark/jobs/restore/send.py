@@ -273,8 +273,8 @@ class _Task:
                     result = await self._producer.send(messages[0], queue=done.target)
                 else:
                     result = await self._producer.send_batch(messages, queue=done.target)
-            except (BrokerError, LocalProtocolError) as error:
-                if isinstance(error, LocalProtocolError) or error.code == ResponseCode.MESSAGE_ILLEGAL:
+            except (BrokerError, LocalProtocolError, ValueError) as error:
+                if not isinstance(error, BrokerError) or error.code == ResponseCode.MESSAGE_ILLEGAL:
                     if len(waiting) == 1:
                         self._leave_out(done, waiting[0][0], str(error))
                         return
