@@ -10,6 +10,7 @@ repeats a `save_when_possible` that failed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -56,13 +57,20 @@ class ConfigFile:
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
         """Returns the decoded file, or else its `.bak`; None if both are missing or empty.
 
-        `decode` raises RemoteProtocolError for damaged content. Raises CorruptLog if only damaged content is found:
-        starting with an empty table would overwrite what an operator can still repair.
+        A file that the disk can't read (EIO) counts as damaged, as does one for which `decode` raises
+        RemoteProtocolError. Raises CorruptLog if only damaged content is found: starting with an empty table would
+        overwrite what an operator can still repair. Raises other errors of the disk.
         """
         damage: CorruptLog | None = None
         was_empty = False
         for path in (self.path, self.backup_path):
-            content = await self._run_blocking(self._read, path)
+            try:
+                content = await self._run_blocking(self._read, path)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                damage = damage or CorruptLog(path, 0, str(error))
+                continue
             if not content.strip():
                 was_empty = True
                 continue

@@ -55,6 +55,24 @@ async def test_backup_is_used_if_the_file_is_damaged(tmp_path: Path, main: str |
     assert (file.path.read_text(), file.backup_path.read_text()) == ("last", "newest")
 
 
+async def test_backup_is_used_if_the_disk_can_not_read_the_file(tmp_path: Path) -> None:
+    unreadable: set[Path] = set()
+
+    async def run(call: Callable[..., Any], *arguments: Any) -> Any:
+        if unreadable.intersection(arguments):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return await run_inline(call, *arguments)
+
+    file = ConfigFile(tmp_path / "topics.json", run_blocking=run, encode=str.encode)
+    await file.save(lambda: "old")
+    await file.save(lambda: "new")
+    unreadable.add(file.path)
+    assert await file.load(decode) == "old"
+    unreadable.add(file.backup_path)
+    with pytest.raises(CorruptLog, match=r"topics\.json.*Input/output error"):
+        await file.load(decode)
+
+
 async def test_damage_without_a_backup_is_refused(tmp_path: Path) -> None:
     file = config_file(tmp_path)
     await file.save(lambda: "bad json")
