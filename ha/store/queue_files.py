@@ -168,9 +168,13 @@ class QueueFiles:
     # ---- making and removing files
 
     def find(self) -> bool:
-        """Finds the files on the disk; False if files are missing or of a wrong size. Deletes an empty last file.
-        Raises OSError."""
-        self.starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
+        """Finds the files on the disk; False if files are missing or of a wrong size. Deletes an empty last file, and
+        incomplete copies. Raises OSError."""
+        names = self._disk.list_dir(self._directory)
+        for name in names:
+            if name.endswith(_WHOLE_SUFFIX):  # RocketMQ does not start with such a name
+                self._disk.unlink(self._directory / name)
+        self.starts = [start // ENTRY_SIZE for start in segment_starts(names)]
         starts = self.starts
         sizes = {start: self._disk.size(self._path(start)) for start in starts}
         if starts and sizes[starts[-1]] == 0:

@@ -371,4 +371,8 @@ async def test_a_queue_file_that_is_too_short_stays_until_its_successor_is_compl
         await store.scrub.round()
         await store.log.put([message(12)])
         await check_derived(store)
-    assert disk.list_dir(QUEUE) == [f"{start * 20:020d}" for start in (0, 8)]
+    names = [f"{start * 20:020d}" for start in (0, 8)]
+    assert disk.list_dir(QUEUE) == names
+    disk.write_bytes(QUEUE / f"{names[1]}.whole", b"")  # as a crash leaves it
+    async with open_small(disk):
+        assert disk.list_dir(QUEUE) == names
