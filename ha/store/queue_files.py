@@ -191,6 +191,8 @@ class QueueFiles:
         """
         self._disk.make_dirs(self._directory)
         path = self._directory / segment_name(start * ENTRY_SIZE)
+        if self._disk.exists(path):  # left by an error
+            self._disk.unlink(path)
         file = self._disk.create(path, self._file_size, allocate=False)
         if blank_count:
             try:

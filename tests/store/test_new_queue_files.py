@@ -1,5 +1,6 @@
 """A worker makes new files of queues and index, and deletes those that are not needed."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,34 @@ async def test_new_files_of_truncated_records_are_deleted(autojump_clock: MockCl
         await store.log.put([message(4, queue_id=number) for number in (0, 1, 2)])
         await check_derived(store)
         assert len(derived_files(disk)) == len(before) + 3
+
+
+async def test_new_files_of_truncated_records_that_are_not_deleted_are_replaced(autojump_clock: MockClock) -> None:
+    """The next message for the queue found that the name exists, which ended the node."""
+    disk = MemoryDisk()
+    is_slow, is_making, go_on = False, trio.Event(), trio.Event()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if is_slow and getattr(call, "__name__", "") == "_make_next_files":
+            is_making.set()
+            await go_on.wait()
+        return await run_inline(call, *arguments)
+
+    async with open_message_store(small_options(), disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        await store.log.put([message(number) for number in range(3)])
+        await dispatched(store)
+        before = derived_files(disk)
+        is_slow = True
+        [cut] = await store.log.put([message(3, queue_id=1)])
+        await is_making.wait()
+        await store.truncate(cut.physical_offset)
+        disk.refuse = lambda operation, path: errno.EMFILE if operation == "unlink" else None
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert len(derived_files(disk)) == len(before) + 1
+        disk.refuse = lambda operation, path: None
+        await store.log.put([message(4, queue_id=1)])
+        await check_derived(store)
 
 
 async def test_the_next_start_makes_files_that_a_stop_had_no_time_for(autojump_clock: MockClock) -> None:
