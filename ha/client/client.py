@@ -99,23 +99,32 @@ class Client(Startable):
         self.name_servers = name_server_addresses(name_servers)
         self.options = signing(options or ClientOptions(), credentials)
         self.wall_clock_ms = wall_clock_ms
-        self.client_id = f"{socket.inet_ntoa(own_address())}@{os.getpid()}#{time.time_ns() + next(_client_numbers)}"
-        """Id by which brokers identify this client: address, process id and a number that is unique within the process,
-        as in RocketMQ's clients."""
-        self.unique_ids = UniqueIdGenerator(
-            address=own_address(),
-            process_id=os.getpid(),
-            process_hash=random.getrandbits(31),
-            wall_clock_ms=self.wall_clock_ms,
-            month_ms=month_ms,
-        )
+        self._take_identity()
         self._producers: dict[str, ProducerMember] = {}
         self._consumers: dict[str, ConsumerMember] = {}
         self._connections: Connections | None = None
         self._routes: Routes | None = None
         self.is_open = False
 
+    def _take_identity(self) -> None:
+        """Sets `client_id`, and the start of the messages' unique ids, to those of this process."""
+        self._process_id = os.getpid()
+        self.client_id = (
+            f"{socket.inet_ntoa(own_address())}@{self._process_id}#{time.time_ns() + next(_client_numbers)}"
+        )
+        """Id by which brokers identify this client: address, process id and a number that is unique within the process,
+        as in RocketMQ's clients."""
+        self.unique_ids = UniqueIdGenerator(
+            address=own_address(),
+            process_id=self._process_id,
+            process_hash=random.getrandbits(31),
+            wall_clock_ms=self.wall_clock_ms,
+            month_ms=month_ms,
+        )
+
     async def _open(self, stack: AsyncExitStack) -> None:
+        if os.getpid() != self._process_id:  # forked since: the parent, or its other children, may open it as well
+            self._take_identity()
         send, receive = anyio.create_memory_object_stream[tuple[Connection, RemotingCommand]](_REQUESTS_WAITING_MAX)
         self._requests: MemoryObjectSendStream[tuple[Connection, RemotingCommand]] = send
         stack.enter_context(send)

@@ -1,5 +1,6 @@
 """`start` and `stop`, and the use of clients that are not open."""
 
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -52,6 +53,22 @@ async def test_a_shared_client_can_be_started(other: Producer, cluster: Cluster)
     await producer.send(Message("T", b"x"))
     await producer.stop()
     await client.stop()
+
+
+@on_both_backends()
+async def test_a_client_that_a_forked_process_opens_has_an_identity_of_its_own(
+    *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in web servers that load a program once and fork their workers. A broker would take them for one member."""
+    client = Client(NAMES)
+    parents = client.client_id, client.unique_ids.next()
+    monkeypatch.setattr(os, "getpid", lambda: 77)
+    async with client:
+        assert "@77#" in client.client_id
+        assert client.unique_ids.next()[:12] != parents[1][:12]  # address and process id
+        own = client.client_id
+    async with client:
+        assert client.client_id == own
 
 
 class Service(Startable):
