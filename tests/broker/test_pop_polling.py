@@ -119,6 +119,22 @@ async def test_reset_of_a_retry_topic_wakes_a_request_for_another_queue(node: No
         assert node.broker.offsets.reset("g", "%RETRY%g_TT", 0, 0)
 
 
+async def test_copy_in_a_retry_topic_wakes_no_request_in_order_mode(node: Node) -> None:
+    """Such requests don't read retry topics."""
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=2000)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for order in (True, False):
+            fields = {**POP, "pollTime": 9000, "order": order, "queueId": 3}
+            nursery.start_soon(partial(node.ask_alone, 200050, **fields))
+            await wait_all_tasks_blocked()
+        await trio.sleep(3)
+        assert len(node.broker.pop.holds) == 1
+        assert node.broker.pop.statistics().in_flight_count == 1
+    assert trio.current_time() - began == 9.0
+
+
 def slow_read(node: Node, monkeypatch: pytest.MonkeyPatch, *bodies: bytes) -> None:
     """Makes the next read with an SQL filter take 1 s: `bodies`, with the tag x, arrive behind what it has read."""
     real = Taker._read

@@ -66,7 +66,7 @@ class PopHolds(Holds[PopHold]):
                     waiting = chain(group.by_queue.get(arrival.queue_id, ()), group.by_queue.get(ALL_QUEUES, ()))
                     self._wake_first(hold for hold in waiting if wants(hold.selection, arrival.tags_codes))
                 else:
-                    self._wake_first(chain(*group.by_queue.values()))
+                    self._wake_for_retry(group)
 
     def wake_one(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> None:
         """Wakes one request that waits for this queue or for all queues; with −1, one of those with each queue id, as
@@ -81,11 +81,13 @@ class PopHolds(Holds[PopHold]):
             self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
 
     def wake_for(self, key: QueueKey) -> None:
-        """Wakes one request that may pop from a queue of a group; for a queue of a retry topic, which requests for any
-        queue read, as `wake_one` with −1."""
+        """Wakes one request that may pop from a queue of a group, which may be of one of its retry topics."""
         group, topic, queue_id = key
         asked, flag = popped_topic(group, topic)
-        self.wake_one(asked, group, queue_id if flag == NORMAL else ALL_QUEUES)
+        if flag == NORMAL:
+            self.wake_one(asked, group, queue_id)
+        elif (found := self._by_topic.get(asked, {}).get((group, asked))) is not None:
+            self._wake_for_retry(found)
 
     def resume_ordered_by(self, topic: str, group: str, due_ms: int) -> None:
         """Makes requests in order mode try again at `due_ms` (ms since the epoch), when a blocked queue becomes
@@ -106,6 +108,10 @@ class PopHolds(Holds[PopHold]):
         """Wakes every request after a change other than an arrival."""
         groups = [group for by_group in self._by_topic.values() for group in by_group.values()]
         self.wake({hold: None for group in groups for holds in group.by_queue.values() for hold in holds})
+
+    def _wake_for_retry(self, group: _Group) -> None:
+        """Wakes one request that reads retry topics: one for any queue, but not in order mode."""
+        self._wake_first(hold for hold in chain(*group.by_queue.values()) if not hold.request.order)
 
     def _wake_first(self, holds: Iterable[PopHold]) -> None:
         """Wakes the first pop of `holds`, and the notifications before it, which take no message."""
