@@ -751,6 +751,36 @@ async def test_handler_that_an_operator_finds_not_to_be_async_ends_only_its_cons
 
 
 @on_both_backends(open_world)
+async def test_handler_that_an_operator_has_called_ends_with_its_consumer(world: World) -> None:
+    """Its resources are those of the consumer's block; the shared client, which calls it, goes on."""
+    world.master.put(0, b"stored before the group exists")
+    is_called = anyio.Event()
+    answers: list[RemotingCommand | None] = []
+
+    async def ask() -> None:
+        await until(world.master.members)
+        code, record = RequestCode.CONSUME_MESSAGE_DIRECTLY, world.master.records[0][0]
+        answers.append(await tell(world, code, record, consumerGroup="g"))
+
+    async def handle(message: ReceivedMessage) -> None:
+        is_called.set()
+        await anyio.sleep_forever()
+
+    async with Client(world.names) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        async with PushConsumer(client, handle, group="g", subscriptions={"T": "*"}, push=PUSH):
+            await is_called.wait()
+        await until(lambda: answers)
+    [answer] = answers
+    assert answer is not None
+    result = loads(answer.body)
+    assert (result["consumeResult"], result["remark"]) == (
+        "CR_THROW_EXCEPTION",
+        "TimeoutError: the consumer was closed",
+    )
+
+
+@on_both_backends(open_world)
 async def test_handler_that_is_cancelled_at_the_end_has_not_failed(world: World) -> None:
     world.master.put(0, b"x")
 
