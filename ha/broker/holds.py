@@ -36,13 +36,13 @@ class Hold(msgspec.Struct, eq=False, kw_only=True):
     """One held request. To save memory, `command` has no ext fields and no body.
 
     deadline: by trio's clock.
-    is_waiting: False once it is woken, expired or dropped.
+    is_waiting: from `Holds.add` until it is woken, expired or dropped.
     """
 
     connection: RemotingConnection
     command: RemotingCommand
     deadline: float
-    is_waiting: bool = True
+    is_waiting: bool = False
 
 
 HoldT = TypeVar("HoldT", bound=Hold)
@@ -98,6 +98,7 @@ class Holds(ABC, Generic[HoldT]):
         if len(mine) >= self._hold_count_per_connection_max:
             return False
         mine[hold] = None
+        hold.is_waiting = True
         self._enter(hold)
         self._hold_count += 1
         self._schedule(hold)

@@ -249,7 +249,7 @@ class PullProcessor:
         if queue is None or queue.max_offset > next_offset:
             return False  # there is more to read: the consumer pulls again
         request = msgspec.structs.replace(hold.request, queue_offset=next_offset)
-        again = msgspec.structs.replace(hold, request=request, queue_offset=next_offset, is_waiting=True)
+        again = msgspec.structs.replace(hold, request=request, queue_offset=next_offset)
         return self.holds.add(again)
 
     async def _resume(self, hold: PullHold) -> None:

@@ -299,6 +299,29 @@ async def test_pop_that_can_not_read_waits_although_other_topics_get_messages(
     assert read_at == [0.0, 9.0]
 
 
+async def test_request_that_can_not_be_held_again_ends_nothing(node: Node) -> None:
+    """Its first deadline was kept behind an earlier one, and ended it although it was not held: so did the broker."""
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    holds = node.broker.pop.holds
+    began = trio.current_time()
+    found: list[tuple[float, int]] = []
+
+    async def wait(group: str, poll_ms: int) -> None:
+        answer = await node.ask_alone(200050, **{**POP, "consumerGroup": group, "pollTime": poll_ms, "queueId": 3})
+        found.append((trio.current_time() - began, answer.code))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, "h", 2000)
+        nursery.start_soon(wait, "g", 5000)
+        await wait_all_tasks_blocked()
+        holds._hold_count_max = 1
+        holds.wake_one("TT", "g")
+    await trio.sleep(5)
+    assert found == [(0.0, 209), (2.0, 210)]
+    assert len(holds) == 0
+
+
 @pytest.mark.parametrize("is_reading", [False, True])
 async def test_reset_of_the_offset_while_a_pop_waits_or_reads_is_not_missed(
     node: Node, may_read: tuple[trio.Event, trio.Event], is_reading: bool

@@ -296,7 +296,6 @@ class PopRequests:
         hold.deadline = hold.ends_at
         if again_ms is not None:
             hold.deadline = min(hold.ends_at, self.holds.time_of(again_ms))
-        hold.is_waiting = True
         # Fields and filter expression may be long. Nothing reads them after this point.
         asked = hold.command
         hold.command = RemotingCommand(asked.code, asked.opaque, asked.flag, serialize_type=asked.serialize_type)
