@@ -92,6 +92,9 @@ class HAService:
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
         self._left_at: OrderedDict[str, int] = OrderedDict()
+        """Positions of disconnected slaves, without members of a failover group"""
+        self._members_left_at: OrderedDict[str, int] = OrderedDict()
+        """Positions of members that were disconnected in this node's term as master"""
         self._had_slave = False
         self._copied_at: OrderedDict[str, float] = OrderedDict()
         self._advertised_address = advertised_address
@@ -111,9 +114,7 @@ class HAService:
         self.leadership: Leadership | None = None
         """The sync-state set and its members, in a failover group; None on any other node"""
         if member is not None:
-            self.leadership = Leadership(
-                log, member, self.group_transfer.advance, confirms_flushed=self._options.ack_flushed
-            )
+            self.leadership = Leadership(log, member, self._on_set_changed, confirms_flushed=self._options.ack_flushed)
 
     # Serving
 
@@ -212,12 +213,24 @@ class HAService:
         self._had_slave = True
         if any(slave.identity == progress.identity for slave in self._following()):
             return  # it has reconnected already: the loss of this connection was noticed late
+        left_at = self._left_at_of(progress)
+        if left_at is self._members_left_at and not self._leads:
+            return  # it follows another master
         name, position = _lasting_name(progress), progress.held_offset
         if position >= self._log.min_offset:
-            other = self._left_at.get(name, position)  # of another slave on that host
-            self._left_at[name] = min(position, other) if other >= self._log.min_offset else position
-        if len(self._left_at) > REMEMBERED_SLAVES_MAX:
-            self._left_at.popitem(last=False)
+            other = left_at.get(name, position)  # of another slave on that host
+            left_at[name] = min(position, other) if other >= self._log.min_offset else position
+        if len(left_at) > REMEMBERED_SLAVES_MAX:
+            left_at.popitem(last=False)
+
+    def _left_at_of(self, progress: SlaveProgress) -> OrderedDict[str, int]:
+        """Return where the slave's position is kept after a disconnection."""
+        return self._left_at if progress.broker_id is None else self._members_left_at
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this node is the master of its failover group."""
+        return self.leadership is not None and self.leadership.sync_state is not None
 
     def _note_end(self, progress: SlaveProgress, reason: CloseReason) -> None:
         self._closed_counts[reason] += 1
@@ -248,7 +261,12 @@ class HAService:
             f" detail={progress.close_detail!r}" if progress.close_detail else "",
         )
 
-    # Callbacks of the connections
+    # Callbacks of the connections and of Leadership
+
+    def _on_set_changed(self) -> None:
+        if not self._leads:
+            self._members_left_at.clear()
+        self.group_transfer.advance()
 
     def _on_ack(self, progress: SlaveProgress) -> None:
         if progress.broker_id is not None and self.leadership is not None:
@@ -268,7 +286,7 @@ class HAService:
             self._remember(progress)
             self._note_end(progress, progress.close_reason)
         if progress.state is SlaveState.TRANSFER and not progress.is_reader:
-            self._left_at.pop(_lasting_name(progress), None)
+            self._left_at_of(progress).pop(_lasting_name(progress), None)
         if progress.state is not SlaveState.TRANSFER:
             self.group_transfer.advance()
 
@@ -403,11 +421,13 @@ class HAService:
         """Return, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
 
         Disconnected slaves count with their last position until they reconnect (on loopback: until any slave does) or
-        this process ends, unless that position is deleted already. Positions are kept for REMEMBERED_SLAVES_MAX slaves.
+        this process ends, unless that position is deleted already; members of a failover group until this node is no
+        longer master. Positions are kept for REMEMBERED_SLAVES_MAX slaves.
         """
         following = [slave.held_offset for slave in self._following()]
         first = self._log.min_offset
-        return min((*following, *(left for left in self._left_at.values() if left >= first)), default=None)
+        left_at = *self._left_at.values(), *self._members_left_at.values()
+        return min((*following, *(left for left in left_at if left >= first)), default=None)
 
     def _following(self) -> list[SlaveProgress]:
         """Return the slaves that get the log, one for each connection."""

@@ -411,6 +411,30 @@ async def test_step_down_ends_everything_of_the_term() -> None:
         assert late.status is PutStatus.FLUSH_SLAVE_TIMEOUT
 
 
+async def test_retention_keeps_nothing_for_members_once_another_is_master() -> None:
+    """They follow that one; a former master kept all later files, up to haRetainMaxBytes."""
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member, SLAVE, OTHER)) as nursery:
+        away = await joined(service, nursery, 300)
+        await away.stream.aclose()
+        await joined(service, nursery, 700, OTHER)
+        plain = SlaveSide(service)
+        plain.start(nursery)
+        await plain.report(900)
+        await wait_all_tasks_blocked()
+        assert service.lowest_needed_offset() == 300
+        leadership_of(service).step_down()
+        await wait_all_tasks_blocked()
+        assert service.connection_count == 1
+        assert service.lowest_needed_offset() == 900
+        await plain.stream.send_stream.aclose()
+        await wait_all_tasks_blocked()
+        assert service.lowest_needed_offset() == 900
+        await member.epochs.append(2, 1000)
+        lead(service, member, SLAVE, OTHER)
+        assert service.lowest_needed_offset() == 900
+
+
 async def test_acks_of_one_term_do_not_count_in_the_next() -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
