@@ -95,8 +95,9 @@ async def advertise(config: Config, platform: Platform, ports: NodePorts) -> Adv
     resolved."""
     client_host = config.broker_ip1
     if not client_host:
-        wildcard = is_wildcard(config.bind_address)
-        client_host = await platform.run_blocking(platform.own_address) if wildcard else config.bind_address
+        client_host = config.bind_address
+        if is_wildcard(client_host):
+            client_host = await platform.run_blocking(platform.own_address, client_host)
     try:
         store_address = await platform.run_blocking(platform.resolve, client_host)
     except OSError as error:

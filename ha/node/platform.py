@@ -63,7 +63,8 @@ class Platform:
     """Everything that a node needs from outside; simulations replace it. `bind(key, host, port)` binds a port (raises
     AddressInUse); `connect("host:port")` opens a stream (raises OSError).
 
-    `own_address` returns this machine's address, `resolve` a numeric address of a name (raises OSError); both block.
+    `own_address` returns this machine's address for ports that listen on a wildcard ("0.0.0.0" or "::"), `resolve` a
+    numeric address of a name (raises OSError); both block.
     `open_files_max`: limit of open files, of which connections get a share.
     `process_id` and `process_hash` (31 bits) are parts of unique message IDs; handshakes use `random_bytes`.
     `jitter` returns numbers in [0, 1) that vary the time between attempts.
@@ -79,7 +80,7 @@ class Platform:
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     bind: Callable[[str, str, int], AbstractContextManager[Port]] = BoundPort
     connect: Callable[[str], Awaitable[trio.abc.Stream]] = connect_tcp
-    own_address: Callable[[], str] = own_address
+    own_address: Callable[[str], str] = own_address
     resolve: Callable[[str], str] = resolve
     open_files_max: int = field(default_factory=open_files_max)
     process_id: int = field(default_factory=os.getpid)

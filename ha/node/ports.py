@@ -105,13 +105,15 @@ def resolve(host: str) -> str:
     return found[0][4][0]
 
 
-def own_address() -> str:
-    """Returns the IPv4 address that this machine uses for outgoing traffic; 127.0.0.1 if it has no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def own_address(wildcard: str) -> str:
+    """Returns the address that this machine uses for outgoing traffic, an IPv6 address if `wildcard` is one, otherwise
+    an IPv4 address; a loopback address if it has no route."""
+    is_ipv6 = ":" in wildcard
+    with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing, only selects a route
+            probe.connect(("2001:db8::1" if is_ipv6 else "192.0.2.1", 9))  # sends nothing, only selects a route
         except OSError:
-            return "127.0.0.1"
+            return "::1" if is_ipv6 else "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
@@ -121,5 +123,5 @@ def join(host: str, port: int) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` stands for all addresses of the machine."""
+    """Whether `host` stands for all IPv4 or all IPv6 addresses of the machine."""
     return host in ("0.0.0.0", "::")

@@ -162,7 +162,7 @@ class Host:
             wall_clock_ms=self.wall_clock_ms,
             bind=self.bind,
             connect=self.connect,
-            own_address=lambda: self.address,
+            own_address=lambda wildcard: self.address,
             resolve=lambda host: host,
             process_id=1,
             process_hash=1,

@@ -166,9 +166,26 @@ async def test_addresses_that_are_not_of_this_machine_are_left_out(
         await listener.aclose()
 
 
+async def test_a_node_that_listens_on_ipv6_reports_an_ipv6_address() -> None:
+    """It reported its IPv4 address, on which it did not listen."""
+    try:
+        BoundPort("listenPort", "::", 0).release()
+    except AddressInUse as error:
+        pytest.skip(f"no IPv6 here: {error.reason}")
+    settings = [f"{key}=0" for key in ("listenPort", "haListenPort", "adminListenPort", "grpcListenPort")]
+    config = load_config(Config, settings=[*settings, "bindAddress=::"]).config
+    with ExitStack() as bound:
+        ports = take_ports(config, Platform(), bound)
+        told = await advertise(config, Platform(), ports)
+        assert socket.inet_pton(socket.AF_INET6, told.client_host)
+        [listener] = ports.remoting.listen()
+        async with listener, await trio.open_tcp_stream(told.client_host, told.client_port):
+            pass
+
+
 def test_addresses_as_text() -> None:
     assert join("10.0.0.1", 1) == "10.0.0.1:1"
     assert join("::1", 1) == "[::1]:1"
     assert resolve("127.0.0.1") == "127.0.0.1"
     assert resolve("localhost") == "127.0.0.1"
-    assert socket.inet_aton(own_address())
+    assert socket.inet_aton(own_address("0.0.0.0"))

@@ -119,7 +119,7 @@ class Process:
             wall_clock_ms=machine.wall_clock_ms,
             bind=self._bind,
             connect=self._connect,
-            own_address=lambda: machine.host.address,
+            own_address=lambda wildcard: machine.host.address,
             resolve=lambda host: host,
             process_id=1000 + self.number,
             boot_id=lambda: f"{machine.name} {machine.boot_count}",
