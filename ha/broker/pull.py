@@ -15,7 +15,7 @@ from ha.broker.clients import Subscription
 from ha.broker.core import BrokerCore
 from ha.broker.filters import Filters, Selection, read_wanted
 from ha.broker.holds import PullHold, PullHolds
-from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
+from ha.broker.queue_read import UNREADABLE_RETRY_S, QueueRead, QueueReader, ReadStatus
 from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError
 from ha.protocol.bodies import GroupConfig
@@ -93,7 +93,7 @@ class PullProcessor:
             code is ResponseCode.PULL_NOT_FOUND
             and request.sys_flag & PullSysFlag.SUSPEND
             and not command.flag & FLAG_ONEWAY
-            and self._hold(connection, command, request, selection)
+            and self._hold(connection, command, request, selection, read)
         ):
             return None
         return self._answer(command, request, group, read)
@@ -223,11 +223,14 @@ class PullProcessor:
         command: RemotingCommand,
         request: PullMessageRequest,
         selection: Selection,
+        read: QueueRead,
     ) -> bool:
         options = self._options
         wait_s = options.short_polling_s
         if options.long_polling_enable:
             wait_s = min(max(0.0, request.suspend_timeout_millis / 1000), options.suspend_s_max)
+        if read.status is ReadStatus.OFFSET_FOUND_NULL:
+            wait_s = min(wait_s, UNREADABLE_RETRY_S)
         hold = PullHold(
             connection=connection,
             command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),

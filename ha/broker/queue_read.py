@@ -42,6 +42,10 @@ messages if higher."""
 SCAN_COUNT_MAX = 8192
 """Maximum number of entries scanned per read, even if the request asks for more messages."""
 
+UNREADABLE_RETRY_S = 1.0
+"""Time in seconds after which a consumer that waits reads again if its read ended with OFFSET_FOUND_NULL: nothing tells
+when descriptors are free again. RocketMQ: 5 s."""
+
 _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
 

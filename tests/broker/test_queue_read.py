@@ -11,10 +11,12 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker import queue_read
 from ha.broker.choosing import Wanted, WrongEntryError
 from ha.broker.queue_read import (
+    UNREADABLE_RETRY_S,
     QueueRead,
     QueueReader,
     ReadStatus,
@@ -34,7 +36,8 @@ from ha.store.consume_queue import QueueEntry
 from ha.store.mapped_file import RunBlocking
 from ha.store.watched_offset import WatchedOffset
 from tests.broker.few_descriptors import FewDescriptors
-from tests.broker.node import Node, open_node
+from tests.broker.node import PULL, Node, open_node
+from tests.broker.pop_client import POP
 
 
 class Entries:
@@ -150,6 +153,29 @@ async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path) -
         assert [record.body for record in node.records(await node.pull())] == [b"hello"]
         for code, fields in asked.items():
             assert (await node.ask(code, **place, **fields)).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("code", [11, 200050])
+async def test_consumer_that_waits_reads_again_what_could_not_be_read(tmp_path: Path, code: int) -> None:
+    """Nobody woke it when files could be opened again."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, disk=disk) as node:
+        await node.send()
+        await node.dispatched()
+        fields = {**POP, "pollTime": 9000}
+        if code == 11:
+            fields = {**PULL, "queueOffset": 0, "sysFlag": 6, "suspendTimeoutMillis": 9000}
+        disk.exhaust(node, "TT")
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def consume() -> None:
+                assert [record.body for record in node.records(await node.ask(code, **fields))] == [b"hello"]
+                assert trio.current_time() - began == pytest.approx(UNREADABLE_RETRY_S, abs=0.01)
+
+            await wait_all_tasks_blocked()
+            disk.is_exhausted = False
 
 
 SEGMENT_SIZE = 1 << 20

@@ -27,7 +27,7 @@ from ha.broker.limited_log import LimitedLog
 from ha.broker.pop.ordered import OrderedBatch, ordered_batch
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopQueue, PopState, QueueKey
-from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
+from ha.broker.queue_read import UNREADABLE_RETRY_S, QueueRead, QueueReader, ReadStatus
 from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError, busy_if_passing
 from ha.errors import LocalProtocolError, RemoteProtocolError
@@ -101,7 +101,8 @@ class Taken(msgspec.Struct, kw_only=True):
     there was no room for further ones in flight.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
     blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages arrived or
-    an offset was reset during the pop, or the reason why a queue was skipped is gone. None if no time is known.
+    an offset was reset during the pop, or the reason why a queue was skipped is gone; `UNREADABLE_RETRY_S` later if
+    messages can't be read now. None if no time is known.
     """
 
     pop_time_ms: int
@@ -409,6 +410,8 @@ class Taker:
                 if read.next_offset < end:
                     taken.rest_count += end - read.next_offset
                     taken.try_again(taken.pop_time_ms)
+            elif read.status is ReadStatus.OFFSET_FOUND_NULL:
+                taken.try_again(self._wall_clock_ms() + int(1000 * UNREADABLE_RETRY_S))
             else:
                 end = self._store.log.next_queue_offset(source.topic, source.queue_id)
                 if begin > end:  # the topic was deleted and created again, or the log lost its end
