@@ -692,6 +692,7 @@ async def test_iterations_fail_when_the_consumer_is_closed(world: PopWorld) -> N
             tasks.start_soon(iterate, consumer.messages())
             await handling.wait()
             world.broker.overrides[POP] = lambda command: command.reply(2, "busy")
+            world.broker.put(b"y")  # ends the notification request, which would delay the next pop by 15 s
             for _ in range(2):
                 tasks.start_soon(iterate, consumer.messages())
             while len(world.broker.of(POP)) < 3:
