@@ -115,6 +115,8 @@ class HAClient:
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()
         """Scope of the attempt to connect, or of a resync, which another master ends"""
+        self._waiting = trio.CancelScope()
+        """Scope of the wait between two attempts, which another master or a later term ends"""
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
@@ -157,6 +159,7 @@ class HAClient:
             return
         self.min_epoch = epoch
         self._reconnect.reset()
+        self._waiting.cancel()
         if self._session is not None and self._session.epoch < epoch:
             detail = f"its last term is {self._session.epoch}, the group is in {epoch}"
             self._session.close(SessionEnd(Condition.STALE_MASTER, detail))
@@ -182,7 +185,9 @@ class HAClient:
                 if await self._resync(end):
                     continue
                 now = trio.current_time()
-                with trio.move_on_after(self._reconnect.wait_s(end.condition, now, has_followed=self._has_followed)):
+                wait_s = self._reconnect.wait_s(end.condition, now, has_followed=self._has_followed)
+                self._waiting = trio.move_on_after(wait_s)
+                with self._waiting:
                     await self._master.wait_value(lambda current, last=address: current != last)
         finally:
             self._set_condition(Condition.STOPPED, "")

@@ -434,6 +434,20 @@ async def test_obstacles_of_an_earlier_term_delay_nothing_in_the_next() -> None:
         assert len(master.streams) == attempt_count + 1
 
 
+async def test_a_later_term_ends_the_wait_after_an_obstacle() -> None:
+    """The same node is master again."""
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member, msgspec.structs.replace(WHOLE, reconnect_interval_s=0.1)) as (client, master):
+        for _ in range(8):
+            await trio.sleep(6)
+            await master.streams[-1].send_all(b"\xff" * 20)
+        await wait_all_tasks_blocked()
+        attempt_count = len(master.streams)
+        client.adopt_epoch(2)
+        await wait_all_tasks_blocked()
+        assert len(master.streams) == attempt_count + 1
+
+
 # Whom it follows
 
 
