@@ -274,7 +274,7 @@ async def test_the_record_before_one_that_failed_acknowledges_nothing_of_it(
     await put_many(node, 2)
     messages = await pop_messages(node)
     log, codes = node.broker.pop._pop_log, [-1, -1, -1]
-    answer, done = log._on_done, list[PutRequest]()
+    answer, done = log._on_done, list[Any]()
     monkeypatch.setattr(log, "_on_done", done.extend)
 
     async def ask(number: int, message: Popped) -> None:
