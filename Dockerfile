@@ -6,11 +6,12 @@ WORKDIR /src
 COPY pyproject.toml build_backend.py hatch_build.py README.md ARCHITECTURE.md LICENSE ./
 COPY ha ./ha
 COPY pyspark_halog ./pyspark_halog
-# -g0: no debug information in the compiled modules. NumPy's own tests are a quarter of what is installed; stubs are for type checkers.
+# -g0: no debug information in the compiled modules. NumPy's own tests are a quarter of what is installed; its f2py and
+# C headers, and stubs for type checkers, are for development.
 RUN python -m venv --without-pip /opt/halog \
     && CFLAGS=-g0 pip --python /opt/halog/bin/python install --no-cache-dir ".[failover]" \
-    && find /opt/halog -type d -name tests -prune -exec rm -r {} + \
-    && find /opt/halog -name '*.pyi' -delete
+    && find /opt/halog -type d '(' -name tests -o -path '*/numpy/f2py' -o -path '*/numpy/*/include' ')' -prune -exec rm -r {} + \
+    && find /opt/halog '(' -name '*.pyi' -o -name '*.a' ')' -delete
 
 FROM python:3.13-slim-trixie
 LABEL org.opencontainers.image.title="halog" \
