@@ -206,12 +206,11 @@ async def test_messages_of_a_topic_created_again_during_its_deletion_stay(tmp_pa
 async def test_messages_that_wait_for_the_log_are_deleted_with_their_topic(node: Node) -> None:
     """They were stored after the end of the deleted messages, and stayed in the queue."""
     assert (await node.send(b="T1")).code == 0
-    async with trio.open_nursery() as nursery:
-        async with node.store.log.appends_held():
-            nursery.start_soon(partial(node.send, b"queued", b="T1"))
-            await wait_all_tasks_blocked()
-            nursery.start_soon(partial(node.ask_alone, 215, topic="T1"))
-            await wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery, node.store.log.appends_held():
+        nursery.start_soon(partial(node.send, b"queued", b="T1"))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(partial(node.ask_alone, 215, topic="T1"))
+        await wait_all_tasks_blocked()
     await node.dispatched()
     assert not node.store.queues.not_empty(("T1",))
 
