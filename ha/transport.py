@@ -301,25 +301,29 @@ class EagerWriter:
     any others. While it waits it is idle, and any other task may call `try_send` in its place, or `wake` it.
     """
 
-    __slots__ = ("_rest", "_task", "is_idle", "transport")
+    __slots__ = ("_rest", "_task", "is_idle", "is_parked", "transport")
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.is_idle = False
-        """Whether the writing task waits for work. False from the moment that it is cancelled."""
+        """Whether the writing task waits for work. False from the moment that it is woken or cancelled."""
+        self.is_parked = False
+        """Whether `try_send` may be called: the writing task waits for work, or was woken but does not run yet, and has
+        no bytes of an earlier `try_send` to send first. False from the moment that it is cancelled."""
         self._task: trio.lowlevel.Task | None = None
         self._rest = memoryview(b"")
 
     def try_send(self, data: bytes) -> int:
         """Sends the bytes that the kernel accepts without waiting, and leaves the rest of `data` to the writing task.
-        Returns how many bytes were sent. Call it only while `is_idle`."""
+        Returns how many bytes were sent. Call it only while `is_parked`."""
         size = self.transport.send_nowait(data)
         self.leave_rest(data, size)
         return size
 
     def leave_rest(self, data: bytes, sent: int) -> None:
-        """Leaves `data` without its first `sent` bytes to the writing task. Call it only while `is_idle`."""
+        """Leaves `data` without its first `sent` bytes to the writing task. Call it only while `is_parked`."""
         if sent < len(data):
+            self.is_parked = False
             self._rest = memoryview(data)[sent:]
             self.wake()
 
@@ -332,14 +336,15 @@ class EagerWriter:
 
     async def wait_for_work(self) -> memoryview:
         """Waits until woken; returns the bytes that `try_send` or `leave_rest` has left to send; empty if none."""
-        self.is_idle = True
+        self.is_idle = self.is_parked = True
         self._task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
+        self.is_parked = False
         rest, self._rest = self._rest, memoryview(b"")
         return rest
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self.is_idle = False
+        self.is_idle = self.is_parked = False
         return trio.lowlevel.Abort.SUCCEEDED
 
 

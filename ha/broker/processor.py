@@ -138,6 +138,7 @@ class Processor:
                 connection.reply(command, not_supported(command))
             else:
                 served.append(command)
+        connection.flush()
         await self.handle(connection, served)
 
     async def _handle_one(self, connection: RemotingConnection, command: RemotingCommand) -> None:

@@ -454,7 +454,7 @@ class RemotingConnection:
     def _send_batch(self) -> None:
         """Sends a batch without a task switch, unless the writer is sending; leaves the rest to the writer."""
         protocol, writer = self.protocol, self._writer
-        if writer.is_idle and (batch := protocol.data_to_send()):
+        if writer.is_parked and (batch := protocol.data_to_send()):
             if size := writer.try_send(batch):
                 self._note_sent(size)
             if protocol.outbox_bytes:

@@ -181,6 +181,22 @@ async def test_eager_writer_leaves_the_rest_to_the_writing_task() -> None:
         assert transport.sent == [b"ab", b"rest: cd", b"rest: "]
         nursery.cancel_scope.cancel()
         assert not writer.is_idle, "a session that was closed must not acknowledge anything"
+        assert not writer.is_parked
+
+
+async def test_eager_writer_sends_in_place_of_a_woken_task() -> None:
+    transport = Half()
+    writer = EagerWriter(transport)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write, writer, transport)
+        await trio.testing.wait_all_tasks_blocked()
+        writer.wake()
+        assert (writer.is_idle, writer.is_parked) == (False, True)
+        assert writer.try_send(b"abcd") == 2
+        assert not writer.is_parked, "the rest comes first"
+        await trio.testing.wait_all_tasks_blocked()
+        assert transport.sent == [b"ab", b"rest: cd"]
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("host", ["10.0.0..1", "x" * 64 + ".example", "ä" * 64, "\udc80"])
