@@ -113,6 +113,8 @@ class Call:
                 connection.flush_soon()
                 if stream.has_pending or connection.is_congested:
                     await connection.wait_sent()
+        if stream.is_closed:  # by the peer, perhaps after this task was rescheduled
+            await trio.lowlevel.checkpoint_if_cancelled()
 
     def send_nowait(self, message: bytes) -> None:
         """Like `send`, but queues the whole message without waiting. For small, infrequent messages."""

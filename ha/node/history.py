@@ -84,7 +84,8 @@ class History:
         committed = await self._progress.topics_by_group()
         self._lags = {group: series for group, series in self._lags.items() if group in committed}
         queue_count, sampled = 0, []
-        for group, committed_topics in committed.items():
+        for number, (group, committed_topics) in enumerate(committed.items()):
+            await yield_sometimes(number)
             if group not in self._lags and len(self._lags) >= GROUP_COUNT_MAX:
                 continue
             topics = topics_of(self._tables.clients.consumer_group(group), committed_topics)

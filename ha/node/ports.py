@@ -8,12 +8,15 @@ refused and try another broker, instead of waiting in the backlog during recover
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from types import TracebackType
 
 import trio
 
 from ha.errors import AddressInUse
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 _UNAVAILABLE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -39,6 +42,7 @@ class BoundPort:
                     if error.errno not in _UNAVAILABLE:
                         raise
                     unavailable = error
+                    logger.warning("node.address_unavailable key=%s address=%s reason=%r", key, address[0], str(error))
                 else:
                     self._sockets.append(bound)
                     port = bound.getsockname()[1]

@@ -102,6 +102,7 @@ async def finish_waiting_puts(node: Node) -> None:
     caught_up = trio.Event()
     grace_s = min(GRACE_S_MAX, node.config.shutdown_timeout_ms / 1000 * GRACE_SHARE)
     with trio.move_on_after(grace_s) as grace:
+        await trio.lowlevel.checkpoint()  # requests that were read, but not handled yet, are handled now
         await node.broker.sender.wait_all_answered()  # sends that are not in the log yet get there meanwhile
         end = AckRequest(
             next_offset=node.store.log.max_offset.value,

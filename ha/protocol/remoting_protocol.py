@@ -243,7 +243,7 @@ class RemotingProtocol(Generic[Waiter]):
     def count_partial(self, size: int, now: float) -> None:
         """Counts a chunk of `size` bytes that ended within a frame, and starts the frame's timeout.
 
-        The driver calls it right before it reads on, so that the timeout excludes the time in which it doesn't read.
+        The driver calls it before it reads on; `stop_timeouts` excludes the time in which it doesn't read.
         Raises RemoteProtocolError if the incomplete frames of all connections exceed `partial_bytes_max`.
         """
         if self.is_closed:

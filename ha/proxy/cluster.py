@@ -268,12 +268,14 @@ class Cluster:
         return address
 
     async def _find_masters(self) -> None:
-        """Asks the name servers for the masters of all brokers. Raises BrokerUnreachable."""
+        """Asks the name servers for the masters of all brokers; keeps the order of those that are known. Raises
+        BrokerUnreachable."""
         answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
         brokers = _read(ClusterInfo, answer).broker_addr_table
-        self._masters = {name: each.broker_addrs[0] for name, each in brokers.items() if 0 in each.broker_addrs}
+        masters = {name: each.broker_addrs[0] for name, each in brokers.items() if 0 in each.broker_addrs}
+        self._masters = {name: masters[name] for name in (self._masters | masters) if name in masters}
 
     def _forget_master(self, broker_name: str, address: str) -> None:
         if self._masters.get(broker_name) == address:

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import trio
 
 from ha.log_rate_limiter import LogRateLimiter
+from ha.poller import TIME_SLICE_S
 from ha.protocol.popped import ReceiptHandle
 
 from .brokers import BrokerUnreachable
+from .messages import Code
 from .refusal import CallRefused
 
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ RELEASED_MS = 1_000
 SETTLED_WITHIN_S = 10.0
 """Upper bound, in seconds, of the time that it takes to acknowledge a message or to change its invisible time: two
 requests to its broker."""
+_FINAL = (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND)
+"""Codes of refusals that a further attempt would get as well"""
 
 Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
 """Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
@@ -215,12 +220,14 @@ class InFlight:
 
     async def _due(self) -> dict[str, list[_Due]]:
         """Returns the messages to renew, release or drop, by broker; without those of busy brokers. Other tasks run
-        after each client, as 100,000 messages take 40 ms."""
+        after each time slice, as 100,000 messages take 40 ms."""
         found: dict[str, list[_Due]] = {}
-        now = trio.current_time()
+        now, slice_ends = trio.current_time(), perf_counter() + TIME_SLICE_S
         for key, client in list(self._clients.items()):
-            await trio.lowlevel.checkpoint()
-            for handle, message in client.messages.items():
+            for handle, message in list(client.messages.items()):
+                if perf_counter() >= slice_ends:
+                    await trio.lowlevel.checkpoint()
+                    slice_ends = perf_counter() + TIME_SLICE_S
                 if message.is_undelivered or client.is_gone(now) or now >= message.renew_at:
                     broker_name = message.receipt.handle.broker_name
                     if broker_name not in self._busy and now >= message.settled_until:
@@ -241,21 +248,26 @@ class InFlight:
         """Renews, releases or drops messages, one after the other. A failed renewal or release is tried again until the
         message is visible."""
         for key, client, handle, message in left:
+            await trio.lowlevel.checkpoint()  # many may have to be dropped, without a request
             now = trio.current_time()
             if client.messages.get(handle) is not message or now < message.settled_until:
                 continue  # settled meanwhile, or about to be
             if message.is_undelivered or client.is_gone(now):
                 if await self._change(delay, message, RELEASED_MS) or now >= message.visible_at:
-                    self._drop(key, client, handle)
+                    self._drop(key, client, handle, message)
             elif now >= message.renew_at:
                 is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
                 if is_over or not may_renew(client.session, message.group, message.topic):
-                    self._drop(key, client, handle)
+                    self._drop(key, client, handle, message)
                 else:
                     await self._change(delay, message, message.invisible_ms)
 
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> bool:
-        """Changes the invisible time of a message; returns whether the broker has done so."""
+        """Changes the invisible time of a message; returns whether the broker has done so, or never will.
+
+        A broker that has not answered may have done so as well; if it is a RocketMQ broker, it may deliver the message
+        again for each further attempt.
+        """
         began = trio.current_time()
         message.changed = trio.Event()
         try:
@@ -266,7 +278,7 @@ class InFlight:
                 text = "proxy.renewal_failed group=%r topic=%r reason=%r times=%d"
                 logger.info(text, group, topic, str(error), times)
             message.settled_until = now + RETRY_INTERVAL_S
-            return False
+            return isinstance(error, CallRefused) and error.code in _FINAL
         else:
             message.visible_at = began + invisible_ms / 1000
             message.renew_at = message.visible_at - RENEWED_BEFORE_S
@@ -275,8 +287,9 @@ class InFlight:
             message.changed.set()
             message.changed = None
 
-    def _drop(self, key: _Key, client: _Client, handle: str) -> None:
-        if client.messages.pop(handle, None) is not None:
+    def _drop(self, key: _Key, client: _Client, handle: str, message: _Message) -> None:
+        if client.messages.get(handle) is message:  # not a later one with the same handle
+            del client.messages[handle]
             self._count -= 1
         if not client.messages and self._clients.get(key) is client:
             del self._clients[key]
