@@ -511,7 +511,8 @@ class Admin(ClientUser):
         """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. Raises RouteNotFound.
 
         `end` None: up to the last message. Messages that arrive in a queue while it is being read are left out. Waits
-        while a message can't be read at present (see `PullConsumer.reading`)."""
+        while a message can't be read at present (see `PullConsumer.reading`). Raises ConnectionFailed if a queue ends
+        earlier than at the start, for example because only a slave that is behind can be reached."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         pull = partial(self._requests.pull, subscription="*")
         for queue in (await self._routes.find(topic)).read_queues:
@@ -527,7 +528,8 @@ class Admin(ClientUser):
                     if records and records[-1].store_timestamp_ms >= end_ms:
                         break
                 if raw.next_offset <= offset:
-                    break
+                    reason = f"the queue now ends at queue offset {raw.next_offset}, before its end at the start, {last}"
+                    raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", reason)
                 offset = raw.next_offset
 
     async def _query(

@@ -106,14 +106,19 @@ class QueueRequests:
         if status is None:
             raise answered.error()
         found = parse_header(PullMessageResponse, answer.ext_fields)
-        body, broker_id = bytes(answer.body), answered.broker_id
+        body, broker_id, next_offset = bytes(answer.body), answered.broker_id, found.next_begin_offset
         self._suggested.pop(queue, None)
         # A slave may lack the messages, so the next pull asks the master, even if the group's brokerId is the slave's.
-        is_lacking = broker_id != MASTER_ID and not waits and found.next_begin_offset == queue_offset
+        # A long poll without result may also have ended within the slave's queue.
+        is_inside = found.min_offset <= queue_offset <= found.max_offset
+        is_lacking = broker_id != MASTER_ID and next_offset == queue_offset and not (waits and is_inside)
         if found.suggest_which_broker_id != MASTER_ID and not is_lacking:
             self._suggested[queue] = found.suggest_which_broker_id
+        if self._read_from is not ReadFrom.SUGGESTED and next_offset == queue_offset < found.min_offset:
+            # A slave keeps the offset of messages that it lacks. No other broker was chosen that could have them.
+            status, next_offset = PullStatus.OFFSET_ILLEGAL, found.min_offset
         remark = answer.remark or ""
-        return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id, remark)
+        return RawPull(status, body, next_offset, found.min_offset, found.max_offset, broker_id, remark)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """See PullConsumer.min_offset."""

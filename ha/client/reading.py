@@ -14,7 +14,6 @@ from typing import Self, TypeVar
 
 import anyio
 import anyio.lowlevel
-from msgspec.structs import replace
 
 from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, Stretch
 from ha.protocol.codes import MASTER_ID
@@ -35,10 +34,9 @@ async def pull_on(
 ) -> ResultT:
     """Pulls from `queue_offset` until a response moves on, or shows that the queue ends there; returns that response.
 
-    Other responses that don't move on are not the end. A slave that the master suggested may lack the messages: then
-    the next pull goes to the master. If a message can't be read at present, because it is damaged and may be repaired
-    or too many files are open, it is pulled again after a pause. A slave that was chosen by the program does not move
-    on if the messages are deleted, either: the returned result then does, to its min offset."""
+    Other responses that don't move on are not the end. A slave that the program did not choose may lack the messages:
+    then the next pull goes to the master. If there is none, or a message can't be read at present, because it is
+    damaged and may be repaired or too many files are open, it is pulled again after a pause."""
     slave_id, is_logged = MASTER_ID, False
     while True:
         result = await pull(queue, queue_offset)
@@ -49,8 +47,6 @@ async def pull_on(
             continue
         if queue_offset >= result.max_offset:
             return result
-        if queue_offset < result.min_offset:
-            return replace(result, status=PullStatus.OFFSET_ILLEGAL, next_offset=result.min_offset)
         if not is_logged:
             is_logged = True
             _log.warning("client.message_not_readable queue=%s offset=%d", queue, queue_offset)

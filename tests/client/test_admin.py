@@ -104,6 +104,30 @@ async def test_a_message_that_can_not_be_read_yet_is_waited_for(*, monkeypatch: 
 
 
 @on_both_backends()
+async def test_a_queue_that_ends_earlier_than_at_the_start_is_an_error() -> None:
+    """The master was lost, and its slave is behind."""
+
+    def slave(command: RemotingCommand) -> RemotingCommand:
+        match command.code:
+            case RequestCode.GET_MAX_OFFSET:
+                return command.reply(0, ext_fields={"offset": "3"})
+            case RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
+                return command.reply(0, ext_fields={"offset": "1"})
+        offset = int(command.ext_fields["queueOffset"])
+        fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": 2, "minOffset": 0, "maxOffset": 2}
+        body = record(offset) if offset < 2 else b""
+        return command.reply(0 if body else 20, ext_fields={key: str(value) for key, value in fields.items()}, body=body)
+
+    async with serving(slave) as server:
+        routes = {"T": route_body({"a": {1: server.address}}, 1)}
+        async with serving(name_server(routes)) as names, Admin(names.address) as admin:
+            messages = admin.messages_between("T", BEGIN)
+            assert (await anext(messages)).queue_offset == 1
+            with pytest.raises(ConnectionFailed, match="now ends at queue offset 2, before its end at the start, 3"):
+                await anext(messages)
+
+
+@on_both_backends()
 async def test_damage_or_denied_access_does_not_look_like_an_absent_message_or_group() -> None:
     """All have code 1."""
     remark = "can not find message by the offset, 7"

@@ -10,6 +10,7 @@ from ha.errors import ConnectionFailed
 from ha.protocol.record import split_records
 from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
+from tests.client.fake_broker import name_server, route_body, serving, serving_all
 from tests.client.test_consumer import open_consumer, pulled, record
 
 QUEUES = [MessageQueue("T", "a", number) for number in range(3)]
@@ -212,6 +213,60 @@ async def test_messages_that_a_suggested_slave_lacks_are_read_from_the_master(*,
 
     async with open_consumer({0: master, 1: slave}) as (consumer, _), consumer.reading({QUEUES[1]: 0}) as reading:
         assert [offsets(stretch) async for stretch in reading] == [[0], [1], [2], [3]]
+
+
+@on_both_backends()
+@pytest.mark.parametrize("wait_s", [0.0, 15.0])
+async def test_messages_before_those_of_a_young_slave_are_read_from_the_master(*, wait_s: float) -> None:
+    """The group's brokerId is the slave's."""
+
+    def master(command: RemotingCommand) -> RemotingCommand:
+        offset = int(command.ext_fields["queueOffset"])
+        return pulled(command, 0, record(offset), offset + 1, suggest=1, end=4)
+
+    def slave(command: RemotingCommand) -> RemotingCommand:
+        offset = int(command.ext_fields["queueOffset"])
+        if offset < 3:
+            return pulled(command, 20, next_offset=offset, suggest=1, begin=3, end=4)
+        return pulled(command, 0, record(offset), offset + 1, suggest=1, begin=3, end=4)
+
+    async with (
+        open_consumer({0: master, 1: slave}) as (consumer, _),
+        consumer.reading({QUEUES[1]: 0}, wait_s=wait_s) as reading,
+    ):
+        assert [offsets(await anext(reading)) for _ in range(4)] == [[0], [1], [2], [3]]
+
+
+@on_both_backends()
+@pytest.mark.parametrize("wait_s", [0.0, 15.0])
+async def test_messages_that_only_the_master_has_wait_for_it(
+    *, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait_s: float
+) -> None:
+    """A young slave is the only broker that is registered."""
+    monkeypatch.setattr("ha.client.reading._PAUSE_S", 0.0)
+
+    def master(command: RemotingCommand) -> RemotingCommand:
+        offset = int(command.ext_fields["queueOffset"])
+        return pulled(command, 0, record(offset), offset + 1, end=6)
+
+    def slave(command: RemotingCommand) -> RemotingCommand:
+        if len(servers[1].commands) == 4:
+            addresses[0] = servers[0].address
+            routes["T"] = route_body({"a": addresses})
+            consumer._client.routes.mark_stale("T")
+        return pulled(command, 20, next_offset=int(command.ext_fields["queueOffset"]), begin=5, end=6)
+
+    async with serving_all([master, slave]) as servers:
+        addresses = {1: servers[1].address}
+        routes = {"T": route_body({"a": addresses})}
+        async with (
+            serving(name_server(routes)) as names,
+            PullConsumer(names.address) as consumer,
+            consumer.reading({QUEUES[1]: 1}, wait_s=wait_s) as reading,
+        ):
+            assert [offsets(await anext(reading)) for _ in range(3)] == [[1], [2], [3]]
+    messages = [line.getMessage() for line in caplog.records]
+    assert messages == [f"client.message_not_readable queue={QUEUES[1]} offset=1"]
 
 
 @on_both_backends()

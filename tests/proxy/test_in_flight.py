@@ -145,7 +145,7 @@ async def test_other_tasks_run_while_many_messages_are_checked(
         nursery.start_soon(count)
         assert await table._due() == {}
         nursery.cancel_scope.cancel()
-    assert passes >= 99
+    assert passes >= 90
 
 
 async def test_silent_broker_does_not_delay_the_messages_of_others(autojump_clock: MockClock) -> None:
