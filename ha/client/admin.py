@@ -528,7 +528,9 @@ class Admin(ClientUser):
                     if records and records[-1].store_timestamp_ms >= end_ms:
                         break
                 if raw.next_offset <= offset:
-                    reason = f"the queue now ends at queue offset {raw.next_offset}, before its end at the start, {last}"
+                    reason = (
+                        f"the queue now ends at queue offset {raw.next_offset}, before its end at the start, {last}"
+                    )
                     raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", reason)
                 offset = raw.next_offset
 

@@ -116,7 +116,9 @@ async def test_a_queue_that_ends_earlier_than_at_the_start_is_an_error() -> None
         offset = int(command.ext_fields["queueOffset"])
         fields = {"suggestWhichBrokerId": 0, "nextBeginOffset": 2, "minOffset": 0, "maxOffset": 2}
         body = record(offset) if offset < 2 else b""
-        return command.reply(0 if body else 20, ext_fields={key: str(value) for key, value in fields.items()}, body=body)
+        return command.reply(
+            0 if body else 20, ext_fields={key: str(value) for key, value in fields.items()}, body=body
+        )
 
     async with serving(slave) as server:
         routes = {"T": route_body({"a": {1: server.address}}, 1)}
