@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from struct import Struct
@@ -471,7 +471,9 @@ class OsDisk:
             self._sync_dir(path.parent)
 
     def rename(self, old: Path, new: Path) -> None:
-        with self._synced(old.parent), self._synced(new.parent):
+        with ExitStack() as directories:
+            for each in dict.fromkeys((old.parent, new.parent)):
+                directories.enter_context(self._synced(each))
             os.rename(old, new)
 
     def unlink(self, path: Path) -> None:

@@ -103,21 +103,39 @@ def test_a_partly_written_small_file_is_an_error(tmp_path: Path) -> None:
         OsDisk().write_bytes(tmp_path / "a", b"x" * 8192)
 
 
-def test_a_new_directory_is_synced_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Syncing a file and its directory does not make the name of the directory durable."""
-    synced: list[str] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the directories that are synced, in that order."""
+    paths: list[str] = []
     fsync = os.fsync
 
     def note(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
+    return paths
+
+
+def test_a_new_directory_is_synced_in_its_parent(tmp_path: Path, synced: list[str]) -> None:
+    """Syncing a file and its directory does not make the name of the directory durable."""
     disk = OsDisk()
     disk.make_dirs(tmp_path / "root" / "commitlog")
     assert synced == [str(tmp_path), str(tmp_path / "root")]
     disk.make_dirs(tmp_path / "root" / "commitlog")
     assert len(synced) == 2
+
+
+def test_a_rename_syncs_each_directory_once(tmp_path: Path, synced: list[str]) -> None:
+    disk = OsDisk()
+    disk.make_dirs(tmp_path / "new")
+    disk.write_bytes(tmp_path / "a", b"a")
+    synced.clear()
+    disk.rename(tmp_path / "a", tmp_path / "b")
+    assert synced == [str(tmp_path)]
+    synced.clear()
+    disk.rename(tmp_path / "b", tmp_path / "new" / "b")
+    assert synced == [str(tmp_path / "new"), str(tmp_path)]
 
 
 @pytest.mark.parametrize("change", ["unlink", "rename"])
