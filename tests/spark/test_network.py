@@ -240,10 +240,21 @@ def test_stream_keeps_its_position_while_name_servers_know_no_broker(
         assert planner.latest(end, ReadAllAvailable()) == end
         tasks = cast(list[NetworkPartition], planner.partitions(start, end))
         assert sum(part.entry_count for task in tasks for part in task.slices) == COUNT
-        with pytest.raises(ConnectionFailed, match="no broker is registered"):
-            NetworkSource(NetworkSettings(servers=(nodes.name_server_address,), pull_timeout_s=0.1))
     finally:
         source.close()
+
+
+def test_source_is_not_opened_without_the_other_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name servers know no broker, then the first one that registers, then all."""
+    answers = [[], ["a"], ["a", "b"]]
+
+    async def broker_names(self: PullConsumer) -> list[str]:
+        return answers.pop(0)
+
+    monkeypatch.setattr(PullConsumer, "broker_names", broker_names)
+    with pytest.raises(ConnectionFailed, match="connection to s:1;s:2: no broker is registered"):
+        NetworkSource(NetworkSettings(servers=("s:1", "s:2")))
+    assert answers == [["a"], ["a", "b"]]
 
 
 @pytest.mark.processes

@@ -77,7 +77,7 @@ def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> Networ
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
     """Open a source for the name servers of the option `servers`. Raises OptionError if none answers; ConnectionFailed
-    if they know no broker within pullTimeout; other ClientErrors."""
+    if they know no broker; other ClientErrors."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 
@@ -125,19 +125,15 @@ class NetworkSource(LogSource):
         self._topics: list[str] | None = None
         self._ranges: dict[QueueKey, QueueRange] = {}
         try:
-            self._client.call(self._client.consumer.broker_names)  # not repeated: most likely the option is wrong
-            self._brokers = Brokers(self._client.call_with_retries(self._registered))
+            # Not repeated without an answer: most likely the option is wrong. Nor without brokers: the first one to
+            # register would be read without the others, which may follow up to 30 s later.
+            self._brokers = Brokers(self._client.call(self._client.consumer.broker_names))
+            if not self._brokers:
+                reason = "no broker is registered with the name servers (brokers register every 30 s)"
+                raise ConnectionFailed(";".join(settings.servers), reason)
         except BaseException:
             self.close()
             raise
-
-    async def _registered(self) -> list[str]:
-        """Return the names of the registered brokers. Raises ConnectionFailed if there is none."""
-        names = await self._client.consumer.broker_names()
-        if not names:
-            servers = ";".join(self._settings.servers)
-            raise ConnectionFailed(servers, "no broker is registered with the name servers")
-        return names
 
     def refresh(self) -> bool:
         """Drop cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed.
