@@ -211,8 +211,10 @@ class HAService:
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         self._had_slave = True
-        if any(slave.identity == progress.identity for slave in self._following()):
-            return  # it has reconnected already: the loss of this connection was noticed late
+        for slave in self._following():
+            # One that was connected while this one still reported is another slave, behind the same address.
+            if slave.identity == progress.identity and slave.connected_at >= progress.last_report_at:
+                return  # it has reconnected already: the loss of this connection was noticed late
         left_at = self._left_at_of(progress)
         if left_at is self._members_left_at and not self._leads:
             return  # it follows another master

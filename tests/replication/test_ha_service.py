@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import trio
-from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import ANY_SLAVE, AckRequest
@@ -188,6 +188,22 @@ async def test_retention_keeps_nothing_for_a_connection_whose_slave_is_back(nurs
     await back.stream.send_stream.aclose()
     await wait_all_tasks_blocked()
     assert service.lowest_needed_offset() == 900
+
+
+async def test_retention_keeps_what_a_slave_needs_while_another_one_has_its_address(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    """As behind NAT. A slave that is back reports nothing on its old connection."""
+    _, service = new_service()
+    behind = await connected(nursery, service, "10.0.0.1:1", 300)
+    await connected(nursery, service, "10.0.0.1:2", 900)
+    autojump_clock.jump(1)
+    await behind.report(300)
+    await wait_all_tasks_blocked()
+    await behind.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert service.connection_count == 1
+    assert service.lowest_needed_offset() == 300
 
 
 async def test_retention_keeps_what_each_disconnected_slave_of_a_host_needs(nursery: trio.Nursery) -> None:
