@@ -74,8 +74,8 @@ class PullConsumer(ClientUser):
         offset of the first message left out.
 
         `tags`: "*" or tags joined by "||"; raises ValueError if it names no tag. `wait_s`: longest time for which the
-        broker waits for a message to arrive, math.inf for no limit; RocketMQ's brokers may take 5 s longer.
-        `timeout_s`: timeout of each attempt; by default request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
+        broker waits for a message to arrive, at most 60 s; RocketMQ's brokers may take 5 s longer. `timeout_s`:
+        timeout of each attempt; by default request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
         wanted = wanted_tags(tags)
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s

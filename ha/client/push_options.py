@@ -61,7 +61,7 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the messages of all queues, counted as for `queue_bytes_max`, at which pulling pauses. Pulls in flight
     may exceed it."""
     long_poll_s: float = 15.0
-    """Maximum time for which a broker may hold a pull until a message arrives."""
+    """Maximum time for which a broker may hold a pull until a message arrives; more than 60 s counts as 60 s."""
     pull_pause_s: float = 3.0
     """Maximum pause after a failed pull; the first pause is 0.1 s, and each is twice as long as the one before."""
     commit_interval_s: float = 5.0

@@ -43,8 +43,8 @@ UNAVAILABLE_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NO
 looked up."""
 _LONG_POLL_GRACE_S = 5.0
 """Added to the timeout of a long poll, because RocketMQ's brokers check for expired polls every 5 s."""
-_LONG_POLL_S_MAX = 1e9
-"""Longest time in seconds that is sent to brokers, about 30 years: they add it to timestamps in ms."""
+_LONG_POLL_S_MAX = 60.0
+"""Maximum duration of a long poll: if the broker's host fails, only the timeout ends it."""
 
 
 class Answer(NamedTuple):
@@ -84,6 +84,7 @@ class QueueRequests:
     ) -> RawPull:
         """Pulls once; see PullConsumer.pull_raw. Never includes a commit, because brokers could execute it after a
         commit that was sent later."""
+        wait_s = min(wait_s, _LONG_POLL_S_MAX)
         header = PullMessageRequest(
             consumer_group=self._group,
             topic=queue.topic,
@@ -92,7 +93,7 @@ class QueueRequests:
             max_msg_nums=max_messages,
             sys_flag=PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if wait_s > 0 else 0),
             commit_offset=0,
-            suspend_timeout_millis=int(min(wait_s, _LONG_POLL_S_MAX) * 1000),
+            suspend_timeout_millis=int(wait_s * 1000),
             sub_version=subscription_version,
             subscription=subscription,
             expression_type=expression_type,

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from ha.client import Client, ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
+from ha.client.connections import Connections
 from ha.errors import BodyUnreadable, BrokerError, ConnectionFailed, RemoteProtocolError, RouteNotFound
 from ha.protocol.codes import RequestCode, SysFlag
 from ha.protocol.properties import encode_properties
@@ -207,11 +208,25 @@ async def test_long_poll_timeout_includes_the_brokers_check_interval(
 
 
 @on_both_backends(open_brokers, {0: lambda c: pulled(c, 19)})
-async def test_a_long_poll_without_limit(names: str, servers: dict[int, FakeServer]) -> None:
-    async with PullConsumer(names) as consumer:
+async def test_a_long_poll_is_limited(
+    names: str, servers: dict[int, FakeServer], *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would end it if the broker's host failed."""
+    timeouts_s = []
+    invoke = Connections.invoke
+
+    async def recorded(
+        self: Connections, address: str, command: RemotingCommand, timeout_s: float, *, is_prompt: bool = True
+    ) -> RemotingCommand:
+        timeouts_s.append(timeout_s)
+        return await invoke(self, address, command, timeout_s, is_prompt=is_prompt)
+
+    monkeypatch.setattr(Connections, "invoke", recorded)
+    async with PullConsumer(names, options=ClientOptions(request_timeout_s=5)) as consumer:
         await consumer.pull(QUEUE, 2, wait_s=math.inf)
     (command,) = servers[0].commands
-    assert command.ext_fields["suspendTimeoutMillis"] == "1000000000000"
+    assert command.ext_fields["suspendTimeoutMillis"] == "60000"
+    assert timeouts_s == [5 + 60 + 5]
 
 
 @on_both_backends()
