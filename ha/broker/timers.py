@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -141,8 +141,10 @@ class TimerService:
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now, or waits for a recall that can't -> timer code, trio
-        time since when it may be lost. The one whose last attempt is longest ago comes first"""
+        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost. The
+        one whose last attempt is longest ago comes first"""
+        self._waiting: dict[int, list[int]] = {}
+        """Timer code of each recall in `_unreadable` for which due messages wait -> their queue offsets"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read the messages in `_unreadable`"""
         self._delivering: dict[int, int] = {}
@@ -158,7 +160,7 @@ class TimerService:
         """Returns a snapshot."""
         now_ms = self._wall_clock_ms()
         counts = self._index.due_counts([now_ms + horizon_ms for horizon_ms in HORIZONS_MS.values()])
-        due_count = len(self._due())
+        due_count = self._due_count()
         counts[0] += due_count
         return TimerStatistics(
             pending_count=len(self._index) + due_count,
@@ -170,12 +172,17 @@ class TimerService:
         )
 
     def _due(self) -> dict[int, int]:
-        """Returns the messages that are due but not delivered yet: queue offset -> timer code."""
+        """Returns the messages that are due but not delivered yet, except those in `_waiting`: queue offset -> timer
+        code."""
         return {at: code for at, (code, _) in self._unreadable.items()} | self._delivering
+
+    def _due_count(self) -> int:
+        """Returns the number of messages that are due but not delivered yet."""
+        return len(self._due()) + sum(map(len, self._waiting.values()))
 
     def _next_due_ms(self) -> int | None:
         """Returns the due time of the first pending message, or a lower bound of it; None without one."""
-        due_ms = [code >> 1 for code in self._due().values()]
+        due_ms = [code >> 1 for code in (*self._due().values(), *self._waiting)]
         if self._index.next_due_ms is not None:
             due_ms.append(self._index.next_due_ms)
         return min(due_ms, default=None)
@@ -198,6 +205,7 @@ class TimerService:
                         await self._index_new()
                         now_ms = self._wall_clock_ms()
                         is_advancing = self._index.advance(now_ms)
+                        self._end_waits()
                         due = [*self._retried(), *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
                         is_delivered = not due or await self._deliver(due, now_ms)
                 except OSError as error:
@@ -223,7 +231,7 @@ class TimerService:
         next_due_ms = self._index.next_due_ms
         if next_due_ms is not None:
             return max(0.0, min(CHECK_INTERVAL_S, (next_due_ms - now_ms) / 1000))
-        return CHECK_INTERVAL_S if self._unreadable or self._is_blocked else math.inf
+        return CHECK_INTERVAL_S if self._unreadable or self._waiting or self._is_blocked else math.inf
 
     # ---- the index
 
@@ -332,14 +340,14 @@ class TimerService:
                 self._unreadable.pop(queue_offset, None)
             else:
                 self._postpone(code, queue_offset)
-        unread_recalls = {code for code, _ in self._unreadable.values() if not code % 2}
+        unread_recalls = self._unread_recalls()
         deliveries: list[_Delivery] = []
         for code, queue_offset in due:
             if queue_offset not in records:
                 continue
             record = records[queue_offset]
             if code % 2 and code - 1 in unread_recalls:  # one of them may recall this message
-                self._unreadable[queue_offset] = code, trio.current_time()
+                self._waiting.setdefault(code - 1, []).append(queue_offset)
             elif record is None:
                 self._drop(queue_offset, "it is no longer in the log")
             else:
@@ -359,6 +367,17 @@ class TimerService:
         self._delivering = {}
         self._set_progress()
         return not failed
+
+    def _unread_recalls(self) -> set[int]:
+        """Returns the timer codes of the recalls that can't be read now."""
+        return {code for code, _ in self._unreadable.values() if not code % 2}
+
+    def _end_waits(self) -> None:
+        """Returns messages to the index whose recalls have been read or dropped."""
+        if self._waiting:
+            for code in self._waiting.keys() - self._unread_recalls():
+                for queue_offset in self._waiting.pop(code):
+                    self._index.add(code + 1, queue_offset)
 
     def _delivery(self, record: MessageRecord, code: int, now_ms: int) -> Iterator[_Delivery]:
         """Yields the put of a message, or nothing if it is recalled, a recall, or invalid."""
@@ -399,7 +418,8 @@ class TimerService:
         if next_due_ms is None or self._indexed_to > self._searched_at + len(self._index) + READ_COUNT_MAX:
             self._searched_at = self._indexed_to  # a linear search: repeated after as many arrivals as pending messages
             lowest = self._index.lowest_offset
-            offsets = [*self._unreadable, self._indexed_to if lowest is None else lowest]
+            waiting = chain.from_iterable(self._waiting.values())
+            offsets = [*self._unreadable, *waiting, self._indexed_to if lowest is None else lowest]
             self._progress.set(FIRST, max(self._progress.get(FIRST), min(offsets)))
 
     # ---- rolling
@@ -434,6 +454,8 @@ class TimerService:
                     self._progress.set(FIRST, released)
                     self._index.drop_before(released)
                     self._unreadable = {at: each for at, each in self._unreadable.items() if at >= released}
+                    for code, waiting in self._waiting.items():
+                        self._waiting[code] = [at for at in waiting if at >= released]
                 if released < first + len(entries):
                     self._log.write("timer.segment_kept offset=%d reason=%r", released, "it has pending messages")
                     return False
@@ -514,7 +536,7 @@ class TimerService:
         queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._next_due_ms()
         overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)
         return {
-            "timerCongestNum": str(len(self._index) + len(self._due())),
+            "timerCongestNum": str(len(self._index) + self._due_count()),
             "timerOffsetBehind": str(0 if queue is None else max(0, queue.max_offset - self._indexed_to)),
             "timerReadBehind": str(overdue_ms // 1000),
         }

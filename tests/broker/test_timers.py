@@ -177,6 +177,37 @@ async def test_a_message_waits_for_an_unreadable_recall_that_is_due_with_it(
     assert (statistics.delivered_count, statistics.pending_count) == (1 if is_repaired else 2, 0)
 
 
+async def test_messages_are_delivered_as_soon_as_their_recall_is_readable(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recall was read again only after the many messages that waited for it."""
+    monkeypatch.setattr("ha.broker.timers.BATCH_COUNT_MAX", 2)
+    due_ms = WallClock()() + 60_000
+    keys = []
+    for _ in range(100):
+        sent = await node.send(i=properties(TIMER_DELIVER_MS=due_ms), e=0)
+        keys.append(sent.ext_fields["transactionId"])
+    await node.send(i=properties(TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=keys[0]), e=0)
+    timers = node.broker.timers
+    read = timers._reader.read
+
+    async def read_others(queue: Any, offset: int, count_max: int) -> QueueRead:
+        if offset == len(keys):
+            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, offset, 0, offset + 1)
+        return await read(queue, offset, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(timers._reader, "read", read_others)
+        await trio.sleep(65)
+        statistics = timers.statistics()
+        assert (statistics.delivered_count, statistics.pending_count) == (0, len(keys) + 1)
+        assert statistics.next_due_ms == due_ms
+    await trio.sleep(5)
+    statistics = timers.statistics()
+    assert (statistics.delivered_count, statistics.recalled_count) == (len(keys) - 1, 1)
+    assert statistics.pending_count == 0
+
+
 async def test_a_recall_concerns_only_its_own_topic(node: Node) -> None:
     """A producer of one topic can't take back messages of another one."""
     due_ms = WallClock()() + 60_000
