@@ -141,8 +141,8 @@ class TimerService:
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost. The
-        one whose last attempt is longest ago comes first"""
+        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost.
+        The one whose last attempt is longest ago comes first"""
         self._waiting: dict[int, list[int]] = {}
         """Timer code of each recall in `_unreadable` for which due messages wait -> their queue offsets"""
         self._retry_at = -math.inf
