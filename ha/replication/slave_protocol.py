@@ -243,11 +243,12 @@ class SlaveProtocol:
             detail = f"the master has the bytes from {at} to the end here at {own}, but sends none: damaged there?"
             self._on_condition(Condition.NO_DATA_YET, detail)
             return None
-        detail = f"the master sends nothing from {at}, before the end here at {own}: deleted, or its log is shorter"
+        cause = "deleted or damaged there" if self._plan.is_member else "deleted, or its log is shorter"
+        detail = f"the master sends nothing from {at}, before the end here at {own}: {cause}"
         is_in_earlier_segment = at // self._log.segment_size < own // self._log.segment_size
         if is_in_earlier_segment and self._plan.compares_overlap:
             return SessionEnd(Condition.OUT_OF_RANGE, detail, retry=Retry.WITHOUT_OVERLAP)
-        if not self._plan.asks_range:
+        if not self._plan.asks_range and not self._plan.is_member:
             return SessionEnd(Condition.OUT_OF_RANGE, detail)  # the next connection asks which of the two it is
         self._on_condition(Condition.OUT_OF_RANGE, detail)
         return None

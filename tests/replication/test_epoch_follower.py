@@ -673,6 +673,23 @@ async def test_a_master_whose_bytes_are_damaged_is_not_shorter() -> None:
         assert slave.log.content == master.log.content
 
 
+async def test_a_member_waits_for_damaged_bytes_at_which_it_starts_to_compare() -> None:
+    """It reconnected again and again until they were repaired."""
+    master = await Member(BYTES).begin((1, 0))
+    slave = await Member(BYTES[:3000]).begin((1, 0))
+    master.log.hot_bytes = 0
+    master.log.damage(0, 100)
+    async with pair(leading(master), slave) as client:
+        await trio.sleep(60)
+        assert condition_of(client) is Condition.OUT_OF_RANGE
+        assert "the master sends nothing from 1, before the end here at 3000" in client.statistics().detail
+        assert client.statistics().connection_count == 1
+        master.log.heal()
+        await trio.sleep(1)
+        assert condition_of(client) is Condition.CONNECTED
+        assert slave.log.content == master.log.content
+
+
 async def test_a_torn_record_stays_while_the_disk_is_full() -> None:
     master = await Member(BYTES).begin((1, 0))
     torn, _ = torn_log()
