@@ -38,9 +38,9 @@ _STATUS_OF_CODE = {
     int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
-UNAVAILABLE_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+UNAVAILABLE_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
 """Response codes of a broker that does not serve the request, such as a slave that was the master when the route was
-looked up."""
+looked up; GO_AWAY is that of a RocketMQ broker that shuts down."""
 _LONG_POLL_GRACE_S = 5.0
 """Added to the timeout of a long poll, because RocketMQ's brokers check for expired polls every 5 s."""
 _LONG_POLL_S_MAX = 60.0

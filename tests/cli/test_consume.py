@@ -299,7 +299,12 @@ def test_following_goes_on_when_a_broker_is_silent_busy_or_gone_for_a_while(
     filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setattr("ha.cli.consume.RECONNECT_PAUSE_S", 0.01)
-    failures = [RequestTimedOut("a:1", 25), BrokerError("a:1", 2, "not the master"), ConnectionFailed("a:1", "lost")]
+    failures = [
+        RequestTimedOut("a:1", 25),
+        BrokerError("a:1", 2, "not the master"),
+        BrokerError("a:1", 1500, "shutting down"),
+        ConnectionFailed("a:1", "lost"),
+    ]
     pull = PullConsumer.pull
 
     async def pull_after_failures(self: PullConsumer, *arguments: Any, **settings: Any) -> PullResult:

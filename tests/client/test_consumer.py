@@ -180,7 +180,7 @@ async def test_queues_of_a_route_are_limited() -> None:
 
 
 @on_both_backends()
-@pytest.mark.parametrize("code", [2, 14])
+@pytest.mark.parametrize("code", [2, 14, 1500])
 async def test_unavailable_broker_causes_a_route_lookup(code: int) -> None:
     """It may no longer be the master; name servers know the new one."""
     routes: dict[str, bytes] = {}
