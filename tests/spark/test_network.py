@@ -431,26 +431,6 @@ def test_messages_that_the_broker_leaves_out_are_an_error_or_counted(entries: in
         assert gone(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 10
 
 
-class Nearest(LeavingOut):
-    """A broker whose answer for a time may be the message before it, as RocketMQ 4.9's; message n is stored at n ms."""
-
-    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str = "*") -> RawPull:
-        return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
-
-    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        return timestamp_ms - 1
-
-
-def test_a_time_is_found_although_messages_can_not_be_read() -> None:
-    source = object.__new__(NetworkSource)
-    key = QueueKey("T", "a", 0)
-    source._ranges = {key: QueueRange(0, 64)}
-    consumer = Nearest(range(40, 45), range(60, 64))
-    source._client = cast(Any, SimpleNamespace(consumer=consumer, call_with_retries=anyio.run))
-    assert [source.offset_for_time(key, time_ms) for time_ms in (1, 20, 39, 46, 59)] == [1, 20, 39, 46, 59]
-    assert source.offset_for_time(key, 42) in range(40, 46)
-
-
 class AwayFor(LeavingOut):
     """A broker that restarts: name servers don't know its topic for the first `pulls` pulls, and the broker itself for
     the first `looks` looks."""
@@ -568,6 +548,63 @@ class Light(LeavingOut):
 def test_light_queue_is_read_by_its_own_offsets(where: RowFilter, wanted: range) -> None:
     found = values_from(Light(), "%LMQ%mine", 0, 64, pull_count=32, columns=("body",), where=where)
     assert [row["body"] for row in found] == [b"%d" % n for n in wanted]
+
+
+class Timed:
+    """A broker of `inner`'s queue, in which message n is stored at n ms; its answer for a time may be the message
+    before it, as RocketMQ 4.9's."""
+
+    def __init__(self, inner: LeavingOut) -> None:
+        self.inner = inner
+        self.pull_count = 0
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str = "*") -> RawPull:
+        self.pull_count += 1
+        return await self.inner.pull_raw(queue, at, max_messages=max_messages, tags=tags)
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        return timestamp_ms - 1
+
+    def search(self, timestamp_ms: int, topic: str = "T") -> int | None:
+        source = object.__new__(NetworkSource)
+        key = QueueKey(topic, "a", 0)
+        source._settings = NetworkSettings(servers=("s:1",))
+        source._ranges = {key: QueueRange(0, 64)}
+        source._client = cast(Any, SimpleNamespace(consumer=self, call_with_retries=anyio.run))
+        return source.offset_for_time(key, timestamp_ms)
+
+
+class Skipping(LeavingOut):
+    """A broker that answers with the next message that it can read, as RocketMQ's."""
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        while at < 63 and (at in self.lost or at in self.blank):
+            at += 1
+        return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+
+
+@pytest.mark.parametrize("broker", [LeavingOut, Skipping])
+def test_a_time_is_found_although_messages_can_not_be_read(broker: type[LeavingOut]) -> None:
+    consumer = Timed(broker(range(40, 45), range(60, 64)))
+    assert [consumer.search(time_ms) for time_ms in (1, 20, 39, 46, 59)] == [1, 20, 39, 46, 59]
+    assert consumer.search(42) in range(40, 46)
+
+
+@pytest.mark.parametrize("broker", [LeavingOut, Skipping])
+@pytest.mark.parametrize("lost", [range(1, 63), range(0)])
+def test_a_search_for_a_time_skips_many_messages_that_can_not_be_read(broker: type[LeavingOut], lost: range) -> None:
+    """Damaged messages, or blank entries. It pulled one after the other."""
+    consumer = Timed(broker(lost, range(1, 63)))
+    assert consumer.search(63) in range(1, 64)
+    assert consumer.pull_count < 20
+
+
+def test_a_time_is_found_in_a_light_queue_and_in_inner_batches() -> None:
+    """Whose records have offsets of other queues, or the offset at which their batch begins."""
+    times_ms = (1, 20, 39, 46, 63)
+    assert [Timed(Light()).search(time_ms, "%LMQ%mine") for time_ms in times_ms] == list(times_ms)
+    assert [Timed(InBatches()).search(time_ms) for time_ms in (1, 10, 20, 33, 60)] == [10, 10, 20, 40, 60]
+    assert Timed(InBatches()).search(61) is None
 
 
 @pytest.mark.parametrize(("pulls", "looks"), [(1, 1), (3, 3), (1, 0)])

@@ -31,7 +31,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.codes import ResponseCode
-from ha.protocol.record import MessageRecord, decode_records
+from ha.protocol.record import decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
@@ -230,39 +230,45 @@ class NetworkSource(LogSource):
         probe = min(max(guess, begin), end - 1)
         probes = [probe, probe - 1]
         while low < high:
-            middle = at = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
-            probes = [offset for offset in probes if offset != at]
-            stored_ms = self._stored_ms(target, at)
-            while stored_ms is None and at + 1 < high:  # the next message that can be read decides
-                at += 1
-                stored_ms = self._stored_ms(target, at)
+            middle = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
+            probes = [offset for offset in probes if offset != middle]
+            at, stored_ms = self._next_stored_ms(target, middle, high)  # the next message that can be read decides
             if stored_ms is None or stored_ms >= timestamp_ms:
                 high = middle
             else:
                 low = at + 1
         return low if low < end else None
 
-    def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int | None:
-        """Return the message's store time in ms; −1 if it was deleted, which sorts before all others; None if the
-        broker can't read it, or there is none at this offset."""
-        raw, record = self._record(queue, queue_offset)
-        if record is None:
-            return -1 if queue_offset < raw.min_offset else None
-        return record.store_timestamp_ms
+    def _next_stored_ms(self, queue: MessageQueue, at: int, end: int) -> tuple[int, int | None]:
+        """Pull from `at` on until the broker returns a message. Return the queue offset of the last pull, and the store
+        time in ms of its first message; −1 if the one at this offset was deleted, which sorts before all others; None
+        if no pull before `end` returned one.
+
+        The message may be at a later offset, which its record does not always tell: records of light queues have
+        offsets of other queues, and those of inner batches the offset of the first message.
+        """
+        max_messages = 1
+        while at < end:
+            raw = self._pull(queue, at, max_messages)
+            if at < raw.min_offset:
+                return at, -1
+            if raw.status is PullStatus.FOUND:
+                return at, decode_records(raw.body, verify_crc=False)[0].store_timestamp_ms
+            at = max(at + 1, raw.next_offset)
+            max_messages = self._settings.pull_count  # halog's brokers examine no more messages than requested
+        return at, None
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
         """Pull a message and return its physical offset; −1 if it no longer exists, or can't be read."""
-        _, record = self._record(_message_queue(queue), queue_offset)
-        return -1 if record is None else record.physical_offset
-
-    def _record(self, queue: MessageQueue, queue_offset: int) -> tuple[RawPull, MessageRecord | None]:
-        """Pull one message. Return the answer, and the message's record, None without it."""
-        consumer = self._client.consumer
-        raw = self._client.call_with_retries(lambda: consumer.pull_raw(queue, queue_offset, max_messages=1))
+        raw = self._pull(_message_queue(queue), queue_offset, max_messages=1)
         if raw.status is not PullStatus.FOUND:
-            return raw, None
+            return -1
         record = decode_records(raw.body, verify_crc=False)[0]
-        return raw, record if record.queue_offset == queue_offset else None
+        return record.physical_offset if record.queue_offset == queue_offset else -1
+
+    def _pull(self, queue: MessageQueue, queue_offset: int, max_messages: int) -> RawPull:
+        consumer = self._client.consumer
+        return self._client.call_with_retries(lambda: consumer.pull_raw(queue, queue_offset, max_messages=max_messages))
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Return None: the size is unknown before the records are read."""
