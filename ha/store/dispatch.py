@@ -459,14 +459,12 @@ class Dispatcher:
     def _build(self, digest: RecordDigest) -> None:
         """Adds the records to their queues and to the index. Raises OSError; if the call is repeated, it continues
         where it failed."""
-        end_of = self._queues.next_queue_offset
         for run in digest.queues:
-            begin = end_of(run.topic, run.queue_id)
             try:
                 arrival = self._build_queue(run)
             except OSError:
-                end = end_of(run.topic, run.queue_id)
-                if end > begin:  # the repeated call leaves these messages out
+                end = self._queues.next_queue_offset(run.topic, run.queue_id)
+                if end > run.queue_offset:  # the repeated call leaves these messages out
                     self._arrivals.append(Arrival(run.topic, run.queue_id, end, run.tags_codes))
                 raise
             if arrival is not None:
