@@ -229,7 +229,7 @@ class PullProcessor:
         wait_s = options.short_polling_s
         if options.long_polling_enable:
             wait_s = min(max(0.0, request.suspend_timeout_millis / 1000), options.suspend_s_max)
-        if read.status is ReadStatus.OFFSET_FOUND_NULL:
+        if read.is_interrupted:
             wait_s = min(wait_s, UNREADABLE_RETRY_S)
         hold = PullHold(
             connection=connection,

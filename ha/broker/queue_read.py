@@ -43,8 +43,8 @@ SCAN_COUNT_MAX = 8192
 """Maximum number of entries scanned per read, even if the request asks for more messages."""
 
 UNREADABLE_RETRY_S = 1.0
-"""Time in seconds after which a consumer that waits reads again if its read ended with OFFSET_FOUND_NULL: nothing tells
-when descriptors are free again. RocketMQ: 5 s."""
+"""Time in seconds after which a consumer that waits reads again if too many files were open: nothing tells when
+descriptors are free again. RocketMQ: 5 s."""
 
 _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
@@ -91,6 +91,7 @@ class QueueRead(msgspec.Struct, frozen=True, gc=False):
     body: the records as stored, concatenated.
     is_far_behind: the read began more than `access_in_memory_bytes_max` before the log's end, so that the messages are
     assumed not to be in memory. False without messages.
+    is_interrupted: the read failed because too many files were open.
     """
 
     status: ReadStatus
@@ -100,6 +101,7 @@ class QueueRead(msgspec.Struct, frozen=True, gc=False):
     body: bytes = b""
     message_count: int = 0
     is_far_behind: bool = False
+    is_interrupted: bool = False
 
 
 class QueueReader:
@@ -148,6 +150,7 @@ class QueueReader:
         if outside is not None:
             return outside
         assert queue is not None
+        is_interrupted = False
         for _ in range(_REPAIR_COUNT_MAX):
             try:
                 return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
@@ -158,15 +161,22 @@ class QueueReader:
                 except DamagedBytes:
                     break
                 except OSError as error:
-                    self._note(error)
+                    is_interrupted = self._note(error)
                     break
             except OffsetGone:  # retention deleted a segment meanwhile: the messages of the next one are still there
                 continue
             except OSError as error:
-                if not self._note(error):
+                is_interrupted = self._note(error)
+                if not is_interrupted:
                     raise
                 break
-        return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
+        return QueueRead(
+            ReadStatus.OFFSET_FOUND_NULL,
+            queue_offset,
+            queue.min_offset,
+            queue.max_offset,
+            is_interrupted=is_interrupted,
+        )
 
     def _note(self, error: OSError) -> bool:
         """Returns whether an error is temporary (`is_passing`); if so, sets `interrupted_at`."""

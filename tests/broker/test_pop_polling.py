@@ -287,7 +287,7 @@ async def test_pop_that_can_not_read_waits_although_other_topics_get_messages(
 
     async def read(queue: Any, offset: int, **limits: Any) -> QueueRead:
         read_at.append(trio.current_time() - began)
-        assert len(read_at) <= 10
+        assert len(read_at) < 10
         await node.broker.put_service.put([Message("Other", 0, b"other")])
         await node.dispatched()
         return QueueRead(ReadStatus.OFFSET_FOUND_NULL, offset, 0, 1)
@@ -296,7 +296,7 @@ async def test_pop_that_can_not_read_waits_although_other_topics_get_messages(
     monkeypatch.setattr(reader, "read_nowait", lambda *_, **__: None)
     began = trio.current_time()
     assert (await pop(node, queueId=0, pollTime=9000)).code == 210
-    assert read_at == pytest.approx(range(10), abs=0.01)
+    assert read_at == [0.0, 9.0]
 
 
 async def test_request_that_can_not_be_held_again_ends_nothing(node: Node) -> None:

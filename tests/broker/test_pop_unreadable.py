@@ -141,7 +141,7 @@ async def test_pop_that_waits_is_woken_by_the_repair_of_damage(tmp_path: Path) -
                 assert bodies(await pop_messages(node, pollTime=9000)) == [b"a"]
                 assert trio.current_time() == repaired_at
 
-            await trio.sleep(1)
+            await trio.sleep(0.5)
             repaired_at = trio.current_time()
             node.store.damage.healed(damage, "a peer")
 

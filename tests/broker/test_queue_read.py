@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -176,6 +177,30 @@ async def test_consumer_that_waits_reads_again_what_could_not_be_read(tmp_path: 
 
             await wait_all_tasks_blocked()
             disk.is_exhausted = False
+
+
+@pytest.mark.parametrize("code", [11, 200050])
+async def test_consumer_that_waits_does_not_repeat_a_repair_that_is_impossible(tmp_path: Path, code: int) -> None:
+    """Each attempt to find the entry's record may read 256 MiB."""
+    async with open_node(tmp_path) as node:
+        await node.send()
+        await node.dispatched()
+        fields = {**POP, "pollTime": 9000}
+        if code == 11:
+            fields = {**PULL, "queueOffset": 0, "sysFlag": 6, "suspendTimeoutMillis": 9000}
+        attempted_at = []
+
+        async def fail(*_: Any) -> bool:
+            attempted_at.append(trio.current_time() - began)
+            return False
+
+        requests = node.broker.pop.requests
+        for reader in (node.broker.puller._reader, requests._taker._reader):
+            reader._repair_entry = fail
+        with patch.object(QueueReader, "_read_once", side_effect=WrongEntryError(0)):
+            began = trio.current_time()
+            await node.ask(code, **fields)
+        assert attempted_at == [0.0, 9.0]
 
 
 SEGMENT_SIZE = 1 << 20

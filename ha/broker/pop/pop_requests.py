@@ -83,7 +83,7 @@ class PopRequests:
             hold_count_max=options.hold_count_max,
             hold_count_per_connection_max=options.hold_count_per_connection_max,
         )
-        core.store.damage.subscribe(self.holds.wake_all)  # repaired or given up: read damaged messages again
+        core.store.damage.subscribe(self.holds.wake_all)  # after a repair, for example
         self._waiting_bytes = 0
         """Bytes of the popped messages that are sent once their record is acknowledged"""
 

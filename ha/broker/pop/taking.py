@@ -102,7 +102,7 @@ class Taken(msgspec.Struct, kw_only=True):
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
     blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages arrived or
     an offset was reset during the pop, or the reason why a queue was skipped is gone; `UNREADABLE_RETRY_S` later if
-    messages can't be read now. None if no time is known.
+    too many files are open. None if no time is known.
     """
 
     pop_time_ms: int
@@ -410,9 +410,9 @@ class Taker:
                 if read.next_offset < end:
                     taken.rest_count += end - read.next_offset
                     taken.try_again(taken.pop_time_ms)
-            elif read.status is ReadStatus.OFFSET_FOUND_NULL:
+            elif read.is_interrupted:
                 taken.try_again(self._wall_clock_ms() + int(1000 * UNREADABLE_RETRY_S))
-            else:
+            elif read.status is not ReadStatus.OFFSET_FOUND_NULL:
                 end = self._store.log.next_queue_offset(source.topic, source.queue_id)
                 if begin > end:  # the topic was deleted and created again, or the log lost its end
                     logger.warning("pop.offset_corrected key=%r from=%d to=%d", queue.key, begin, end)
