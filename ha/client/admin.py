@@ -7,7 +7,6 @@ Sources: DefaultMQAdminExtImpl, MQAdminImpl.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -397,7 +396,8 @@ class Admin(ClientUser):
 
     async def running_info(self, group: str, client_id: str) -> RunningInfo:
         """The runtime state of one member of a consumer group: its queues, subscriptions and rates. A broker requests
-        it from the member. Raises BrokerError if the member is not connected."""
+        it from the member. Raises BrokerError if the member is not connected; if a master can't be asked, it may be
+        connected there, and that master's error is raised."""
         header = RunningInfoRequest(consumer_group=group, client_id=client_id)
         answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return decode_running_info(answer.body)
@@ -599,13 +599,19 @@ class Admin(ClientUser):
             check_masters(known)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
-        """Asks one master after the other; returns the first successful response. Raises the error of the last one if
-        none succeeds."""
-        *others, last = await self._masters(None)
-        for address in others:
-            with suppress(ClientError):
+        """Asks one master after the other; returns the first successful response.
+
+        If none succeeds, raises the error of the first master that did not answer, because that one might have
+        succeeded, or the last BrokerError if all have answered."""
+        failure: ClientError | None = None
+        for address in await self._masters(None):
+            try:
                 return await self._ask(address, code, header)
-        return await self._ask(last, code, header)
+            except ClientError as error:
+                if failure is None or isinstance(failure, BrokerError):
+                    failure = error
+        assert failure is not None  # there is at least one master
+        raise failure
 
     async def _master(self, broker_name: str) -> str:
         (address,) = await self._masters([broker_name])

@@ -174,6 +174,9 @@ async def test_a_member_is_found_although_a_master_is_down() -> None:
 
         async with serving(cluster) as names, Admin(names.address) as admin:
             assert (await admin.running_info("g", "c")).properties["PROP_CLIENT_VERSION"] == "V"
+            up.handler = lambda command: command.reply(206, "The Consumer <g> <c> not online")
+            with pytest.raises(ConnectionFailed):  # the member may be connected to the master that is down
+                await admin.running_info("g", "c")
 
 
 @on_both_backends()
