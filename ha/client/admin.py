@@ -78,9 +78,6 @@ ListT = TypeVar("ListT")
 _FOUND_MAX = 64
 _TIME_END_MS = (1 << 63) - 1
 _GROUP = "halog-admin"
-_ACCESS_DENIED = "AclException"
-"""Part of the remark with which access control by plain_acl.yml denies a request. Its code is SYSTEM_ERROR, which some
-requests use for what does not exist, too."""
 _VERSION_BEFORE_SIGNED_QUERIES = 399
 """Protocol version (V4_9_3) sent with QUERY_MESSAGE requests. From clients of later versions, brokers with access
 control expect a signature that includes the field _UNIQUE_KEY_QUERY; 4.9 brokers always leave the field out."""
@@ -384,13 +381,15 @@ class Admin(ClientUser):
         """The current members of a producer group, sorted by client id; empty if there are none."""
         known: set[ClientConnection] = set()
         for address in await self._masters(None):
-            answer = await self._ask_if(
-                address,
-                RequestCode.GET_PRODUCER_CONNECTION_LIST,
-                ProducerGroupRequest(producer_group=group),
-                absent=(ResponseCode.SYSTEM_ERROR,),
-            )
-            if answer is not None:
+            try:
+                answer = await self._ask(
+                    address, RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroupRequest(producer_group=group)
+                )
+            except BrokerError as error:
+                # Denied access has the code SYSTEM_ERROR, too.
+                if error.remark != f"the producer group[{group}] not exist":
+                    raise
+            else:
                 known |= set(read_as(ProducerConnections, answer.body).connection_set)
         return sorted(known, key=lambda each: (each.client_id, each.client_addr))
 
@@ -648,11 +647,11 @@ class Admin(ClientUser):
         self, address: str, code: RequestCode, header: Header, absent: tuple[int, ...]
     ) -> RemotingCommand | None:
         """As `_ask`, but returns None for the response codes in `absent`, which mean that the broker has nothing to
-        return, unless it denied access."""
+        return."""
         try:
             return await self._ask(address, code, header)
         except BrokerError as error:
-            if error.code in absent and _ACCESS_DENIED not in error.remark:
+            if error.code in absent:
                 return None
             raise
 

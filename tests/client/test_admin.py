@@ -147,7 +147,11 @@ async def test_damage_or_denied_access_does_not_look_like_an_absent_message_or_g
         message_id = encode_message_id(encode_host(host, int(port)), 7)
         async with serving(cluster) as names, Admin(names.address) as admin:
             assert await admin.message_at(message_id) is None
+            remark = "the producer group[g] not exist"
             assert await admin.producer_connections("g") == []
+            remark = "java.lang.NullPointerException"
+            with pytest.raises(BrokerError, match="NullPointer"):
+                await admin.producer_connections("g")
             remark = "can not find message by the offset, 7: its body CRC is wrong"
             with pytest.raises(BrokerError, match="CRC is wrong"):
                 await admin.message_at(message_id)
