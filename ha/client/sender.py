@@ -401,9 +401,10 @@ class Sender:
         if message.delay_level:
             known[names.DELAY] = str(message.delay_level)
         if message.delay_s is not None:
-            if not math.isfinite(message.delay_s):
-                raise ValueError(f"delay_s={message.delay_s}; accepted: a finite number")
-            known[names.TIMER_DELAY_MS] = str(int(message.delay_s * 1000))
+            delay_ms = message.delay_s * 1000
+            if not math.isfinite(delay_ms):
+                raise ValueError(f"delay_s={message.delay_s}; accepted: a finite number of ms")
+            known[names.TIMER_DELAY_MS] = str(int(delay_ms))
         if message.deliver_at_ms is not None:
             known[names.TIMER_DELIVER_MS] = str(message.deliver_at_ms)
         if message.priority is not None:

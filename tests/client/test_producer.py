@@ -1,6 +1,7 @@
 """The producer with scripted servers: routes, round robin, retries, and handling of each answer."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -472,8 +473,8 @@ async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, c
     for priority in (-1, 1 << 31):
         with pytest.raises(ValueError, match="accepted: 0 … 2147483647"):
             await producer.send(Message("T", b"x", priority=priority))
-    for delay_s in (math.inf, -math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"delay_s={delay_s}; accepted: a finite number"):
+    for delay_s in (math.inf, -math.inf, math.nan, 1e306):
+        with pytest.raises(ValueError, match=re.escape(f"delay_s={delay_s}; accepted: a finite number of ms")):
             await producer.send(Message("T", b"x", delay_s=delay_s))
     for batch in (
         [],
