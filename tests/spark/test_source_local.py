@@ -653,7 +653,9 @@ def test_longest_replica_is_read(tmp_path: Path) -> None:
         rows_of(reader)
 
 
-def test_replica_whose_disk_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_whose_disk_fails_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = make_store(tmp_path / "master", [message(n) for n in range(100)]), tmp_path / "slave"
     shutil.copytree(first, second)
     source = LocalSource([str(first), str(second)], ["a", "a"])
@@ -666,9 +668,15 @@ def test_replica_whose_disk_fails_is_left_out(tmp_path: Path, monkeypatch: pytes
         return real(self, segment)
 
     monkeypatch.setattr(Segments, "buffer", buffer)
+    monkeypatch.setattr(log_reader, "monotonic", lambda: 0.0)  # queues are read again after some time in any case
     make_store(first, [message(n) for n in range(100, 120)])
-    source.refresh()
+    assert source.refresh()
     assert sum(source.queue_range(queue).end for queue in source.queues(None)) == 120
+    source.refresh()  # the reader of the other replica compares the end of the log with the one at its last refresh
+    assert not source.refresh()
+    assert [line.split(" error=")[0] for line in caplog.messages] == [
+        f"source.replica_unreadable path={second} broker=a"
+    ]
     broken.append(first)
     with pytest.raises(StoreUnreadable, match="Input/output error"):
         source.refresh()

@@ -60,25 +60,29 @@ class LocalSource(LogSource):
         refused: StoreUnreadable | None = None
         has_changed = False
         for path in paths:
-            known = self._readers.get((broker, path))
+            known = reader = self._readers.get((broker, path))
+            is_changed = True
             try:
-                if known is None:
-                    self._readers[broker, path] = known = LogReader(path, broker_name=broker)
-                    has_changed = True
-                elif known.refresh():
-                    has_changed = True
+                if reader is None:
+                    reader = LogReader(path, broker_name=broker)
+                else:
+                    is_changed = reader.refresh()
                 # Comparing ends examines all queues, which is not needed for a single replica.
-                reach[path] = (-known.queued_end(), known.min_offset) if len(paths) > 1 else (0, 0)
+                reach[path] = (-reader.queued_end(), reader.min_offset) if len(paths) > 1 else (0, 0)
             except (StoreUnreadable, OSError) as found:
                 error = found
                 if isinstance(error, OSError):
                     error = StoreUnreadable(Path(path), error.strerror or str(error))
-                gone = self._readers.pop((broker, path), None)
-                if gone is not None:
-                    gone.close()
+                refused = refused or error
+                if reader is not None:
+                    reader.close()
+                if known is not None:
+                    del self._readers[broker, path]
                     has_changed = True
                     logger.warning("source.replica_unreadable path=%s broker=%s error=%r", str(path), broker, error)
-                refused = refused or error
+            else:
+                self._readers[broker, path] = reader
+                has_changed = has_changed or is_changed
         if not reach:
             assert refused is not None
             raise refused
