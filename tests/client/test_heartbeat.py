@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 
-from ha.client import Client, ClientOptions, Message, Producer
+from ha.client import Client, ClientOptions, Message, Producer, PushConsumer, ReceivedMessage
 from ha.client.connection import Connection
 from ha.errors import ConnectionFailed
 from ha.protocol.bodies import ConsumerData, SubscriptionData, decode_heartbeat
@@ -35,6 +35,10 @@ class Member:
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         self.asked.append(command)
         return command.reply(0, "done")
+
+
+async def ignore(message: ReceivedMessage) -> None:
+    pass
 
 
 @asynccontextmanager
@@ -214,6 +218,9 @@ async def test_a_group_that_can_not_be_encoded_does_not_end_the_client(
                 await refused.send(Message("T", b"x"))
         with pytest.raises(ValueError, match="surrogates not allowed"):
             async with client.joined_consumer(Member("g\udc80")):
+                pass
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            async with PushConsumer(client, ignore, group="g\udc80", subscriptions={"T": "*"}):
                 pass
         await client.heartbeats.beat()
     assert client.heartbeats.statistics().failed_count == 0
