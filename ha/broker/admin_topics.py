@@ -125,18 +125,23 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS)
 
     def _retry_topics(self, topic: str) -> list[str]:
-        """Returns the topics of POP retries of a topic, for groups that have offsets in it.
+        """Returns the topics of POP retries of a topic, for groups that have offsets in it; also those of which a
+        deletion that failed has left offsets or messages.
 
         Leaves out a name that is also the retry topic of an existing group. (RocketMQ: clearRetryTopicWhenDeleteTopic.)
         """
-        found = []
-        for group in self._offsets.groups_of(topic):
-            for is_v2 in (True, False):
-                name = retry_topic(group, topic, is_v2=is_v2)
-                is_a_groups = self._groups.get(name.removeprefix(RETRY_PREFIX)) is not None
-                if self._topics.get(name) is not None and not is_a_groups:
-                    found.append(name)
-        return found
+        groups = {
+            retry_topic(group, topic, is_v2=is_v2): group
+            for group in self._offsets.groups_of(topic)
+            for is_v2 in (True, False)
+        }
+        not_empty = {queue.topic for queue in self._store.queues.not_empty(groups)}
+        return [
+            name
+            for name, group in groups.items()
+            if (self._topics.get(name) is not None or self._offsets.of(group, name) or name in not_empty)
+            and self._groups.get(name.removeprefix(RETRY_PREFIX)) is None
+        ]
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """Request 351: one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""

@@ -17,6 +17,7 @@ from ha.broker.topics import ANNOUNCE_TIMEOUT_S, Topics, system_topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import retry_topic
+from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.store_files import ENTRY
 from tests.broker.full_disk import FullDisk
@@ -201,6 +202,34 @@ async def test_messages_of_a_topic_created_again_during_its_deletion_stay(tmp_pa
         assert [record.body for record in node.records(await node.pull(1, topic="T1"))] == [b"new"]
         assert (await node.pull(0, topic="T1")).code == 21
         assert topics.get(retry_topic("g3", "T1", is_v2=True)) is None
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+async def test_repeated_deletion_of_a_topic_includes_its_retry_topics(
+    node: Node, monkeypatch: pytest.MonkeyPatch, has_offsets: bool
+) -> None:
+    """If the record of the first deletion was stored, but not acknowledged, what was in the retry topic stayed."""
+    topics, offsets, name = node.broker.topics, node.broker.offsets, retry_topic("g", "T1", is_v2=True)
+    assert (await node.send(b="T1")).code == 0
+    offsets.commit("g", "T1", 0, 1)
+    await topics.ensure(name, 1)
+    if has_offsets:
+        offsets.commit("g", name, 0, 1)
+    else:
+        await node.broker.put_service.put([Message(name, 0, b"retried")])
+    await node.dispatched()
+    delete = topics.delete
+
+    async def delete_without_acknowledgement(topic: str) -> str:
+        return await delete(topic) or "not acknowledged"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, "delete", delete_without_acknowledgement)
+        assert (await node.ask(215, topic="T1")).code != 0
+    assert topics.get(name) is None
+    assert (await node.ask(215, topic="T1")).code == 0
+    assert offsets.topics_of("g") == []
+    assert not node.store.queues.not_empty((name,))
 
 
 async def test_messages_that_wait_for_the_log_are_deleted_with_their_topic(node: Node) -> None:
