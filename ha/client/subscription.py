@@ -50,8 +50,8 @@ def subscription_data(topic: str, wanted: str | Sql92, version: int) -> Subscrip
 def checked_subscriptions(
     group: str, subscriptions: Mapping[str, str | Sql92], version: int
 ) -> dict[str, SubscriptionData]:
-    """Returns the subscription to each topic. Raises ValueError without a group or a topic, or if the group's name can't
-    be encoded as UTF-8, and the errors of `subscription_data`."""
+    """Returns the subscription to each topic. Raises ValueError without a group or a topic, or if the group's name
+    can't be encoded as UTF-8, and the errors of `subscription_data`."""
     if not subscriptions:
         raise ValueError("subscriptions: name at least one topic")
     if not group:
