@@ -148,7 +148,7 @@ def test_changed_ranges_are_read_again(stores: list[Path], tmp_path: Path) -> No
     assert result == stats_of(store, tmp_path / "other")[0]
 
 
-def test_ranges_are_read_again_after_a_rebuild_of_the_queues(stores: list[Path], tmp_path: Path) -> None:
+def test_ranges_are_read_again_after_reindex_replaced_the_queues(stores: list[Path], tmp_path: Path) -> None:
     store, folder = stores[0], tmp_path / "unfinished"
     queues = store / "consumequeue"
     shutil.move(queues, tmp_path / "whole")

@@ -3,8 +3,7 @@
 The driver writes each wave of results to a SQLite file, which stays consistent if the process is killed; each job with
 its options has its own file. The key of a result contains its task and the files of the log that the task read: their
 names, inodes, sizes and modification times. A range is read again if its files have changed or belong to another log,
-or if the consume queues were rebuilt.
-The file is deleted when the job succeeds.
+or if `ha spark reindex` has replaced the consume queues. The file is deleted when the job succeeds.
 """
 
 from __future__ import annotations
@@ -189,8 +188,9 @@ class LogFiles:
     """The segment files of a store at construction, for keys of tasks that read them.
 
     Files deleted during the listing are left out. Without access to the log there are none: tasks that read it report
-    the error. `queues` is the inode of the folder of its consume queues, which a rebuild of the queues replaces; None
-    without one.
+    the error. `queues` is the inode of the folder of its consume queues; None without one. `ha spark reindex` builds a
+    folder beside it, so the new one has another inode. Other rebuilds may not change it: a folder that was deleted and
+    created again can get the same inode. The folder's times would tell, but each new topic changes them as well.
     """
 
     def __init__(self, store: str) -> None:
