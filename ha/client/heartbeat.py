@@ -123,8 +123,8 @@ class Heartbeats:
             reason = str(error)
         finally:
             self._in_flight.discard(address)
-        if address in self._uninformed:
-            self._woken.set()
+            if address in self._uninformed:
+                self._woken.set()
         if not reason:
             self._answered_count += 1
             self._informed.add(address)

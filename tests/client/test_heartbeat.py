@@ -194,6 +194,29 @@ async def test_a_connection_that_is_opened_during_a_heartbeat_gets_its_own(
         await master.told(heartbeats + 1)
 
 
+@on_both_backends(open_client, ClientOptions(heartbeat_interval_s=3600))
+async def test_a_group_that_is_added_during_a_heartbeat_is_announced_although_that_is_cancelled(
+    client: Client, master: FakeServer, slave: FakeServer
+) -> None:
+    connection, is_sent = client.connections.to(master.address), anyio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        is_sent.set()
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(connection, "invoke", hang)
+            tasks.start_soon(client.heartbeats._send_to, master.address)
+            await is_sent.wait()
+            client.heartbeats.add_producer("pg")
+            await anyio.wait_all_tasks_blocked()  # `serve` has left out this broker
+        tasks.cancel_scope.cancel()
+    await master.told(1)
+    groups = decode_heartbeat(master.memberships[-1].body).producer_data_set
+    assert [each.group_name for each in groups] == ["pg"]
+
+
 @on_both_backends(open_client)
 async def test_client_joins_a_group_only_once(client: Client, master: FakeServer, slave: FakeServer) -> None:
     async with client.joined_consumer(Member()), Producer(client, group="cg"):
