@@ -99,6 +99,7 @@ class Taken(msgspec.Struct, kw_only=True):
     rest_count: number of messages that are left in the queues.
     busy, full: queues that were skipped because other pops were reading them, or, although they have messages, because
     there was no room for further ones in flight.
+    ends: the end of each queue when it was looked at; None if no message can arrive during the pop.
     again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
     blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages arrived or
     an offset was reset during the pop, or the reason why a queue was skipped is gone; `UNREADABLE_RETRY_S` later if
@@ -114,6 +115,7 @@ class Taken(msgspec.Struct, kw_only=True):
     rest_count: int = 0
     busy: list[PopQueue] = []
     full: list[PopQueue] = []
+    ends: list[tuple[Source, int]] | None = None
     again_ms: int | None = None
 
     def try_again(self, at_ms: int) -> None:
@@ -195,25 +197,25 @@ class Taker:
     ) -> Taken:
         """Takes up to the requested number of messages. Raises RefusedError if too many files are open, unless it has
         taken some."""
-        ends = self._ends(request, config)
         taken = await self._take(state, request, config, selection)
         if not taken.count and self._store.dispatcher.is_making_files:
             await self._store.dispatcher.wait_files_made()
             taken = await self._take(state, request, config, selection)
-        has_room = any(state.room(queue) > 0 for queue in taken.full)
-        if has_room or self._ends(request, config) != ends or not all(queue.is_busy for queue in taken.busy):
+        if not taken.count and (
+            any(state.room(queue) > 0 for queue in taken.full)
+            or not all(queue.is_busy for queue in taken.busy)
+            or any(self._end(source) != end for source, end in taken.ends or ())
+        ):
             taken.try_again(taken.pop_time_ms)  # there may be a message in a queue that was read before, or skipped
         return taken
 
-    def _ends(self, request: PopMessageRequest, config: TopicConfig) -> dict[Source, int]:
-        """The end of each queue that `request` reads from."""
-        sources = self.sources(request, config, is_order=request.order)
-        return {each: bounds(self._store.queues.get(each.topic, each.queue_id))[1] for each in sources}
+    def _end(self, source: Source) -> int:
+        return bounds(self._store.queues.get(source.topic, source.queue_id))[1]
 
     async def _take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
-        taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count)
+        taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count, ends=[])
         with closing(self._steps(state, request, config, selection, taken)) as steps:
             for wanted in steps:
                 wanted.read = await self._read(wanted)
@@ -228,6 +230,8 @@ class Taker:
                 begin, end = self.position(state, request.consumer_group, source)
                 taken.rest_count += max(0, end - begin)
             else:
+                if taken.ends is not None:
+                    taken.ends.append((source, self._end(source)))
                 yield from self._take_from(state, source, request, selection, taken)
 
     def _take_from(
@@ -255,7 +259,7 @@ class Taker:
         if not request.order:
             count_max = min(count_max, state.room(queue))
             if count_max <= 0:
-                if queue.next_offset < bounds(self._store.queues.get(source.topic, source.queue_id))[1]:
+                if queue.next_offset < self._end(source):
                     taken.full.append(queue)
                     state.mark_full(queue)
                 return
@@ -278,7 +282,7 @@ class Taker:
     ) -> None:
         """Takes the messages that were read from the queue's next offset on."""
         begin, order = queue.next_offset, queue.order
-        end = bounds(self._store.queues.get(source.topic, source.queue_id))[1]  # it may have grown during the read
+        end = self._end(source)  # it may have grown during the read
         taken.rest_count += max(0, end - read.next_offset)
         bodies = [read.body]
         offsets: Sequence[int] = range(begin, read.next_offset)
