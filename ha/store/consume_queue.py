@@ -24,7 +24,8 @@ QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128
-"""Maximum number of remaining candidates at which a binary search reads all of them at once."""
+"""Maximum number of remaining candidates at which a binary search reads all of them at once, and number of entries that
+a search for the next record reads at once"""
 
 
 class QueueEntry(NamedTuple):
@@ -366,10 +367,13 @@ class ConsumeQueue:
     def first_record_from(self, physical_offset: int) -> int | None:
         """Returns the physical offset of the first record at or beyond `physical_offset` that has an entry; None if
         none has."""
-        for position in range(self._search(physical_offset), self.max_offset):
-            entry = self._entry(position)
-            if 0 < entry.size < BLANK_SIZE:
-                return entry.physical_offset
+        begin = self._search(physical_offset)
+        while begin < self.max_offset:
+            end = min(begin + _NEAR_ENTRIES, self.files.start_of(begin) + self.files.file_entries, self.max_offset)
+            for at, size, _ in ENTRY.iter_unpack(self.files.read(begin, end - begin)):
+                if 0 < size < BLANK_SIZE:
+                    return int(at)
+            begin = end
         return None
 
     def records_in(self, begin: int, end: int) -> list[tuple[int, int]]:
@@ -387,11 +391,14 @@ class ConsumeQueue:
 
     def last_record_before(self, physical_offset: int) -> int:
         """Returns the physical offset of the last record before `physical_offset` that has an entry; −1 if none has."""
-        position = self._search(physical_offset) - 1
-        if position < self.min_offset:
-            return -1
-        entry = self._entry(position)
-        return entry.physical_offset if entry.size != BLANK_SIZE else -1
+        end = self._search(physical_offset)
+        while end > self.min_offset:
+            begin = max(end - _NEAR_ENTRIES, self.files.start_of(end - 1), self.min_offset)
+            for at, size, _ in reversed(list(ENTRY.iter_unpack(self.files.read(begin, end - begin)))):
+                if 0 < size < BLANK_SIZE:
+                    return int(at)
+            end = begin
+        return -1
 
     def has_record_at(self, physical_offset: int) -> bool:
         """Returns whether the queue has an entry of a record at exactly this physical offset."""

@@ -10,13 +10,14 @@ import trio
 from trio.testing import MockClock
 
 from ha.errors import CorruptLog, DiskFailed
-from ha.protocol.store_files import BLANK_SIZE
-from ha.store.consume_queue import QueueEntry
+from ha.protocol.store_files import BLANK_SIZE, ENTRY
+from ha.store.consume_queue import ConsumeQueue, QueueEntry
+from ha.store.files import OpenFiles
 from ha.store.message_store import open_message_store
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from ha.store.store_recovery import FLUSHED_FIRST
 from tests.store.damaged_stores import made, segment
-from tests.store.disks import MemoryDisk
+from tests.store.disks import MemoryDisk, MemoryFile
 from tests.store.stores import (
     ROOT,
     WallClock,
@@ -352,6 +353,27 @@ async def test_the_entry_after_a_gap_shows_that_a_clean_log_has_lost_its_end() -
     with pytest.raises(CorruptLog, match="a consume queue has the record"):
         async with open_small(disk):
             pass
+
+
+def test_searches_for_records_pass_a_gap_with_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, the blank entries of a gap of a whole file took 300,000 reads."""
+    disk = MemoryDisk()
+    queue = ConsumeQueue(disk, OpenFiles(disk), QUEUE, "T", 0, 1000)
+    queue.append(700, [ENTRY.pack(4096, 100, 0)])
+    queue.append(1600, [ENTRY.pack(8192, 100, 0)])
+    reads: list[int] = []
+    pread = MemoryFile.pread
+
+    def note(self: MemoryFile, size: int, position: int) -> bytes:
+        reads.append(size)
+        return pread(self, size, position)
+
+    monkeypatch.setattr(MemoryFile, "pread", note)
+    assert queue.first_record_from(4097) == 8192
+    assert queue.last_record_before(8192) == 4096
+    assert len(reads) < 50
+    assert queue.first_record_from(8193) is None
+    assert queue.last_record_before(4096) == -1
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename"])
