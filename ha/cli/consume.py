@@ -29,7 +29,7 @@ from ha.client import (
 from ha.client.queue_requests import UNAVAILABLE_CODES
 from ha.client.reading import pull_on
 from ha.client.subscription import wanted_tags
-from ha.errors import BrokerError, ClientError, ConnectionFailed, RequestTimedOut, RetryLater
+from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError, RequestTimedOut, RetryLater
 from ha.protocol.compression import BODY_SIZE_MAX
 
 LONG_POLL_S = 15.0
@@ -154,16 +154,27 @@ class _Work:
                         tasks.start_soon(self._read, consumer, queue, everything.cancel_scope)
                 everything.cancel_scope.cancel()
             sys.stdout.buffer.flush()
-            failure: ClientError | None = None
-            for queue, offset in self._reached.items() if self._commit else ():
-                try:
-                    await consumer.commit(queue, offset)
-                except ClientError as error:  # other brokers may still save the offsets of their queues
-                    failure = failure or error
-            if failure is not None:
-                raise failure
+            if self._commit:
+                await self._commit_reached(consumer)
             if self._is_interrupted:
                 raise KeyboardInterrupt
+
+    async def _commit_reached(self, consumer: PullConsumer) -> None:
+        """Commits all queues, but no further ones of a broker that can't be reached or is silent. Raises the first
+        error at the end."""
+        failure: ClientError | RemoteProtocolError | None = None
+        unreachable: set[str] = set()
+        for queue, offset in self._reached.items():
+            if queue.broker_name in unreachable:
+                continue
+            try:
+                await consumer.commit(queue, offset)
+            except (ClientError, RemoteProtocolError) as error:
+                failure = failure or error
+                if isinstance(error, ConnectionFailed | RequestTimedOut):
+                    unreachable.add(queue.broker_name)
+        if failure is not None:
+            raise failure
 
     async def _cancel_on_ctrl_c(
         self, everything: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED

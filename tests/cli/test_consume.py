@@ -14,7 +14,7 @@ import trio
 
 from ha.cli import run
 from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus
-from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
+from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RequestTimedOut
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
 from tests.cli.conftest import QUEUE_COUNT, OneBroker
@@ -142,21 +142,43 @@ def test_a_backlog_is_skipped(filled: OneBroker) -> None:
     assert filled.committed == {0: 3, 1: 3, 2: 2, 3: 2}
 
 
+@pytest.mark.parametrize(
+    ("failure", "code"), [(BrokerError("b:1", 1, "no"), 1), (RemoteProtocolError("no offset"), 69)]
+)
 def test_a_failed_commit_does_not_prevent_the_others(
-    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+    filled: OneBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    failure: Exception,
+    code: int,
 ) -> None:
     commit, tried = PullConsumer.commit, list[MessageQueue]()
 
     async def first_fails(self: PullConsumer, queue: MessageQueue, queue_offset: int) -> None:
         tried.append(queue)
         if len(tried) == 1:
-            raise ConnectionFailed("b:1", "lost")
+            raise failure
         await commit(self, queue, queue_offset)
 
     monkeypatch.setattr(PullConsumer, "commit", first_fails)
-    assert consume(filled, "--commit") == 69
+    assert consume(filled, "--commit") == code
     assert len(capsysbinary.readouterr().out.splitlines()) == 10
     assert filled.committed.keys() == set(range(QUEUE_COUNT)) - {tried[0].queue_id}
+
+
+@pytest.mark.parametrize("failure", [RequestTimedOut("b:1", 5), ConnectionFailed("b:1", "lost")])
+def test_an_unreachable_broker_gets_no_further_commits(
+    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    tried = list[MessageQueue]()
+
+    async def fail(self: PullConsumer, queue: MessageQueue, queue_offset: int) -> None:
+        tried.append(queue)
+        raise failure
+
+    monkeypatch.setattr(PullConsumer, "commit", fail)
+    assert consume(filled, "--commit") == 69
+    assert len(tried) == 1
 
 
 def test_messages_behind_the_end_are_not_committed(
