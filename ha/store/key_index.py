@@ -216,10 +216,16 @@ class KeyIndex:
                 self._spare = self._make_file()
 
     def drop_spare(self) -> None:
-        """Deletes the file made in advance. Blocking."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            self.delete([spare])
+        """Deletes the file made in advance. Blocking. Raises OSError; if the file still exists, it is the next one."""
+        with self._making_spare:
+            spare, self._spare = self._spare, None  # before it is deleted, as dispatch may need a file meanwhile
+            if spare is not None:
+                try:
+                    self.delete([spare])
+                except OSError:
+                    if self._disk.exists(spare.path):
+                        self._spare = spare
+                    raise
 
     def _make_file(self) -> IndexFile:
         previous = self._files[-1] if self._files else None

@@ -118,6 +118,38 @@ async def test_new_files_of_truncated_records_that_are_not_deleted_are_replaced(
         await check_derived(store)
 
 
+async def test_a_new_index_file_of_truncated_records_that_is_not_deleted_is_used_later(
+    autojump_clock: MockClock,
+) -> None:
+    """It stayed as an empty file before the ones that were made later, which the next start deleted."""
+    disk, clock = MemoryDisk(), WallClock()
+    is_slow, is_making, go_on = False, trio.Event(), trio.Event()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if is_slow and getattr(call, "__name__", "") == "_make_next_files":
+            is_making.set()
+            await go_on.wait()
+        return await run_inline(call, *arguments)
+
+    options = small_options(index_entry_count=11)
+    async with open_message_store(options, disk=disk, run_blocking=slowly, wall_clock_ms=clock) as store:
+        await store.log.put([message(number) for number in range(3)])
+        await dispatched(store)
+        is_slow = True
+        [cut] = await store.log.put([message(3)])
+        await is_making.wait()
+        await store.truncate(cut.physical_offset)
+        disk.refuse = lambda operation, path: errno.EMFILE if operation == "unlink" else None
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert len(disk.list_dir(INDEX)) == 2
+        disk.refuse = lambda operation, path: None
+        await store.log.put([message(number) for number in range(4, 10)])
+        await check_derived(store)
+        assert store.index is not None
+        assert [file.path.name for file in store.index.files] == disk.list_dir(INDEX)
+
+
 async def test_the_next_start_makes_files_that_a_stop_had_no_time_for(autojump_clock: MockClock) -> None:
     """Each chunk's files take 2 s to make, as if there were thousands."""
     disk = MemoryDisk()
