@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from struct import Struct
@@ -370,16 +370,15 @@ class OsDisk:
             missing.append(ancestor)
             ancestor = ancestor.parent
         for each in reversed(missing):
-            try:
-                os.mkdir(each, DIRECTORY_MODE)
-            except FileExistsError:
-                if not os.path.isdir(each):
-                    raise
-            else:
-                # The umask restricts the mode of mkdir; an inherited group is kept.
-                os.chmod(each, DIRECTORY_MODE | os.stat(each).st_mode & stat.S_ISGID)
-                # A synced file is lost if the name of its directory is.
-                self._sync_dir(each.parent)
+            with self._synced(each.parent):  # a synced file is lost if the name of its directory is
+                try:
+                    os.mkdir(each, DIRECTORY_MODE)
+                except FileExistsError:
+                    if not os.path.isdir(each):
+                        raise
+                else:
+                    # The umask restricts the mode of mkdir; an inherited group is kept.
+                    os.chmod(each, DIRECTORY_MODE | os.stat(each).st_mode & stat.S_ISGID)
         if not os.path.isdir(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
@@ -422,15 +421,14 @@ class OsDisk:
         return OsFile(path, descriptor)
 
     def _create_named(self, path: Path, size: int, *, allocate: bool) -> File:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
-        try:
-            self._extend(descriptor, size, allocate=allocate)
-        except BaseException:
-            os.close(descriptor)
-            os.unlink(path)
-            raise
-        self._sync_dir(path.parent)
-        return OsFile(path, descriptor)
+        with self._synced(path.parent):
+            file = OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+            try:
+                self._extend(file.descriptor, size, allocate=allocate)
+            except BaseException:
+                os.unlink(path)
+                raise
+        return file
 
     @staticmethod
     def _extend(descriptor: int, size: int, *, allocate: bool) -> None:
@@ -459,16 +457,15 @@ class OsDisk:
 
     def write_bytes(self, path: Path, content: bytes) -> None:
         existed = os.path.exists(path)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_TRUNC, FILE_MODE)
-        try:
-            if not existed:
-                os.fchmod(descriptor, FILE_MODE)
-            write_all(partial(os.pwrite, descriptor), content, 0)
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-        if not existed:
-            self._sync_dir(path.parent)
+        with nullcontext() if existed else self._synced(path.parent):
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_TRUNC, FILE_MODE)
+            try:
+                if not existed:
+                    os.fchmod(descriptor, FILE_MODE)
+                write_all(partial(os.pwrite, descriptor), content, 0)
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
         with ExitStack() as directories:
@@ -514,10 +511,6 @@ class OsDisk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-    def _sync_dir(self, path: Path) -> None:
-        with self._synced(path):
-            pass
 
 
 class OpenFiles:

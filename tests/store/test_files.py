@@ -157,6 +157,37 @@ def test_no_name_changes_if_its_directory_can_not_be_synced(
     assert disk.list_dir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("creation", ["make_dirs", "create", "write_bytes"])
+def test_no_name_is_made_if_its_directory_can_not_be_synced(
+    creation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt found that the name exists, for ever."""
+    disk, opened = OsDisk(), os.open
+
+    def refuse_directories(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))  # as on some file systems
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(path, flags, mode)
+
+    def call() -> None:
+        if creation == "make_dirs":
+            disk.make_dirs(tmp_path / "a")
+        elif creation == "create":
+            disk.create(tmp_path / "a", 4096, allocate=True)
+        else:
+            disk.write_bytes(tmp_path / "a", b"a")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(os, "open", refuse_directories)
+        with pytest.raises(OSError, match="Too many open files"):
+            call()
+    assert disk.list_dir(tmp_path) == []
+    call()
+    assert disk.list_dir(tmp_path) == ["a"]
+
+
 def test_a_view_survives_its_file(tmp_path: Path) -> None:
     disk = OsDisk()
     file = disk.create(tmp_path / "a", 4096, allocate=True)
