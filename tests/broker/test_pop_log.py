@@ -596,6 +596,24 @@ async def test_changes_that_one_record_can_not_hold_become_several(tmp_path: Pat
         assert len(await pop_messages(node)) == 32
 
 
+async def test_consumer_offset_is_never_ahead_of_the_log(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was already behind the messages of changes that the next record has."""
+    await put_many(node, 2, queue_count=1)
+    offsets, committed = node.broker.offsets, []
+    commit = offsets.commit
+
+    def note(group: str, topic: str, queue_id: int, offset: int) -> bool:
+        committed.append(offset)
+        return commit(group, topic, queue_id, offset)
+
+    monkeypatch.setattr(offsets, "commit", note)
+    async with trio.open_nursery() as nursery, node.store.log.appends_held():
+        for _ in range(2):
+            nursery.start_soon(partial(pop_messages, node, queueId=0, maxMsgNums=1))
+            await wait_all_tasks_blocked()
+    assert committed == [1, 2]
+
+
 async def test_changes_of_one_queue_that_one_record_can_not_hold_become_several(tmp_path: Path) -> None:
     async with open_node(tmp_path, message_size_max=2048, store_changes={"message_size_max": 2048}) as node:
         await put_many(node, 1000, queue_count=1)

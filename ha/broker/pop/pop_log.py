@@ -373,14 +373,18 @@ class PopLog:
         return ACKNOWLEDGED if status is PutStatus.PUT_OK else Logged(status, put.remark)
 
     def _commit_offset(self, queue: PopQueue) -> None:
-        """Commits the queue's next offset as consumer offset, unless that was reset or committed by others: then the
-        next pop continues there (`PopQueue.committed`)."""
+        """Commits the queue's next offset in the last record as consumer offset, unless that was reset or committed by
+        others: then the next pop continues there (`PopQueue.committed`)."""
+        undo = queue.undo
+        if undo is not None and undo.reset_to is not None:
+            return  # the next offset before a reset is obsolete
+        next_offset = queue.next_offset if undo is None else undo.next_offset
         group, topic, queue_id = queue.key
         current = self._offsets.get(group, topic, queue_id)
-        if current == queue.committed != queue.next_offset:
-            self._offsets.commit(group, topic, queue_id, queue.next_offset)
+        if current == queue.committed != next_offset:
+            self._offsets.commit(group, topic, queue_id, next_offset)
             queue.committed = self._offsets.get(group, topic, queue_id)
-        elif current == queue.next_offset:
+        elif current == next_offset:
             queue.committed = current
 
     def _adopt_offset(self, queue: PopQueue) -> None:
