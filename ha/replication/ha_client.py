@@ -2,9 +2,9 @@
 
     READY ──connected──▶ TRANSFER ──session ended──▶ READY … until `run` is cancelled: SHUTDOWN
 
-reconnect.py decides how long to wait between two attempts; another master address ends the wait. A permanent obstacle
-(the master's log is shorter than ours, or starts later) is thus retried for ever, slowly, and logged once per change of
-condition, not once per attempt.
+reconnect.py decides how long to wait between two attempts; another master address, or a later term of the failover
+group, ends the wait. A permanent obstacle (the master's log is shorter than ours, or starts later) is thus retried for
+ever, slowly, and logged once per change of condition, not once per attempt.
 
 haOutOfRange=resync: a master that no longer holds the slave's next byte sends heartbeats for ever, just like a master
 without new messages. A halog master states which case it is (range_question.py). For a RocketMQ master the owner can
@@ -154,7 +154,8 @@ class HAClient:
         self._master.value = address
 
     def adopt_epoch(self, epoch: int) -> None:
-        """Record that the group has reached `epoch`; from now on no master of an earlier term is followed."""
+        """Record that the group has reached `epoch`; from now on no master of an earlier term is followed. A term later
+        than all before ends the wait between two attempts to connect."""
         if epoch <= self.min_epoch:
             return
         self.min_epoch = epoch

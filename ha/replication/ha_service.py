@@ -220,7 +220,7 @@ class HAService:
             return  # it follows another master
         name, position = _lasting_name(progress), progress.held_offset
         if position >= self._log.min_offset:
-            other = left_at.get(name, position)  # of another slave on that host
+            other = left_at.get(name, position)  # of another slave with that name
             left_at[name] = min(position, other) if other >= self._log.min_offset else position
         if len(left_at) > REMEMBERED_SLAVES_MAX:
             left_at.popitem(last=False)
@@ -422,9 +422,9 @@ class HAService:
     def lowest_needed_offset(self) -> int | None:
         """Return, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
 
-        Disconnected slaves count with their last position until they reconnect (on loopback: until any slave does) or
-        this process ends, unless that position is deleted already; members of a failover group until this node is no
-        longer master. Positions are kept for REMEMBERED_SLAVES_MAX slaves.
+        Disconnected slaves count with their last position until they reconnect (if several have one address, as on
+        loopback: until any of them does) or this process ends, unless that position is deleted already; members of a
+        failover group until this node is no longer master. Positions are kept for REMEMBERED_SLAVES_MAX slaves.
         """
         following = [slave.held_offset for slave in self._following()]
         first = self._log.min_offset

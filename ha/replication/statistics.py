@@ -62,7 +62,8 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     slaves: tuple[SlaveStatistics, ...]
     closed_counts: Mapping[CloseReason, int]
     had_slave: bool
-    """Whether a slave that had reported its position has disconnected since the start."""
+    """Whether a slave that had reported its position has disconnected since the start. A peer whose connection shows
+    that it was no slave of this log (ha_service.py: HOSTILE_ENDS) does not count."""
     waiting_request_count: int
     sync_state: SyncStateStatistics | None = None
     """The sync-state set; None unless this node leads a failover group."""

@@ -142,8 +142,8 @@ class SegmentAllocator:
         return ready
 
     async def take(self, start: int, timeout_s: float) -> Segment:
-        """Waits for the segment at `start`. Raises DiskFull or OSError if it can't be created, TooSlowError after
-        `timeout_s`."""
+        """Deletes a segment that was made for another start, and waits for the one at `start`. Raises OSError if the
+        other one can't be deleted, DiskFull or OSError if this one can't be created, TooSlowError after `timeout_s`."""
         with trio.fail_after(timeout_s):
             if self._wanted != start:
                 await self.drop_ready()  # of a log that was to begin elsewhere

@@ -187,7 +187,8 @@ class QueueFiles:
     def make(self, start: int, blank_count: int) -> File:
         """Creates a file that begins with `blank_count` blank entries. It belongs to the queue only after `adopt`.
 
-        Blocking: its name and these entries are synced. Raises OSError; the file then does not exist.
+        Blocking: its name and these entries are synced. Raises OSError; a file that the error leaves is replaced by the
+        next call.
         """
         self._disk.make_dirs(self._directory)
         path = self._directory / segment_name(start * ENTRY_SIZE)
