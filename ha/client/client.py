@@ -61,8 +61,8 @@ class ConsumerMember(Protocol):
         """Called when a member joined or left the group (request 40). Must not block."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (requests 220, 221, 307 and 309), None for no response. Raises
-        RemoteProtocolError."""
+        """Returns the response to a broker's request (requests 220, 221, 307 and 309), None for no response; cancelled
+        when the consumer leaves. Raises RemoteProtocolError."""
 
 
 class ProducerMember(Protocol):
@@ -73,8 +73,8 @@ class ProducerMember(Protocol):
         """The producer group."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (request 39), None for no response. Raises
-        RemoteProtocolError."""
+        """Returns the response to a broker's request (request 39), None for no response; cancelled when the producer
+        leaves. Raises RemoteProtocolError."""
 
 
 class Client(Startable):
@@ -102,6 +102,8 @@ class Client(Startable):
         self._take_identity()
         self._producers: dict[str, ProducerMember] = {}
         self._consumers: dict[str, ConsumerMember] = {}
+        self._answering: dict[anyio.CancelScope, ConsumerMember | ProducerMember] = {}
+        """Cancel scopes of the calls of members' `answer` in progress."""
         self._connections: Connections | None = None
         self._routes: Routes | None = None
         self.is_open = False
@@ -171,6 +173,7 @@ class Client(Startable):
             yield
         finally:
             del self._producers[member.group]
+            self._cancel_answers(member)
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await self.heartbeats.remove_producer(member.group)
 
@@ -188,6 +191,7 @@ class Client(Startable):
             yield
         finally:
             del self._consumers[member.group]
+            self._cancel_answers(member)
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await self.heartbeats.remove_consumer(member.group)
 
@@ -223,18 +227,34 @@ class Client(Startable):
             connection, command = await requests.receive()
             try:
                 member = self._member_for(command)
-                if member is None:
+                if member is None or not await self._answer(member, connection, command):
                     refuse(connection, command)
-                    continue
-                answer = await member.answer(connection, command)
-                if answer is not None and not command.is_oneway:
-                    connection.respond(answer)
             except (ProtocolError, ClientError) as error:  # a LocalProtocolError: the response is too large
                 _log.warning(
                     "client.request_failed address=%s code=%s reason=%r", connection.address, command.code, str(error)
                 )
                 if not command.is_oneway:
                     connection.respond(command.reply(ResponseCode.SYSTEM_ERROR, str(error)))
+
+    async def _answer(
+        self, member: ConsumerMember | ProducerMember, connection: Connection, command: RemotingCommand
+    ) -> bool:
+        """Sends the member's response to a request. Returns False if the member leaves before it has one."""
+        with anyio.CancelScope() as scope:
+            self._answering[scope] = member
+            try:
+                answer = await member.answer(connection, command)
+            finally:
+                del self._answering[scope]
+            if answer is not None and not command.is_oneway:
+                connection.respond(answer)
+        return not scope.cancelled_caught
+
+    def _cancel_answers(self, member: ConsumerMember | ProducerMember) -> None:
+        """Cancels what `member` does for requests of brokers: it uses the resources of the member's block."""
+        for scope, each in self._answering.items():
+            if each is member:
+                scope.cancel()
 
     def _member_for(self, command: RemotingCommand) -> ConsumerMember | ProducerMember | None:
         fields = command.ext_fields

@@ -71,9 +71,6 @@ class Handling:
         self._wall_clock_ms = wall_clock_ms
         self._timers = _Timers()
         self._is_finishing = False
-        self._is_closed = False
-        self._calls: set[anyio.CancelScope] = set()
-        """Cancel scopes of the handlers that run."""
         self._not_async: TypeError | None = None
         """Raised by `serve` once a call has found that the handler is not async."""
         # Bounded by the limits of the process queues: an item is one message, or one queue.
@@ -115,24 +112,18 @@ class Handling:
         self._ready.close()
 
     def close(self) -> None:
-        """Closes the channel of ready messages, and cancels the handlers that `serve` has not called. Call it after
-        `serve` has ended."""
+        """Closes the channel of ready messages. Call it after `serve` has ended."""
         self._ready.close()
         self._ready_to_take.close()
-        self._is_closed = True
-        for scope in self._calls:
-            scope.cancel()
 
     async def call(self, message: ReceivedMessage) -> Exception | None:
         """Calls the handler. Returns None if it succeeded, otherwise its exception, or TimeoutError after
-        `consume_timeout_s` or `close`.
-
-        Raises TypeError, and ends `serve` with it, if the handler is not async: it would fail for every message."""
+        `consume_timeout_s`. Raises TypeError, and ends `serve` with it, if the handler is not async: it would fail for
+        every message."""
         started = anyio.current_time()
         failure: Exception | None = None
         is_async = True
         scope = anyio.CancelScope(deadline=started + self._options.consume_timeout_s)
-        self._calls.add(scope)
         try:
             with scope:
                 handled = self._handler(message)
@@ -140,17 +131,12 @@ class Handling:
                     await handled
         except (Exception, anyio.get_cancelled_exc_class(), BaseExceptionGroup) as error:
             failure = failure_of(error)
-        finally:
-            self._calls.remove(scope)
         if not is_async:
             self._not_async = TypeError(f"the handler is not async: it returned {handled!r}, which can't be awaited")
             self.finish()
             raise self._not_async
         if failure is None and scope.cancelled_caught:
-            timeout_s = self._options.consume_timeout_s
-            failure = TimeoutError(
-                "the consumer was closed" if self._is_closed else f"not handled within {timeout_s:g} s"
-            )
+            failure = TimeoutError(f"not handled within {self._options.consume_timeout_s:g} s")
         topic = message.topic
         self._seconds[topic] += anyio.current_time() - started  # type: ignore[assignment]
         (self._handled if failure is None else self._failed)[topic] += 1

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from ha.client import Message, Producer, ReceivedMessage, TransactionState
+from ha.client import Client, Message, Producer, ReceivedMessage, TransactionState
 from ha.protocol import record
 from ha.protocol.codes import RequestCode
 from ha.protocol.properties import encode_properties
@@ -85,6 +85,30 @@ async def awaits_a_cancelled_task(message: ReceivedMessage) -> None:
     task = asyncio.ensure_future(asyncio.sleep(60))
     task.cancel()
     await task
+
+
+@on_both_backends()
+async def test_check_ends_with_its_producer(*, caplog: pytest.LogCaptureFixture) -> None:
+    """Its resources are those of the producer's block; the shared client, which calls it, goes on."""
+    is_called, is_cancelled = anyio.Event(), anyio.Event()
+
+    async def check(message: ReceivedMessage) -> TransactionState:
+        is_called.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            is_cancelled.set()
+        raise AssertionError("unreachable")
+
+    async with serving(answer) as broker:
+        routes = {"T": route_body({"a": {0: broker.address}}, 1)}
+        async with serving(name_server(routes)) as names, Client(names.address) as client:
+            async with Producer(client, group="g", check=check) as producer:
+                await producer.send(Message("T", b"opens the connection"))
+                await World(broker, producer).ask()
+                await is_called.wait()
+            await is_cancelled.wait()
+    assert not caplog.records
 
 
 @on_both_backends(open_world)
