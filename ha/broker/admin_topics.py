@@ -104,11 +104,16 @@ class AdminTopics:
         refuse_if(fault, ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
         log = self._store.log
-        topics = [*self._retry_topics(topic), topic]  # the topic last: others may create it again from then on
-        for each in topics:
+        retry_topics = self._retry_topics(topic)
+        for each in retry_topics:
             refuse_if(await self._topics.delete(each))
-        await self._puts.wait_unblocked()
+        self._puts.drain()
+        while self._puts.is_blocked:
+            await self._puts.wait_unblocked()
+            self._puts.drain()
+        refuse_if(await self._topics.delete(topic))  # the last one: others may create it again from then on
         self._puts.drain()  # messages that were sent before the topic was deleted
+        topics = [*retry_topics, topic]
         end = log.max_offset.value  # later messages belong to a topic that was created again
         for each in topics:
             self._offsets.remove(topic=each)

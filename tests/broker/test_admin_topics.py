@@ -244,6 +244,21 @@ async def test_messages_that_wait_for_the_log_are_deleted_with_their_topic(node:
     assert not node.store.queues.not_empty(("T1",))
 
 
+async def test_messages_that_wait_for_several_segments_are_deleted_with_their_topic(node: Node) -> None:
+    """Those that waited for a second segment stayed. While they wait, sends belong to the topic that is deleted."""
+    assert (await node.send(b="T1")).code == 0
+    async with trio.open_nursery() as nursery, node.store.log.appends_held():
+        for _ in range(6):
+            nursery.start_soon(node.broker.put_service.put, [Message("T1", 0, bytes(400_000))])
+        await wait_all_tasks_blocked()
+        nursery.start_soon(partial(node.ask_alone, 215, topic="T1"))
+        await wait_all_tasks_blocked()
+        assert node.broker.topics.get("T1") is not None
+    await node.dispatched()
+    assert node.broker.topics.get("T1") is None
+    assert not node.store.queues.not_empty(("T1",))
+
+
 async def test_messages_dispatched_after_their_topic_was_deleted_are_deleted(node: Node) -> None:
     """They were in a topic of this name that was created later."""
     log = node.store.log
