@@ -44,7 +44,7 @@ from ha.replication.handshake import authenticate_to_master
 from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
-from ha.replication.overlap import SEARCH_BYTES_MAX, Overlap, find_head, overlap_start
+from ha.replication.overlap import HEAD_SIZE, SEARCH_BYTES_MAX, Overlap, find_head, overlap_start
 from ha.replication.pump import pump
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
@@ -404,6 +404,7 @@ class HASession:
         log, size = self._log, self._options.overlap_bytes_max
         first = max(first, log.min_offset)
         earliest = overlap_start(first, own, log.segment_size, max(size, SEARCH_BYTES_MAX))
+        searched_size = 0
         while True:
             start = max(earliest, overlap_start(first, own, log.segment_size, size))
             held = await self._read_end(start, own)
@@ -412,8 +413,10 @@ class HASession:
             if not held:
                 return None
             begin = own - len(held)  # later than `start` if damage was skipped
-            if begin > start or start == earliest or await find_head(held, begin):
+            unsearched = held[: len(held) - searched_size + HEAD_SIZE - 1]
+            if begin > start or start == earliest or await find_head(unsearched, begin):
                 return Overlap(begin, held)
+            searched_size = len(held)
             size *= 2
 
     async def _read_end(self, start: int, own: int) -> bytes | SessionEnd:

@@ -97,7 +97,8 @@ def has_head(held: bytes, start: int) -> bool:
 
 async def find_head(held: bytes, start: int) -> bool:
     """Like `has_head`, but lets other tasks run meanwhile: a message may be full of magic codes."""
-    for begin in range(len(held) // SEARCH_STEP_BYTES * SEARCH_STEP_BYTES, -1, -SEARCH_STEP_BYTES):
+    last = len(held) - HEAD_SIZE
+    for begin in range(last // SEARCH_STEP_BYTES * SEARCH_STEP_BYTES, -1, -SEARCH_STEP_BYTES):
         if has_head(held[begin : begin + SEARCH_STEP_BYTES + HEAD_SIZE - 1], start + begin):
             return True
         await trio.lowlevel.checkpoint()

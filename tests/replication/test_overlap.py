@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.record import MAGIC_V2
-from ha.replication import ha_session
+from ha.replication import ha_session, overlap
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
@@ -105,7 +105,7 @@ def test_heads_are_found_by_the_offset_that_they_state(seed: int, start: int, en
     assert not has_head(log[start:end], start + 1)
 
 
-@pytest.mark.parametrize("at", [0, SEARCH_STEP_BYTES - 75, SEARCH_STEP_BYTES - 1, 3 * SEARCH_STEP_BYTES - HEAD_SIZE])
+@pytest.mark.parametrize("at", [0, SEARCH_STEP_BYTES - 75, SEARCH_STEP_BYTES - 1, 4 * SEARCH_STEP_BYTES - HEAD_SIZE])
 async def test_other_tasks_run_while_a_head_is_searched_among_magic_codes(at: int, nursery: trio.Nursery) -> None:
     turns = 0
 
@@ -116,7 +116,7 @@ async def test_other_tasks_run_while_a_head_is_searched_among_magic_codes(at: in
             turns += 1
 
     magic = MAGIC_V2.to_bytes(4, "big", signed=True)
-    held = bytearray(magic * (3 * SEARCH_STEP_BYTES // 4))
+    held = bytearray(magic * SEARCH_STEP_BYTES)
     held[at : at + 36] = bytes(4) + magic + bytes(20) + (1000 + at).to_bytes(8, "big")
     nursery.start_soon(count)
     assert not await find_head(bytes(held), 1001)
@@ -261,6 +261,23 @@ async def test_a_log_without_records_is_compared_as_far_as_they_are_looked_for(m
     async with following("halog", master, slave) as (client, service):
         assert client.statistics().condition is Condition.CONNECTED
         assert service.statistics().slaves[0].request_offset == 1500
+
+
+async def test_no_byte_is_searched_twice_for_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except for the first ones of those searched before: a head may begin before them and end there."""
+    searched: list[int] = []
+
+    def note(held: bytes, start: int) -> bool:
+        searched.append(len(held))
+        return has_head(held, start)
+
+    monkeypatch.setattr(overlap, "has_head", note)
+    async with following("halog", MemoryLog(bytes(4000)), MemoryLog(bytes(4000))) as (client, _):
+        assert client.statistics().condition is Condition.CONNECTED
+    assert searched == [1000, 1000 + HEAD_SIZE - 1]
+    searched.clear()
+    assert not await find_head(bytes(SEARCH_STEP_BYTES), 0)
+    assert searched == [SEARCH_STEP_BYTES]
 
 
 @pytest.mark.parametrize("kind", MASTERS)
