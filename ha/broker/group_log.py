@@ -214,11 +214,10 @@ class GroupLog:
         revision = standing.revision
         async with self._reading:
             begin = self._log.dispatched_offset.value
-            while not await self._try_to_read() and standing.revision == revision:
+            while (ahead := await self._try_to_read(begin)) is None and standing.revision == revision:
                 with trio.move_on_after(UNREADABLE_S):
                     await self._store.damage.wait_changed()
-            ahead = [found async for found in undispatched_records(self._log, begin)]
-            if standing.revision != revision:
+            if ahead is None or standing.revision != revision:
                 return  # the broker does not become master after all
             if self._replica.is_whole:
                 self._tables.adopt(self._replica.state)
@@ -297,15 +296,17 @@ class GroupLog:
         await self._tables.clear_deleted_topics()
         return is_done
 
-    async def _try_to_read(self) -> bool:
-        """Like `_read_queue`, but returns False if too many files are open."""
+    async def _try_to_read(self, begin: int) -> list[tuple[int, TablesRecord]] | None:
+        """Applies new records to the replica, and returns the undispatched ones from physical offset `begin` on; None
+        if a record can't be read yet, or too many files are open."""
         try:
-            return await self._read_queue()
+            if await self._read_queue():
+                return [found async for found in undispatched_records(self._log, begin)]
         except OSError as error:
             if not is_passing(error):
                 raise
             self._limited_log.write("group_log.read_failed reason=%r", str(error))
-            return False
+        return None
 
     async def _read_queue(self) -> bool:
         while (queue := self._queue) is not None:

@@ -434,6 +434,35 @@ async def test_new_master_waits_while_too_many_files_are_open(monkeypatch: pytes
         assert new.tables.offsets.get("g", "T", 0) == 3
 
 
+async def test_new_master_waits_for_undispatched_records_while_too_many_files_are_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended."""
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.settled()
+        await copy_log(old.store, new.store, old.end)
+        await new.settled()
+        new.store.log.limit_dispatch(new.end)
+        assert await old.tables.topics.update(topic("T")) == ""
+        await copy_log(old.store, new.store, old.end, dispatch=False)
+        log = new.store.log
+        read, tries = log.read_all, 0
+
+        async def read_later(offset: int, size: int) -> bytes:
+            nonlocal tries
+            tries += 1
+            if tries < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await read(offset, size)
+
+        await new.store.become_master()
+        monkeypatch.setattr(log, "read_all", read_later)
+        await new.become_master(2)
+        assert tries >= 4
+        assert new.tables.topics.get("T") == topic("T")
+
+
 async def test_blank_entries_are_skipped() -> None:
     """They replace entries that a queue lost. A new master waited a minute for each."""
     disk = MemoryDisk()
