@@ -229,7 +229,7 @@ class GroupLog:
         logger.info("group_log.epoch_began epoch=%d position=%r ahead=%d", epoch, self._replica.position, len(ahead))
 
     async def write_epoch(self, epoch: int) -> None:
-        """Starts writing, once puts are admitted: first a snapshot, then changes. No-op if the journal is closed."""
+        """Starts writing, once puts are admitted: a snapshot and changes. No-op if the journal is closed."""
         if self.journal.is_open and self.journal.epoch == epoch:
             self._begun.set()
             self._want_snapshot()

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 PART_BYTES_MAX = 128 * 1024
 """Approximate maximum size of the body of a snapshot part."""
 CHANGES_BYTES_MAX = 1024 * 1024
-"""Approximate maximum size of the body of a record of changes, unless those of one queue are larger."""
+"""Approximate maximum size of the body of a record of changes."""
 SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
 """Minimum bytes of the changes since the last snapshot, and minimum multiple of its size, at which the next one is
