@@ -266,23 +266,12 @@ class HAConnection:
             self._become_out_of_range(start)
         else:
             self.progress.become_transfer(offset, start, end)
-            logger.info(
-                "ha.transfer_started peer=%s request=%d start=%d end=%d", self.progress.peer, offset, start, end
-            )
             self._on_state(self.progress)
         self._requested.set()
         self._spoken.set()
 
     def _become_out_of_range(self, offset: int) -> None:
         self.progress.become_out_of_range(offset)
-        logger.warning(
-            "ha.slave_out_of_range peer=%s identity=%s position=%d first_offset=%d missing_bytes=%d",
-            self.progress.peer,
-            self.progress.identity,
-            offset,
-            self._log.min_offset,
-            self._log.min_offset - offset,
-        )
         self._on_state(self.progress)
 
     # The writer

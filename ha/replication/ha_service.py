@@ -237,9 +237,9 @@ class HAService:
     def _note_end(self, progress: SlaveProgress, reason: CloseReason) -> None:
         self._closed_counts[reason] += 1
         if progress.is_reader:
-            logger.info(
-                "ha.reader_disconnected peer=%s reason=%s from=%d", progress.peer, reason.value, progress.start_offset
-            )
+            level = self._limited(logging.INFO, "reader_disconnected", progress)
+            text = "ha.reader_disconnected peer=%s reason=%s from=%d"
+            logger.log(level, text, progress.peer, reason.value, progress.start_offset)
             return
         self._last_end = f"the last one, {progress.peer}, {progress.close_detail or ENDS_IN_WORDS[reason]}"
         self._last_end_at = trio.current_time()
@@ -263,6 +263,33 @@ class HAService:
             f" detail={progress.close_detail!r}" if progress.close_detail else "",
         )
 
+    def _note_state(self, progress: SlaveProgress) -> None:
+        """Log that a slave gets the log, or is out of range."""
+        if progress.state is SlaveState.TRANSFER:
+            logger.log(
+                self._limited(logging.INFO, "transfer_started", progress),
+                "ha.transfer_started peer=%s request=%d start=%d end=%d",
+                progress.peer,
+                progress.request_offset,
+                progress.start_offset,
+                progress.end_at_request,
+            )
+        elif progress.state is SlaveState.OUT_OF_RANGE:
+            logger.log(
+                self._limited(logging.WARNING, "slave_out_of_range", progress),
+                "ha.slave_out_of_range peer=%s identity=%s position=%d first_offset=%d missing_bytes=%d",
+                progress.peer,
+                progress.identity,
+                progress.transfer_offset,
+                self._log.min_offset,
+                self._log.min_offset - progress.transfer_offset,
+            )
+
+    def _limited(self, level: int, event: str, progress: SlaveProgress) -> int:
+        """Return `level`, or DEBUG if `event` was logged for this slave recently: anybody can cause it at any rate."""
+        is_new = self._log_limiter.admit((_lasting_name(progress), event), trio.current_time())
+        return level if is_new else logging.DEBUG
+
     # Callbacks of the connections and of Leadership
 
     def _on_set_changed(self) -> None:
@@ -284,6 +311,7 @@ class HAService:
 
     def _on_state(self, progress: SlaveProgress) -> None:
         self._changed.unpark_all()
+        self._note_state(progress)
         if progress.close_reason is not None:  # SHUTDOWN: handled now, as its socket may take a while to close
             self._remember(progress)
             self._note_end(progress, progress.close_reason)

@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
+from ha.protocol.ha_frame import encode_report
 from ha.replication.group_transfer import ANY_SLAVE, AckRequest
 from ha.replication.ha_service import ENDS_IN_WORDS, HAService
 from ha.replication.options import HAOptions
@@ -310,6 +311,29 @@ async def test_checks_of_the_port_are_logged_once(nursery: trio.Nursery, caplog:
     assert caplog.text.count("ha.slave_connected") == 1
     assert caplog.text.count("ha.slave_disconnected") == 1
     assert service.statistics().closed_counts[CloseReason.SLAVE_CLOSED] == 5
+
+
+@pytest.mark.parametrize(
+    ("opening", "event"),
+    [
+        (b"\xff" * 16, "ha.reader_disconnected"),
+        (encode_report(END + 100), "ha.transfer_started"),
+        (encode_report(100), "ha.slave_out_of_range"),
+    ],
+)
+async def test_what_anybody_can_cause_is_logged_once(
+    opening: bytes, event: str, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, service = new_service()
+    log.put(bytes(500))
+    log.delete_before(END)
+    with caplog.at_level(logging.INFO):
+        for port in range(5):
+            stranger = await connected(nursery, service, f"127.0.0.1:{port}")
+            await stranger.stream.send_all(opening)
+            await stranger.stream.send_eof()
+            await wait_all_tasks_blocked()
+    assert caplog.text.count(event) == 1
 
 
 async def test_statistics_have_lag_and_rate(nursery: trio.Nursery) -> None:
