@@ -146,7 +146,7 @@ class SendProcessor:
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Puts the sends that `take` returned, after waiting for the log, for sends in flight, and for topics.
 
-        While a topic is created for a send, earlier sends are stored and answered.
+        Before a send that may have to wait for its topic or group, earlier sends are stored and answered.
         """
         await self._put.wait_unblocked()
         while connection.in_flight >= self._options.sends_in_flight_per_connection_max and not connection.is_closed:
@@ -157,7 +157,7 @@ class SendProcessor:
         for command in self.take(connection, commands):
             try:
                 request = command.request if type(command) is SendCommand else send_request(command)
-                if self._topics.get(request.topic) is None:
+                if self._topics.get(request.topic) is None or request.topic[0] == "%":  # its group may lack a topic
                     self._put_chunk(connection, puts, refusals)
                     puts, refusals = [], []
                     connection.flush()

@@ -133,6 +133,26 @@ async def test_an_answer_does_not_wait_for_the_topic_of_a_later_send(node: Node)
     assert [answer.opaque for answer in parser.feed(await stream.receive_some())] == [4]
 
 
+async def test_an_answer_does_not_wait_for_the_dead_letters_of_a_later_send(node: Node) -> None:
+    """The topic of the later send exists, but not the one that its message is redirected to."""
+    may_tell = trio.Event()
+
+    async def wait_told() -> None:
+        if node.broker.topics.get("%DLQ%g") is not None:
+            await may_tell.wait()
+
+    node.broker.topics.wait_told = wait_told
+    await node.broker.topics.ensure("%RETRY%g", 1)
+    stream = node.listener.connect()
+    await stream.send_all(frame(1, b="%RETRY%g", j=1) + frame(2, b="%RETRY%g", j=17))
+    parser = RemotingParser()
+    with trio.fail_after(ANNOUNCE_TIMEOUT_S / 2):
+        assert [answer.opaque for answer in parser.feed(await stream.receive_some())] == [1]
+    may_tell.set()
+    assert [answer.opaque for answer in parser.feed(await stream.receive_some())] == [2]
+    assert node.store.queues.not_empty(("%DLQ%g",))
+
+
 async def test_invalid_send_does_not_affect_others(node: Node, puts: Puts) -> None:
     batch = encode_batch([(0, b"a", b""), (0, b"b", b"")])
     got = await answers(
