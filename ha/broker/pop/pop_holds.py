@@ -1,8 +1,8 @@
 """Long polling of pops and notifications: requests that found nothing yet, by topic and group.
 
 A message wakes one waiting pop of each group that wants it, and a pop that leaves messages wakes the next one. So a
-batch of messages for many consumers wakes as many pops as are needed to deliver it. Notifications that have waited for
-longer than that pop are woken, too. A copy in a retry topic wakes a request for the topic itself. Source:
+batch of messages for many consumers wakes as many pops as are needed to deliver it. The first notification is woken,
+too, if it has waited for longer than that pop. A copy in a retry topic wakes a request for the topic itself. Source:
 PopLongPollingService.
 """
 
@@ -114,11 +114,13 @@ class PopHolds(Holds[PopHold]):
         self._wake_first(hold for hold in chain(*group.by_queue.values()) if not hold.request.order)
 
     def _wake_first(self, holds: Iterable[PopHold]) -> None:
-        """Wakes the first pop of `holds`, and the notifications before it, which take no message."""
-        woken = []
+        """Wakes the first pop of `holds`, and the first notification before it, which takes no message."""
+        woken: list[PopHold] = []
         for hold in holds:
-            woken.append(hold)
-            if isinstance(hold.request, PopMessageRequest):
+            is_pop = isinstance(hold.request, PopMessageRequest)
+            if is_pop or not woken:
+                woken.append(hold)
+            if is_pop:
                 break
         self.wake(woken)
 
