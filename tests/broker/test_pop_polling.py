@@ -119,6 +119,28 @@ async def test_reset_of_a_retry_topic_wakes_a_request_for_another_queue(node: No
         assert node.broker.offsets.reset("g", "%RETRY%g_TT", 0, 0)
 
 
+async def test_messages_that_a_pop_leaves_in_a_retry_topic_wake_a_request_for_another_queue(node: Node) -> None:
+    await send(node, b"a", b"b")
+    await pop_messages(node, invisibleTime=1000)
+    await trio.sleep(2)
+    for message in await pop_messages(node):
+        await ack(node, message)
+    began = trio.current_time()
+    found: list[bytes] = []
+
+    async def wait(queue_id: int) -> None:
+        fields = {**POP, "queueId": queue_id, "maxMsgNums": 1, "pollTime": 9000}
+        found.extend(bodies(popped_of(await node.ask_alone(200050, **fields))))
+        assert trio.current_time() == began
+
+    async with trio.open_nursery() as nursery:
+        for queue_id in (2, 3):
+            nursery.start_soon(wait, queue_id)
+            await wait_all_tasks_blocked()
+        assert node.broker.offsets.reset("g", "%RETRY%g_TT", 0, 0)
+    assert sorted(found) == [b"a", b"b"]
+
+
 async def test_copy_in_a_retry_topic_wakes_no_request_in_order_mode(node: Node) -> None:
     """Such requests don't read retry topics."""
     await send(node, b"a")

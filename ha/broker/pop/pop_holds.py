@@ -89,6 +89,14 @@ class PopHolds(Holds[PopHold]):
         elif (found := self._by_topic.get(asked, {}).get((group, asked))) is not None:
             self._wake_for_retry(found)
 
+    def wake_next(self, request: PopMessageRequest | NotificationRequest) -> None:
+        """Wakes requests that may pop what `request` left: one that waits for its queues, and, if it is for a single
+        queue, one that reads retry topics, which may be for another queue."""
+        self.wake_one(request.topic, request.consumer_group, request.queue_id)
+        found = self._by_topic.get(request.topic, {}).get((request.consumer_group, request.topic))
+        if found is not None and request.queue_id != ALL_QUEUES and not request.order:
+            self._wake_for_retry(found)
+
     def resume_ordered_by(self, topic: str, group: str, due_ms: int) -> None:
         """Makes requests in order mode try again at `due_ms` (ms since the epoch), when a blocked queue becomes
         free."""
@@ -125,7 +133,7 @@ class PopHolds(Holds[PopHold]):
         self.wake(woken)
 
     def _on_skipped(self, hold: PopHold) -> None:
-        self.wake_one(hold.request.topic, hold.request.consumer_group, hold.request.queue_id)
+        self.wake_next(hold.request)
 
     def _enter(self, hold: PopHold) -> None:
         request = hold.request

@@ -245,7 +245,7 @@ class PopRequests:
         try:
             taken = await self._taker.take(state, request, config, hold.selection)
         except trio.Cancelled:  # the connection closes; another request may have skipped the queue that this one read
-            self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
+            self.holds.wake_next(request)
             raise
         self._finish(hold, request, taken)
 
@@ -259,12 +259,14 @@ class PopRequests:
             code = self._hold_or_code(hold, request, taken)
             if code is not None:
                 hold.connection.reply(hold.command, _answer(hold.command, code, request, taken))
+                if taken.rest_count:
+                    self.holds.wake_next(request)
             return
         if request.order:
             due_ms = taken.pop_time_ms + request.invisible_time
             self.holds.resume_ordered_by(request.topic, request.consumer_group, due_ms)
         if taken.rest_count:
-            self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
+            self.holds.wake_next(request)
         self._waiting_bytes += taken.size
         self._pop_log.call(partial(self._send_taken, hold, request, taken), since=taken.since)
 
