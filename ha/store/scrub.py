@@ -284,7 +284,12 @@ class Scrub:
                     return  # the log was truncated meanwhile
                 if topic == SCHEDULE_TOPIC:
                     entries = _with_known_times(entries, found, group[at:run])
-                repaired = queue.repair(first, entries) if found != b"".join(entries) else 0
+                repaired = 0
+                if found != b"".join(entries):
+                    async with self._log.maintenance_lock:  # meanwhile no file of the queue is deleted
+                        if generation != self._log.generation:
+                            return
+                        repaired = await self._rewrite(queue, first, entries)
                 if repaired:
                     self._repaired_count += repaired
                     logger.error(
@@ -295,6 +300,15 @@ class Scrub:
                         repaired,
                     )
                 at = run
+
+    async def _rewrite(self, queue: ConsumeQueue, first: int, entries: list[bytes]) -> int:
+        """Calls `queue.repair` in a worker, because a file that is too short is copied and synced; for entries in the
+        last file here: dispatch could add others to it while a worker copies it, and the copy would lack them."""
+        starts = queue.files.starts
+        count = max(0, starts[-1] - first) if starts else 0
+        older, newer = entries[:count], entries[count:]
+        repaired: int = await self._run_blocking(queue.repair, first, older) if older else 0
+        return repaired + queue.repair(first + len(older), newer)
 
     async def repair_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         """Rewrites an entry of a queue that a reader found wrong, and wrong entries near it; returns whether it rewrote

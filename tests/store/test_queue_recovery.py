@@ -4,6 +4,7 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,7 +18,7 @@ from ha.store.message_store import open_message_store
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from ha.store.store_recovery import FLUSHED_FIRST
 from tests.store.damaged_stores import made, segment
-from tests.store.disks import MemoryDisk, MemoryFile
+from tests.store.disks import MemoryDisk, MemoryFile, run_inline
 from tests.store.stores import (
     ROOT,
     WallClock,
@@ -398,3 +399,37 @@ async def test_a_queue_file_that_is_too_short_stays_until_its_successor_is_compl
     disk.write_bytes(QUEUE / f"{names[1]}.whole", b"")  # as a crash leaves it
     async with open_small(disk):
         assert disk.list_dir(QUEUE) == names
+
+
+async def test_a_worker_completes_a_queue_file_that_dispatch_does_not_write_to(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk()
+    is_working = False
+    completed: list[tuple[str, bool]] = []
+
+    async def in_worker(call: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal is_working
+        is_working = True
+        try:
+            return await run_inline(call, *arguments)
+        finally:
+            is_working = False
+
+    def note(operation: str, path: Path) -> None:
+        if operation == "rename" and QUEUE in path.parents:
+            completed.append((path.name, is_working))
+
+    options = small_options(scrub_bytes_per_s=0)
+    async with open_message_store(options, disk=disk, run_blocking=in_worker, wall_clock_ms=WallClock()) as store:
+        await store.log.put([message(number) for number in range(20)])
+        await dispatched(store)
+        disk.refuse = note
+        names = [f"{start * 20:020d}" for start in (0, 8, 16)]
+        for name in names:
+            del disk.inodes[QUEUE / name].content[2 * 20 :]
+        await store.scrub.round()
+        assert [(name.removesuffix(".whole"), worked) for name, worked in completed] == [
+            (names[0], True),
+            (names[1], True),
+            (names[2], False),
+        ]
+        await check_derived(store)
