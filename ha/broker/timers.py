@@ -292,13 +292,13 @@ class TimerService:
         return queue_offset >= seen or code >> 1 > time_ms
 
     async def _codes(
-        self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry], losses: LossDetector
+        self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry], losses: LossDetector | None
     ) -> list[int | None]:
         """Returns the timer codes of `entries`, which begin at queue offset `first`; None for one that can't be
         determined because its message is lost, damaged or has no due time.
 
         Ends before the first message that has to be read and can't be read now. `losses`: of this caller, as others may
-        read elsewhere in the queue.
+        read elsewhere in the queue; None for a caller that gives up no message.
         """
         codes: list[int | None] = [entry.tags_code for entry in entries]
         unknown = [
@@ -312,7 +312,7 @@ class TimerService:
                 found[queue_offset] = None if record is None else timer_code(record.properties, 0) or None
             left = left[count:]
         for queue_offset in unknown:
-            if queue_offset not in found and not losses.is_lost(queue_offset):
+            if queue_offset not in found and not (losses is not None and losses.is_lost(queue_offset)):
                 return codes[: queue_offset - first]
             codes[queue_offset - first] = found.get(queue_offset)
         return codes
@@ -517,7 +517,7 @@ class TimerService:
         counts: dict[str, int] = {}
         for at in range(first, end, step):
             group = range(at, min(at + BATCH_COUNT_MAX, end))
-            codes = await self._codes(queue, at, queue.read(at, len(group)), LossDetector(self._reader))
+            codes = await self._codes(queue, at, queue.read(at, len(group)), None)
             pending = [each for each, code in zip(group, codes, strict=False) if code and self._is_pending(each, code)]
             weight = min(step, end - at) / len(group)
             while pending:
