@@ -53,4 +53,4 @@ def test_file_at_the_path_of_a_directory(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match=r"exists|Not a directory") as caught:
             OsDisk().make_dirs(path)
-        assert caught.value.filename == str(path) or caught.value.filename == path
+        assert caught.value.filename == str(tmp_path / "file") or caught.value.filename == tmp_path / "file"
