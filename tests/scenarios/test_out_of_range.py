@@ -99,6 +99,7 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         assert why in answer.remark
         wait_for_heartbeats(master)
         # It reconnects once, to ask whether its position was deleted or not written yet, and stays connected.
+        line = f"position={asked} first_offset={first} missing_bytes={first - asked}"
         asked = own
         why = f"asks for offset {own}, the log begins at {first}"
         eventually("it has asked", lambda: why in master.status()["ha"]["explanation"])
@@ -108,7 +109,6 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         assert [each["state"] for each in ha["slaves"]] == ["out_of_range"]
         assert f"it requests offset {asked}, but the log contains [{first}, " in ha["slaves"][0]["why_not_in_sync"]
         assert (ha["in_sync"], ha["slave_count"], ha["push2_slave_max_offset"]) == (0, 0, own)
-        line = f"position={asked} first_offset={first} missing_bytes={first - asked}"
         assert sum("ha.slave_out_of_range" in each and line in each for each in master.log().splitlines()) == 1
         shown = ha_status(master)
         assert "out_of_range" in shown
