@@ -13,8 +13,8 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Positions of the begin, separator and end of each piece `name 0x01 value`. `row_bounds`: for each row, the number
-    of pieces in the rows before it, followed by the number of all pieces.
+    """Positions of the start, the separator and the end of each piece `name 0x01 value`. `row_bounds`: for each row,
+    the number of pieces in the rows before it, followed by the number of all pieces.
     """
 
     starts: Int64s

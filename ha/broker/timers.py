@@ -29,7 +29,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,6 +42,7 @@ from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.queue_times import bounds
 from ha.broker.timer_index import TimerIndex
+from ha.broker.timer_postponed import PostponedTimers
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol.properties import (
     CRC32,
@@ -140,13 +140,7 @@ class TimerService:
         """Queue offset of the first message that is not indexed yet"""
         self._is_blocked = False
         """Whether the message at `_indexed_to` can't be read now"""
-        self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each due message that can't be read now -> timer code, trio time since when it may be lost.
-        The one whose last attempt is longest ago comes first"""
-        self._waiting: dict[int, list[int]] = {}
-        """Timer code of each recall in `_unreadable` for which due messages wait -> their queue offsets"""
-        self._retry_at = -math.inf
-        """Trio time of the next attempt to read the messages in `_unreadable`"""
+        self._postponed = PostponedTimers()
         self._delivering: dict[int, int] = {}
         """Queue offset of each message that is being delivered -> timer code"""
         self._taken_ms = 0
@@ -171,18 +165,13 @@ class TimerService:
             dropped_count=self._dropped_count,
         )
 
-    def _due(self) -> dict[int, int]:
-        """Returns the messages that are due but not delivered yet, except those in `_waiting`: queue offset -> timer
-        code."""
-        return {at: code for at, (code, _) in self._unreadable.items()} | self._delivering
-
     def _due_count(self) -> int:
         """Returns the number of messages that are due but not delivered yet."""
-        return len(self._due()) + sum(map(len, self._waiting.values()))
+        return len(self._postponed) + sum(at not in self._postponed for at in self._delivering)
 
     def _next_due_ms(self) -> int | None:
         """Returns the due time of the first pending message, or a lower bound of it; None without one."""
-        due_ms = [code >> 1 for code in (*self._due().values(), *self._waiting)]
+        due_ms = [*self._postponed.due_ms, *(code >> 1 for code in self._delivering.values())]
         if self._index.next_due_ms is not None:
             due_ms.append(self._index.next_due_ms)
         return min(due_ms, default=None)
@@ -205,8 +194,10 @@ class TimerService:
                         await self._index_new()
                         now_ms = self._wall_clock_ms()
                         is_advancing = self._index.advance(now_ms)
-                        self._end_waits()
-                        due = [*self._retried(), *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
+                        for code, queue_offset in self._postponed.take_waited():
+                            self._index.add(code, queue_offset)
+                        retried = self._postponed.due_for_retry(BATCH_COUNT_MAX, CHECK_INTERVAL_S)
+                        due = [*retried, *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
                         is_delivered = not due or await self._deliver(due, now_ms)
                 except OSError as error:
                     if not is_passing(error):
@@ -231,7 +222,7 @@ class TimerService:
         next_due_ms = self._index.next_due_ms
         if next_due_ms is not None:
             return max(0.0, min(CHECK_INTERVAL_S, (next_due_ms - now_ms) / 1000))
-        return CHECK_INTERVAL_S if self._unreadable or self._waiting or self._is_blocked else math.inf
+        return CHECK_INTERVAL_S if self._postponed or self._is_blocked else math.inf
 
     # ---- the index
 
@@ -329,25 +320,24 @@ class TimerService:
             count = _batch_count(queue, [queue_offset for _, queue_offset in due])
         finally:
             for code, queue_offset in due[count:]:
-                if queue_offset not in self._unreadable:
+                if queue_offset not in self._postponed:
                     self._index.add(code, queue_offset)
         due = due[:count]
         self._taken_ms = max(self._taken_ms, due[-1][0] >> 1)
         self._delivering = {queue_offset: code for code, queue_offset in due}
         records = await self._read(queue, [queue_offset for _, queue_offset in due])
         for code, queue_offset in due:
-            if queue_offset in records:
-                self._unreadable.pop(queue_offset, None)
-            else:
-                self._postpone(code, queue_offset)
-        unread_recalls = self._unread_recalls()
+            since = self._postponed.take(queue_offset, trio.current_time())
+            if queue_offset not in records:
+                self._postpone(code, queue_offset, since)
+        unread_recalls = self._postponed.recalls
         deliveries: list[_Delivery] = []
         for code, queue_offset in due:
             if queue_offset not in records:
                 continue
             record = records[queue_offset]
             if code % 2 and code - 1 in unread_recalls:  # one of them may recall this message
-                self._waiting.setdefault(code - 1, []).append(queue_offset)
+                self._postponed.await_recall(code, queue_offset)
             elif record is None:
                 self._drop(queue_offset, "it is no longer in the log")
             else:
@@ -367,17 +357,6 @@ class TimerService:
         self._delivering = {}
         self._set_progress()
         return not failed
-
-    def _unread_recalls(self) -> set[int]:
-        """Returns the timer codes of the recalls that can't be read now."""
-        return {code for code, _ in self._unreadable.values() if not code % 2}
-
-    def _end_waits(self) -> None:
-        """Returns messages to the index whose recalls have been read or dropped."""
-        if self._waiting:
-            for code in self._waiting.keys() - self._unread_recalls():
-                for queue_offset in self._waiting.pop(code):
-                    self._index.add(code + 1, queue_offset)
 
     def _delivery(self, record: MessageRecord, code: int, now_ms: int) -> Iterator[_Delivery]:
         """Yields the put of a message, or nothing if it is recalled, a recall, or invalid."""
@@ -418,8 +397,7 @@ class TimerService:
         if next_due_ms is None or self._indexed_to > self._searched_at + len(self._index) + READ_COUNT_MAX:
             self._searched_at = self._indexed_to  # a linear search: repeated after as many arrivals as pending messages
             lowest = self._index.lowest_offset
-            waiting = chain.from_iterable(self._waiting.values())
-            offsets = [*self._unreadable, *waiting, self._indexed_to if lowest is None else lowest]
+            offsets = [*self._postponed.offsets, self._indexed_to if lowest is None else lowest]
             self._progress.set(FIRST, max(self._progress.get(FIRST), min(offsets)))
 
     # ---- rolling
@@ -453,9 +431,7 @@ class TimerService:
                 if not self._standing.is_slave:
                     self._progress.set(FIRST, released)
                     self._index.drop_before(released)
-                    self._unreadable = {at: each for at, each in self._unreadable.items() if at >= released}
-                    for code, waiting in self._waiting.items():
-                        self._waiting[code] = [at for at in waiting if at >= released]
+                    self._postponed.drop_before(released)
                 if released < first + len(entries):
                     self._log.write("timer.segment_kept offset=%d reason=%r", released, "it has pending messages")
                     return False
@@ -571,25 +547,14 @@ class TimerService:
                 at = max(read.next_offset, at + 1)
         return found
 
-    def _postpone(self, code: int, queue_offset: int) -> None:
+    def _postpone(self, code: int, queue_offset: int, since: float) -> None:
         """Keeps a due message that can't be read now for a later attempt; drops it after `UNREADABLE_S_MAX` in which it
-        may have been lost (`BatchReader.lost_since`)."""
-        now = trio.current_time()
-        _, since = self._unreadable.pop(queue_offset, (code, now))
+        may have been lost (`BatchReader.lost_since`). `since`: trio time since when it may have been lost."""
         since = self._reader.lost_since(since)
-        if now - since < UNREADABLE_S_MAX:
-            self._unreadable[queue_offset] = code, since
+        if trio.current_time() - since < UNREADABLE_S_MAX:
+            self._postponed.add(code, queue_offset, since)
         else:
             self._drop(queue_offset, "its record can't be read")
-
-    def _retried(self) -> list[tuple[int, int]]:
-        """Returns the next messages to retry of those that could not be read before, if it is time for that."""
-        now = trio.current_time()
-        if not self._unreadable or now < self._retry_at:
-            return []
-        self._retry_at = now + CHECK_INTERVAL_S
-        longest_ago = islice(self._unreadable.items(), BATCH_COUNT_MAX)
-        return sorted((code, queue_offset) for queue_offset, (code, _) in longest_ago)
 
     def _drop(self, queue_offset: int, reason: str) -> None:
         self._dropped_count += 1

@@ -234,8 +234,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)
     """with brokerRole=SYNC_MASTER: whether SEND_OK waits for every slave that is in sync"""
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")
-    """own; what a slave does if the master has deleted the bytes that it needs next: wait, or move its log aside
-    and copy the master's again (resync)"""
+    """own; reaction of a slave whose next bytes the master has deleted: wait, or move its log aside and copy the
+    master's again (resync)"""
     ha_start_from: Literal["last", "first"] = _key("haStartFrom", "last")
     """own; where an empty slave starts: in the master's last file, as in RocketMQ, or at the first; members always use
     first"""

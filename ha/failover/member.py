@@ -151,7 +151,7 @@ class Member:
                 self.keeper.check_view(view)
 
     async def _wait_id(self, view: GroupView) -> None:
-        """Keep the node a slave without a master until this member's key is attached to its own lease."""
+        """Hold the node as a slave without a master until this member's key is attached to its own lease."""
         epoch = 0 if view.group is None else view.group.epoch
         broker_id = self.keeper.broker_id
         while not (state := broker_id.value).is_owned:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ha.protocol.record import RecordHead
 from ha.store.consume_queue import ConsumeQueue, QueueEntry
-from ha.store.files import Disk, OpenFiles
+from ha.store.files import Disk
+from ha.store.open_files import OpenFiles
 from ha.store.queue_ends import QueueEnds
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
-from ha.store.files import Disk, File, OpenFiles, data_ranges
+from ha.store.files import Disk, File, data_ranges
 from ha.store.mapped_file import segment_starts
+from ha.store.open_files import OpenFiles
 
 _WHOLE_SUFFIX = ".whole"
 """Suffix of the copy that replaces a file that is too short, until it is complete; an error may leave it."""

@@ -19,8 +19,9 @@ import trio
 from ha.errors import StoreLocked
 from ha.protocol.codes import PutStatus
 from ha.store.checksums import LOADED_COUNT_MAX, Checksums
-from ha.store.files import OpenFiles, OsDisk, OsFile, data_ranges, zeros
+from ha.store.files import OsDisk, OsFile, data_ranges, zeros
 from ha.store.message_store import open_message_store
+from ha.store.open_files import OpenFiles
 from tests.store.disks import Inode, MemoryDisk
 from tests.store.stores import check_derived, message, records, small_options
 

@@ -11,8 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE
 from ha.store.consume_queue import ConsumeQueue
-from ha.store.files import OpenFiles
 from ha.store.message_store import open_message_store
+from ha.store.open_files import OpenFiles
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 

@@ -13,8 +13,8 @@ from trio.testing import MockClock
 from ha.errors import CorruptLog, DiskFailed
 from ha.protocol.store_files import BLANK_SIZE, ENTRY
 from ha.store.consume_queue import ConsumeQueue, QueueEntry
-from ha.store.files import OpenFiles
 from ha.store.message_store import open_message_store
+from ha.store.open_files import OpenFiles
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from ha.store.store_recovery import FLUSHED_FIRST
 from tests.store.damaged_stores import made, segment

@@ -63,7 +63,7 @@ class Dumped(msgspec.Struct):
     count: int = 0
     next_offset: int = 0
     """Offset from which to resume without omitting a message: that of the first record that was not printed completely,
-    or the end of the span. While batch queues are printed, which are not in physical order, the begin of the span"""
+    or the end of the span. While batch queues are printed, which are not in physical order, the start of the span"""
     is_complete: bool = False
     damaged_count: int = 0
     """Number of records printed whose CRC is wrong (`crc_ok` is false)"""

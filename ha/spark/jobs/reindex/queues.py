@@ -18,7 +18,8 @@ import msgspec
 from ha.protocol.record_digest import QueueRun
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.consume_queue import QUEUE_OFFSET_MAX, ConsumeQueue
-from ha.store.files import OpenFiles, OsDisk
+from ha.store.files import OsDisk
+from ha.store.open_files import OpenFiles
 
 _BUFFERED_BYTES_MAX = 20 << 20
 
