@@ -289,6 +289,7 @@ class Poll(Echo):
     def __init__(self) -> None:
         super().__init__()
         self.has_message = trio.Event()
+        self.message = b"message"
         self.outcome = ""
 
     async def serve(self, call: Call) -> None:
@@ -299,7 +300,7 @@ class Poll(Echo):
         try:
             await self.has_message.wait()
             await trio.lowlevel.checkpoint_if_cancelled()
-            await call.respond_all([b"message"])
+            await call.respond_all([self.message])
             self.outcome = "answered"
         except trio.Cancelled:
             self.outcome = "cancelled"
@@ -328,6 +329,32 @@ async def test_call_that_is_cancelled_behind_more_calls_than_a_slice_starts() ->
         chunk = client.data_to_send()
         assert len(chunk) <= SERVED_PIECE_BYTES
         await ours.send_all(chunk)
+        await trio.testing.wait_all_tasks_blocked()
+        assert service.outcome == "cancelled"
+        nursery.cancel_scope.cancel()
+
+
+async def test_call_that_is_cancelled_when_its_task_is_about_to_send_the_rest() -> None:
+    """Two chunks are served in one turn: the first one wakes the task, which waits for the peer's window, and with the
+    second one the peer cancels the call."""
+    service = Poll()
+    service.has_message.set()
+    service.message = bytes(200_000)
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.send_headers(1, [(name, "/s/Poll" if name == ":path" else value) for name, value in HEADERS])
+    client.send_data(1, framed(b""), end_stream=True)
+    server = GrpcServer(service)
+    async with trio.open_nursery() as nursery:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(server.handle, theirs)
+        await ours.send_all(client.data_to_send())
+        await trio.testing.wait_all_tasks_blocked()
+        [connection] = server.connections
+        client.ping(bytes(8))
+        connection._serve_now(client.data_to_send())
+        client.reset_stream(1, 8)
+        connection._serve_now(client.data_to_send())
         await trio.testing.wait_all_tasks_blocked()
         assert service.outcome == "cancelled"
         nursery.cancel_scope.cancel()

@@ -156,7 +156,7 @@ def test_an_address_that_is_not_of_this_machine(host: str) -> None:
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "192.0.2.1"), (socket.AF_APPLETALK, "::1")])
 async def test_addresses_that_are_not_of_this_machine_are_left_out(
-    family: int, address: str, monkeypatch: pytest.MonkeyPatch
+    family: int, address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if IPv6 was disabled, and the host name still had an IPv6 address."""
     found = [(each, socket.SOCK_STREAM, 0, "", (host, 0)) for each, host in [(family, address), (2, "127.0.0.1")]]
@@ -164,6 +164,7 @@ async def test_addresses_that_are_not_of_this_machine_are_left_out(
     with BoundPort("listenPort", "localhost", 0) as port:
         [listener] = port.listen()
         await listener.aclose()
+    assert f"node.address_unavailable key=listenPort address={address} " in caplog.text
 
 
 async def test_a_node_that_listens_on_ipv6_reports_an_ipv6_address() -> None:

@@ -151,6 +151,9 @@ async def test_a_silent_server_does_not_hold_up_every_call(silent: str, autojump
             assert await cluster.route("t") is not None
             assert await cluster.group("g") is not None
             assert await cluster.route("t2") is not None
+            with pytest.raises(BrokerUnreachable):
+                await cluster.invoke(None, "unknown", RemotingCommand(RequestCode.PULL_MESSAGE))
+            assert await cluster.group("h") is not None, "a search keeps the order"
 
 
 async def test_a_topic_is_not_reported_as_missing_while_nobody_answers(autojump_clock: MockClock) -> None:

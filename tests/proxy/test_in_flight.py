@@ -29,7 +29,9 @@ from ha.proxy.in_flight import (
     SETTLED_WITHIN_S,
     InFlight,
 )
+from ha.proxy.messages import Code
 from ha.proxy.options import FrontOptions
+from ha.proxy.refusal import CallRefused
 
 INVISIBLE_MS = 900_000
 
@@ -63,6 +65,7 @@ class World:
         self.changes: list[tuple[float, int, int]] = []
         self.started = trio.current_time()
         self.is_unreachable = False
+        self.refusal: CallRefused | None = None
         self.answers_after_s = 0.0
         self.silent: set[str] = set()  # brokers
         self.forbidden: set[tuple[str, str, str]] = set()
@@ -80,6 +83,8 @@ class World:
         await trio.sleep(3 if is_silent else self.answers_after_s)
         if self.is_unreachable or is_silent:
             raise BrokerUnreachable(old.handle.broker_name)
+        if self.refusal is not None:
+            raise self.refusal
         if old.handle.is_order:  # the pop time stays
             until_ms = 1 + round(1000 * self.now) + invisible_ms
             handle = msgspec.structs.replace(old.handle, invisible_ms=until_ms - old.handle.pop_time_ms)
@@ -196,6 +201,31 @@ async def test_failed_releases_are_tried_again(autojump_clock: MockClock) -> Non
         world.table.abandon(world.session, "g", "t", [receipt(2)])
         await trio.sleep(INVISIBLE_MS / 1000 + RETRY_INTERVAL_S + 1)
         assert world.table.count == 0, "it is visible"
+
+
+@pytest.mark.parametrize(
+    ("code", "attempt_count"), [(Code.FORBIDDEN, 1), (Code.TOPIC_NOT_FOUND, 1), (Code.INTERNAL_SERVER_ERROR, 4)]
+)
+async def test_a_release_that_is_refused_for_good_is_not_tried_again(
+    code: Code, attempt_count: int, autojump_clock: MockClock
+) -> None:
+    async with opened() as world:
+        world.refusal = CallRefused(code, "no")
+        world.table.abandon(world.session, "g", "t", [receipt()])
+        await trio.sleep(1 + 3 * (RETRY_INTERVAL_S + 1))
+        assert len(world.changes) == attempt_count
+        assert world.table.count == (attempt_count > 1)
+
+
+async def test_a_message_received_again_during_its_release_stays(autojump_clock: MockClock) -> None:
+    async with opened() as world:
+        world.answers_after_s = 5.0
+        world.table.abandon(world.session, "g", "t", [receipt()])
+        await trio.sleep(3)
+        world.table.add(world.session, "g", "t", receipt())
+        await trio.sleep(10)
+        assert world.changes == [(1, 0, RELEASED_MS)]
+        assert world.table.count == 1
 
 
 async def test_message_for_a_session_that_has_ended(autojump_clock: MockClock) -> None:
