@@ -282,6 +282,36 @@ async def test_the_lag_of_groups_over_time(tmp_path: Path) -> None:
         assert history.lag("billing") == ()
 
 
+async def test_other_tasks_run_while_many_groups_are_left_out_of_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        await put(node, b"x")
+        for number in range(100):
+            node.broker.offsets.commit(f"g{number}", "t", 0, 0)
+        [topic] = [name for name in node.broker.tables.topics.table if name == "t"]
+        config = node.broker.tables.topics.table[topic]
+        too_large = msgspec.structs.replace(config, read_queue_nums=QUEUE_COUNT_MAX + 1)
+        node.broker.tables.topics._table[topic] = too_large
+        passes = 0
+
+        async def count() -> None:
+            nonlocal passes
+            while True:
+                await trio.lowlevel.checkpoint()
+                passes += 1
+
+        history = dashboard._history
+        await history._sample_groups()
+        monkeypatch.setattr("ha.node.group_progress.QUEUES_PER_SLICE", 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            await history._sample_groups()
+            nursery.cancel_scope.cancel()
+        assert history._lags == {}
+        assert passes >= 90
+
+
 async def test_series_are_limited(tmp_path: Path) -> None:
     async with master(tmp_path) as (node, dashboard):
         await put(node, b"x")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
 from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions, each_request
 from tests.remoting.wire import MemoryListener, Peer, Recorder, Wire, open_wire, request
 from tests.testing.time_slices import CALL_COUNT, BusyWork
@@ -74,6 +74,50 @@ async def test_a_response_does_not_wait_for_a_later_request_of_its_chunk() -> No
             assert (await peer.expect()).opaque == 1
         go_on.set()
         assert (await peer.expect()).opaque == 2
+
+
+class Direct(trio.abc.Stream):
+    """Sends without waiting. `sent`: the data of each send, and whether it had to wait."""
+
+    def __init__(self, received: trio.abc.ReceiveStream) -> None:
+        self._received = received
+        self.sent: list[tuple[bytes, bool]] = []
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self._received.receive_some(max_bytes))
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        self.sent.append((bytes(data), False))
+        return len(data)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent.append((bytes(data), True))
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await self._received.aclose()
+
+
+async def test_responses_to_a_chunk_are_sent_by_its_reader() -> None:
+    """Although the writer was woken between the requests, in case that the second one waits."""
+
+    @each_request
+    async def handler(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        return command.reply(0)
+
+    ours, theirs = trio.testing.memory_stream_one_way_pair()
+    stream = Direct(theirs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(RemotingServer(handler).handle, stream)
+        await ours.send_all(b"".join(encode_command(request(opaque)) for opaque in (1, 2)))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    [(data, has_waited)] = stream.sent
+    assert [answer.opaque for answer in RemotingParser().feed(data)] == [1, 2]
+    assert not has_waited
 
 
 async def test_expensive_requests_of_one_chunk_let_other_tasks_run() -> None:

@@ -159,7 +159,9 @@ class Half:
 
 async def write(writer: EagerWriter, transport: Half) -> None:
     while True:
-        transport.sent.append(b"rest: " + bytes(await writer.wait_for_work()))
+        rest = bytes(await writer.wait_for_work())
+        assert not writer.is_parked, "it may send"
+        transport.sent.append(b"rest: " + rest)
 
 
 async def test_eager_writer_leaves_the_rest_to_the_writing_task() -> None:
