@@ -84,7 +84,7 @@ final class Families {
             });
         }
         consumer.start();
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(command.number("limitS", 120));
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(command.number("limitS", 600));
         TreeSet<Integer> owned = null;
         while (System.nanoTime() < deadline) {
             TreeSet<Integer> now = new TreeSet<>();
