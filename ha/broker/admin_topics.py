@@ -63,7 +63,7 @@ class AdminTopics:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
@@ -72,7 +72,7 @@ class AdminTopics:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 17: creates or changes a topic."""
+        """UPDATE_AND_CREATE_TOPIC (17): creates or changes a topic."""
         request = parse_header(CreateTopicRequest, command.ext_fields)
         topic = request.topic
         refuse_if(self._fault(topic) or _request_fault(request), ResponseCode.INVALID_PARAMETER)
@@ -97,7 +97,8 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 215: deletes a topic and the topics of its POP retries. Also succeeds if the topic does not exist."""
+        """DELETE_TOPIC_IN_BROKER (215): deletes a topic and the topics of its POP retries. Also succeeds if the topic
+        does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         is_known = self._topics.get(topic) is not None  # a known name may exceed the limit for new topics
         fault = self._system_fault(topic) if is_known else self._fault(topic)
@@ -149,7 +150,7 @@ class AdminTopics:
         ]
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 351: one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
+        """GET_TOPIC_CONFIG (351): one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -157,16 +158,16 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 305: the system topics."""
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305): the system topics."""
         topics = TopicList(topic_list=sorted(self.system_names()))
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic belongs to the broker and can't be changed or deleted."""
+        """Returns whether a topic belongs to the broker and can't be changed or deleted."""
         return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self.system_names()
 
     def system_names(self) -> set[str]:
-        """The system topics, except those recognized by their prefix."""
+        """Returns the system topics, except those recognized by their prefix."""
         return (
             {config.topic_name for config in system_topics(self._options)}
             | NO_SEND_TOPICS

@@ -55,7 +55,7 @@ class ReplyProcessor:
         ](options.replies_in_flight_max)
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return dict.fromkeys(REPLY_CODES, self.handle)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -14,13 +14,13 @@ import trio
 from ha.acl import AclGuard
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import (
+    BoundPort,
     CloseCause,
     PortTls,
     RemotingConnection,
     RemotingServer,
     RemotingStatistics,
     each_request,
-    open_listeners,
 )
 
 from .options import NameServerOptions
@@ -143,7 +143,8 @@ async def open_name_server(
     """
     name_server = NameServer(options, tls=tls, guard=guard)
     options = name_server.options
-    listeners = await open_listeners(options.host, options.port, key="listenPort")
+    with BoundPort("listenPort", options.host, options.port) as port:
+        listeners = port.listen()
     async with trio.open_nursery() as nursery:
         await nursery.start(name_server.serve, listeners)
         yield name_server

@@ -21,7 +21,7 @@ import trio
 
 from ha.config import Config, SecretStr
 from ha.failover.agreement import Agreement
-from ha.remoting import connect_tcp
+from ha.remoting import BoundPort, connect_tcp
 from ha.store.files import Disk, OsDisk, boot_id, is_open_to_others
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.message_store import wall_clock_ms
@@ -29,7 +29,7 @@ from ha.tls.ports import FILE_CHECK_INTERVAL_S
 
 from .etcd import open_etcd
 from .options import OPEN_FILES_UNLIMITED
-from .ports import BoundPort, own_address, resolve
+from .ports import own_address, resolve
 
 OpenAgreement = Callable[
     [Config, SecretStr | None, Callable[[], ssl.SSLContext] | None], AbstractAsyncContextManager[Agreement]

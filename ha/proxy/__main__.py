@@ -28,7 +28,7 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
     """Runs a front during the block, and yields its READY line. Raises AddressInUse, ConfigError."""
     from ha.grpc import GrpcOptions, GrpcServer
     from ha.poller import open_poller
-    from ha.remoting import RemotingClientOptions, open_listeners
+    from ha.remoting import BoundPort, RemotingClientOptions
     from ha.tls.ports import FILE_CHECK_INTERVAL_S, keep_fresh
 
     from .cluster import open_cluster
@@ -38,7 +38,8 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
 
     tls = FrontTls(config, wall_clock_ms)
     access = await read_access(config)
-    listeners = await open_listeners(config.bind_address, config.grpc_listen_port, key="grpcListenPort")
+    with BoundPort("grpcListenPort", config.bind_address, config.grpc_listen_port) as bound:
+        listeners = bound.listen()
     host, port = listeners[0].socket.getsockname()[:2]
     front_options = FrontOptions(message_size_max=min(config.message_size_max, BODY_SIZE_MAX))
     options = GrpcOptions(

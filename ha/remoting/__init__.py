@@ -9,11 +9,13 @@ from .client import RemotingClient, connect_tcp, open_remoting_client
 from .connection import Handler, RemotingConnection
 from .handlers import RequestHandler, each_request, serve_each
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
-from .server import RemotingServer, open_listeners
+from .ports import BoundPort
+from .server import RemotingServer
 from .shared import RemotingStatistics
 from .tls import PortTls, Secure
 
 __all__ = [
+    "BoundPort",
     "CloseCause",
     "ConnectionOptions",
     "Handler",
@@ -28,7 +30,6 @@ __all__ = [
     "Secure",
     "connect_tcp",
     "each_request",
-    "open_listeners",
     "open_remoting_client",
     "serve_each",
 ]

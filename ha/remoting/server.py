@@ -11,7 +11,6 @@ from typing import NoReturn
 
 import trio
 
-from ha.errors import AddressInUse
 from ha.poller import Poller
 from ha.protocol.remoting import RemotingParser
 from ha.protocol.remoting_protocol import CloseCause
@@ -25,9 +24,6 @@ from .tls import PortTls
 from .watch import watch_connections
 
 logger = logging.getLogger(__name__)
-
-BACKLOG = 1024
-"""Maximum number of connections that the kernel completes before they are accepted, as in listen(2)."""
 
 _EXPECTED_CAUSES = frozenset(
     {
@@ -147,14 +143,3 @@ class RemotingServer:
     async def _accept(self, listeners: list[trio.abc.Listener[trio.abc.Stream]], nursery: trio.Nursery) -> None:
         with self._accept_scope:
             await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
-
-
-async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketListener]:
-    """Listens on `host:port` (0: the system chooses). Raises AddressInUse, with configuration key `key`, if that
-    fails."""
-    try:
-        return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-    except UnicodeError:  # `host` has no IDNA encoding
-        raise AddressInUse(key, host, port, "it is no host name") from None
-    except (OSError, OverflowError) as error:
-        raise AddressInUse(key, host, port, getattr(error, "strerror", None) or str(error)) from error

@@ -14,7 +14,7 @@ from ha.admin.attempts import FAILURE_COUNT_MAX, HOST_COUNT_MAX, WINDOW_S, Attem
 from ha.admin.dashboard.forms import FIELD_COUNT_MAX
 from ha.admin.dashboard.source import Missing, SourceBusyError
 from ha.admin.sessions import ENDED_COUNT_MAX, FORM_S, SESSION_S, Sessions
-from ha.node.ports import BoundPort
+from ha.remoting import BoundPort
 from tests.dashboard.login import TOKEN, form_token, post_token
 from tests.dashboard.source import BODY, KEY, Source
 

@@ -25,7 +25,7 @@ from ha.admin.dashboard.source import (
     Topic,
     TopicDetail,
 )
-from ha.node.ports import BoundPort
+from ha.remoting import BoundPort
 from tests.dashboard.login import TOKEN, act, confirm, form_token, post_form, post_token
 from tests.dashboard.nodes import HOSTILE
 from tests.dashboard.source import Source

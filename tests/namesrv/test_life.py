@@ -2,13 +2,14 @@
 
 import json
 import logging
+import socket
 from typing import Any, NoReturn
 
 import pytest
 import trio
 import trio.testing
 
-from ha.namesrv import NameServerOptions
+from ha.namesrv import NameServerOptions, open_name_server
 from ha.protocol.remoting import RemotingCommand
 from tests.namesrv.brokers import VERSION, Site, broker_fields, open_site, register, route_of, topic_json, unregister
 from tests.remoting.wire import Peer
@@ -261,3 +262,13 @@ class NotWalked(dict[str, Any]):
 
     def values(self) -> NoReturn:
         raise AssertionError("a pass over all topics")
+
+
+async def test_a_name_server_listens_on_those_addresses_of_its_host_that_are_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: found)
+    async with open_name_server(NameServerOptions(host="names.invalid", port=0)) as server:
+        assert server.address[0] == "127.0.0.1"
+    assert "node.address_unavailable key=listenPort address=192.0.2.1 " in caplog.text

@@ -14,11 +14,11 @@ from ha.errors import AddressInUse, ConfigError
 from ha.node.addresses import advertise, take_ports
 from ha.node.master_address import ask_min_offset, master_broker_address
 from ha.node.platform import Platform, Port
-from ha.node.ports import BoundPort, join, own_address, resolve
+from ha.node.ports import join, own_address, resolve
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import RemotingClient
+from ha.remoting import BoundPort, RemotingClient
 
 
 @pytest.mark.parametrize(
@@ -81,31 +81,11 @@ async def test_asking_a_rocketmq_master_for_its_first_offset(
     assert await ask_min_offset(client, None) is None
 
 
-async def test_a_bound_port_refuses_until_it_is_listened_on() -> None:
-    with BoundPort("listenPort", "127.0.0.1", 0) as port:
-        with pytest.raises(OSError, match="failed"):
-            await trio.open_tcp_stream("127.0.0.1", port.port)
-        [listener] = port.listen()
-        async with listener, await trio.open_tcp_stream("127.0.0.1", port.port) as stream:
-            await (await listener.accept()).aclose()
-            assert await stream.receive_some(1) == b""
-
-
 @pytest.mark.parametrize("host", ["10.0.0..1", "x" * 64])
 async def test_a_host_that_can_be_no_name_is_an_error_of_its_key(host: str) -> None:
-    with pytest.raises(AddressInUse, match=f"listenPort: can't listen on {host}:0: it is no host name"):
-        BoundPort("listenPort", host, 0)
     config = load_config(Config, settings=["listenPort=0", f"brokerIP1={host}", "bindAddress=127.0.0.1"]).config
     with ExitStack() as bound, pytest.raises(ConfigError, match=f"brokerIP1: {host}: it is no host name"):
         await advertise(config, Platform(), take_ports(config, Platform(), bound))
-
-
-def test_a_bound_port_is_free_again() -> None:
-    with BoundPort("listenPort", "127.0.0.1", 0) as port:
-        number = port.port
-    with socket.create_server(("127.0.0.1", number)), pytest.raises(AddressInUse) as caught:
-        BoundPort("haListenPort", "127.0.0.1", number)
-    assert (caught.value.key, caught.value.port) == ("haListenPort", number)
 
 
 def test_a_node_starts_without_the_default_grpc_port_but_not_without_one_that_is_set() -> None:
@@ -146,25 +126,6 @@ def test_the_default_grpc_port_is_bound_if_it_is_free() -> None:
         port = take_ports(config, Platform(bind=BoundPort), bound).grpc
         assert port is not None
         assert port.port == number
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_an_address_that_is_not_of_this_machine(host: str) -> None:
-    with pytest.raises(AddressInUse, match="listenPort: can't listen on"):
-        BoundPort("listenPort", host, 0)
-
-
-@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "192.0.2.1"), (socket.AF_APPLETALK, "::1")])
-async def test_addresses_that_are_not_of_this_machine_are_left_out(
-    family: int, address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As if IPv6 was disabled, and the host name still had an IPv6 address."""
-    found = [(each, socket.SOCK_STREAM, 0, "", (host, 0)) for each, host in [(family, address), (2, "127.0.0.1")]]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: found)
-    with BoundPort("listenPort", "localhost", 0) as port:
-        [listener] = port.listen()
-        await listener.aclose()
-    assert f"node.address_unavailable key=listenPort address={address} " in caplog.text
 
 
 async def test_a_node_that_listens_on_ipv6_reports_an_ipv6_address() -> None:

@@ -19,7 +19,7 @@ from h2.connection import H2Connection
 
 from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.server import CONNECTION_COUNT_MAX, _Connection, _guarded, _State
-from ha.node.ports import BoundPort
+from ha.remoting import BoundPort
 from tests.limits.sockets import until
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

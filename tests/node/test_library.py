@@ -19,7 +19,7 @@ from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
 from ha.namesrv import NameServerOptions, open_name_server
 from ha.node import Node
 from ha.node.platform import Platform
-from ha.node.ports import BoundPort, join
+from ha.node.ports import join
 from ha.node.startup import open_node
 from ha.node.status import describe
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -27,7 +27,7 @@ from ha.protocol.properties import decode_properties
 from ha.protocol.record import decode_record, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
-from ha.remoting import open_remoting_client
+from ha.remoting import BoundPort, open_remoting_client
 from ha.replication.progress import SlaveState
 from tests.broker.few_descriptors import FewDescriptors
 from tests.interop.processes import free_ports

@@ -13,7 +13,7 @@ import trio.testing
 
 from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.loop_watch import HOLD_COUNT_MAX, LONG_S, LoopReport, LoopWatch
-from ha.node.ports import BoundPort
+from ha.remoting import BoundPort
 from tests.metrics import nodes as pages
 
 TOKEN = "a token that is long enough"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -384,6 +385,17 @@ async def test_requests_that_are_too_large_for_a_frame() -> None:
         command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(1 << 24))
         with pytest.raises(BrokerUnreachable, match="the maximum is 16777216"):
             await cluster.invoke(None, "a", command, 3)
+
+
+async def test_a_front_listens_on_those_addresses_of_its_host_that_are_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: found)
+    keys = ("grpcListenPort=0", "namesrvAddr=127.0.0.1:1", "bindAddress=front.invalid")
+    async with serve_proxy(load_config(ProxyConfig, settings=keys).config) as line:
+        assert line.startswith("READY role=PROXY grpc=127.0.0.1:")
+    assert "node.address_unavailable key=grpcListenPort address=192.0.2.1 " in caplog.text
 
 
 async def test_a_front_accepts_what_a_frame_can_hold() -> None:

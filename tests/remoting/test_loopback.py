@@ -9,9 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from ha.errors import AddressInUse
 from ha.protocol.remoting import RemotingCommand, encode_command
-from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions, open_listeners
+from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions
 from tests.limits.sockets import TIMEOUT_S, ServerSite, open_site, settled
 from tests.remoting.wire import Peer, Recorder, request
 
@@ -152,24 +151,3 @@ async def test_a_reset_ends_only_its_connection() -> None:
         await settled()
         assert site.server.statistics().closed == {"connection lost": 1}
         assert (await (await site.connect()).ask(request(1))).opaque == 1
-
-
-async def test_a_port_in_use_is_reported_with_its_key_and_address() -> None:
-    [listener] = await open_listeners("127.0.0.1", 0, key="listenPort")
-    async with listener:
-        port = listener.socket.getsockname()[1]
-        with pytest.raises(AddressInUse) as caught:
-            await open_listeners("127.0.0.1", port, key="listenPort")
-        assert (caught.value.key, caught.value.host, caught.value.port) == ("listenPort", "127.0.0.1", port)
-        assert "in use" in caught.value.reason
-
-
-async def test_an_address_of_another_machine_can_not_be_listened_on() -> None:
-    with pytest.raises(AddressInUse):
-        await open_listeners("192.0.2.1", 0, key="listenPort")
-
-
-@pytest.mark.parametrize("host", ["10.0.0..1", "x" * 64])
-async def test_a_host_that_can_be_no_name_can_not_be_listened_on(host: str) -> None:
-    with pytest.raises(AddressInUse, match=f"listenPort: can't listen on {host}:0: it is no host name"):
-        await open_listeners(host, 0, key="listenPort")

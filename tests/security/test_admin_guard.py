@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.credentials import AdminGuard
-from ha.node.ports import BoundPort
+from ha.remoting import BoundPort
 
 TOKEN = "a-token-of-the-operator"
 

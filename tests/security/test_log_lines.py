@@ -16,10 +16,10 @@ from ha.acl import AclPolicy
 from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
 from ha.broker.options import BrokerRole
 from ha.broker.slave_sync import SlaveSync
-from ha.node.ports import BoundPort
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
+from ha.remoting import BoundPort
 from ha.text_log import TextFormatter, escape
 from tests.broker.node import SEND_V2, Node, open_node, text
 from tests.broker.test_headers import HEADERS
