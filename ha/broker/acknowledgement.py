@@ -51,8 +51,7 @@ class SyncStateRule(Protocol):
         ...
 
     def acknowledged(self, end: int) -> int:
-        """Returns the physical offset up to which puts may be acknowledged in a log that ends at `end`; -1 if none may
-        be."""
+        """Physical offset up to which puts may be acknowledged in a log that ends at `end`; -1 if none may be."""
         ...
 
     def explain(self, offset: int) -> str:
@@ -212,8 +211,7 @@ class Acknowledgements:
         return policy.in_sync_replicas if policy.in_sync_replicas > 1 else NO_REPLICAS
 
     def _acknowledged_to(self) -> int:
-        """Returns the physical offset up to which enough slaves have acknowledged; -1 if there are too few, or the term
-        is over."""
+        """Physical offset up to which enough slaves have acknowledged; -1 if there are too few, or the term is over."""
         ha, ack_count = self._ha, self._ack_count
         assert ha is not None
         if self._sync_state is not None:

@@ -72,7 +72,7 @@ class AdminClients:
         )
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
@@ -107,8 +107,7 @@ class AdminClients:
     # ---- requests answered from the registry
 
     async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_CONSUMER_CONNECTION_LIST (203): a consumer group's members and subscriptions; CONSUMER_NOT_ONLINE if it
-        has no members."""
+        """Request 203: a consumer group's members and subscriptions; CONSUMER_NOT_ONLINE if it has no members."""
         name = parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
@@ -123,7 +122,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_PRODUCER_CONNECTION_LIST (204): a producer group's members; SYSTEM_ERROR if it has none."""
+        """Request 204: a producer group's members; SYSTEM_ERROR if it has none."""
         name = parse_header(ProducerGroupRequest, command.ext_fields).producer_group
         members = self._clients.producer_group(name)
         if not members:
@@ -132,7 +131,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def all_producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_PRODUCER_INFO (328): every producer group's members."""
+        """Request 328: every producer group's members."""
         now, now_ms = trio.current_time(), self._wall_clock_ms()
         data = {
             group: [
@@ -150,8 +149,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"data": data}))
 
     async def subscription(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): a consumer group's subscription to a topic; null if it has none or no
-        members."""
+        """Request 345: a consumer group's subscription to a topic; null if it has none or no members."""
         request = parse_header(SubscriptionRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         found = group.subscriptions.get(request.topic) if group is not None else None
@@ -165,8 +163,8 @@ class AdminClients:
     # ---- requests relayed to clients
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks each member of a group, or one of them, for its progress
-        (request 221); omits those that don't answer."""
+        """Request 223: asks each member of a group, or one of them, for its progress (request 221); omits those that
+        don't answer."""
         request = parse_header(ConsumerStatusRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         if group is None:
@@ -212,7 +210,7 @@ class AdminClients:
         return self._later(connection, command, relay)
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """GET_CONSUMER_RUNNING_INFO (307): asks a consumer for its running information.
+        """Request 307: asks a consumer for its running information.
 
         RocketMQ also relays the request's body, which tools leave empty and no client reads. halog does not, as a body
         could fill a whole frame.
@@ -223,8 +221,7 @@ class AdminClients:
     async def consume_directly(
         self, connection: RemotingConnection, command: RemotingCommand
     ) -> RemotingCommand | None:
-        """CONSUME_MESSAGE_DIRECTLY (309): asks a consumer to process one message again, named by its offset message
-        id."""
+        """Request 309: asks a consumer to process one message again, named by its offset message id."""
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:

@@ -37,7 +37,7 @@ class AdminGroups:
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -47,15 +47,14 @@ class AdminGroups:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200): creates or changes a group. An empty body changes nothing, as in
-        RocketMQ."""
+        """Request 200: creates or changes a group. An empty body changes nothing, as in RocketMQ."""
         _check_size(command)
         if not command.body:
             return command.reply(ResponseCode.SUCCESS)
         return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): creates or changes several groups, all or none."""
+        """Request 225: creates or changes several groups, all or none."""
         _check_size(command)
         return await self._update(command, java_json.read_as(GroupConfigList, command.body).group_config_list)
 
@@ -67,7 +66,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """DELETE_SUBSCRIPTIONGROUP (207): deletes a group, and its offsets if requested."""
+        """Request 207: deletes a group, and its offsets if requested."""
         request = parse_header(DeleteGroupRequest, command.ext_fields)
         refuse_on_slave(self._standing, "Can't delete a group on a slave: it takes over its master's groups")
         refuse_if(await self._groups.delete(request.group_name))
@@ -78,8 +77,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352): one group's configuration; SUBSCRIPTION_GROUP_NOT_EXIST if there is no
-        such group.
+        """Request 352: one group's configuration; SUBSCRIPTION_GROUP_NOT_EXIST if there is no such group.
 
         RocketMQ creates the group if allowed; here a query changes nothing.
         """
@@ -89,7 +87,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """CLONE_GROUP_OFFSET (314): copies a group's offsets of one topic, or of all its topics, to another group.
+        """Request 314: copies a group's offsets of one topic, or of all its topics, to another group.
 
         Skips topics that this broker does not have and, if the group is online and `offline` is false, topics to which
         it is no longer subscribed.

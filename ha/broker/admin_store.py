@@ -27,7 +27,7 @@ class AdminStore:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.delete_expired,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
@@ -45,8 +45,7 @@ class AdminStore:
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """CLEAN_UNUSED_TOPIC (316): clears the queues of topics that don't exist, which deleting a topic (request 215)
-        does as well.
+        """Request 316: clears the queues of topics that don't exist, which deleting a topic (request 215) does as well.
 
         Records these topics as deleted, so that slaves clear their queues, too. Refused on a slave, because its table
         may still lack topics of its master.

@@ -63,7 +63,7 @@ class AdminTopics:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
@@ -72,7 +72,7 @@ class AdminTopics:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_CREATE_TOPIC (17): creates or changes a topic."""
+        """Request 17: creates or changes a topic."""
         request = parse_header(CreateTopicRequest, command.ext_fields)
         topic = request.topic
         refuse_if(self._fault(topic) or _request_fault(request), ResponseCode.INVALID_PARAMETER)
@@ -97,8 +97,7 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """DELETE_TOPIC_IN_BROKER (215): deletes a topic and the topics of its POP retries. Also succeeds if the topic
-        does not exist."""
+        """Request 215: deletes a topic and the topics of its POP retries. Also succeeds if the topic does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         is_known = self._topics.get(topic) is not None  # a known name may exceed the limit for new topics
         fault = self._system_fault(topic) if is_known else self._fault(topic)
@@ -150,7 +149,7 @@ class AdminTopics:
         ]
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_TOPIC_CONFIG (351): one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
+        """Request 351: one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -158,16 +157,16 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305): the system topics."""
+        """Request 305: the system topics."""
         topics = TopicList(topic_list=sorted(self.system_names()))
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 
     def is_system(self, topic: str) -> bool:
-        """Returns whether a topic belongs to the broker and can't be changed or deleted."""
+        """Whether a topic belongs to the broker and can't be changed or deleted."""
         return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self.system_names()
 
     def system_names(self) -> set[str]:
-        """Returns the system topics, except those recognized by their prefix."""
+        """The system topics, except those recognized by their prefix."""
         return (
             {config.topic_name for config in system_topics(self._options)}
             | NO_SEND_TOPICS

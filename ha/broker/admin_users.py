@@ -69,7 +69,7 @@ class AdminUsers:
         self._is_enabled = core.options.authentication_enabled
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.AUTH_CREATE_USER: self.create_user,
             RequestCode.AUTH_UPDATE_USER: self.update_user,
@@ -84,7 +84,7 @@ class AdminUsers:
         }
 
     async def create_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_CREATE_USER (3001): creates a user; Normal and enabled, unless the body says otherwise."""
+        """Request 3001: creates a user; Normal and enabled, unless the body says otherwise."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES) or NORMAL
@@ -98,7 +98,7 @@ class AdminUsers:
         return _done(command)
 
     async def update_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_UPDATE_USER (3002): changes password, type and status of a user, as far as the body states them."""
+        """Request 3002: changes password, type and status of a user, as far as the body states them."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES)
@@ -122,7 +122,7 @@ class AdminUsers:
         return _done(command)
 
     async def delete_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_DELETE_USER (3003): deletes a user with its policies; the answer is the same if it does not exist."""
+        """Request 3003: deletes a user with its policies; the answer is the same if it does not exist."""
         self._check_change()
         name = parse_header(UserRequest, command.ext_fields).username
         _refuse_denied("" if name.strip() else "username can not be blank")
@@ -134,7 +134,7 @@ class AdminUsers:
         return _done(command)
 
     async def user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_GET_USER (3004): one user; an empty body if it does not exist. Only super users get the password."""
+        """Request 3004: one user; an empty body if it does not exist. Only super users get the password."""
         self._check_enabled()
         name = parse_header(UserRequest, command.ext_fields).username
         refuse_if("" if name.strip() else "The username is blank", ResponseCode.INVALID_PARAMETER)
@@ -145,8 +145,8 @@ class AdminUsers:
         return _done(command, java_json.dumps(_shown(user, shows_password=shows_password)))
 
     async def users(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_LIST_USER (3005): the users whose names contain the filter, all for a blank one; an empty body if there
-        are none."""
+        """Request 3005: the users whose names contain the filter, all for a blank one; an empty body if there are
+        none."""
         self._check_enabled()
         part = parse_header(ListUsersRequest, command.ext_fields).filter
         shows_password = self._is_super(connection, command)
@@ -181,8 +181,8 @@ class AdminUsers:
         return _done(command)
 
     async def delete_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_DELETE_ACL (3008): deletes all policies of a user or, if the request names a resource, only the entry
-        for it in the policy of the requested type (by default Custom)."""
+        """Request 3008: deletes all policies of a user or, if the request names a resource, only the entry for it in
+        the policy of the requested type (by default Custom)."""
         self._check_change()
         request = parse_header(DeleteAclRequest, command.ext_fields)
         await self._users.wait_written(username_of(request.subject))
@@ -200,15 +200,16 @@ class AdminUsers:
         return _done(command)
 
     async def acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_GET_ACL (3009): a user's policies; an empty body if it has none."""
+        """Request 3009: a user's policies; an empty body if it has none."""
         self._check_enabled()
         user = self._user_of(parse_header(SubjectRequest, command.ext_fields).subject)
         info = AclInfo(subject=subject_of(user.username), policies=user.policies)
         return _done(command, java_json.dumps(info) if user.policies else b"")
 
     async def acls(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_LIST_ACL (3010): returns the policy entries whose resource contains one filter, of the users whose
-        subject contains the other filter."""
+        """Request 3010: returns the policy entries whose resource contains one filter, of the users whose subject
+        contains the other filter.
+        """
         self._check_enabled()
         request = parse_header(ListAclsRequest, command.ext_fields)
         found = []

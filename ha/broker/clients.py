@@ -80,26 +80,25 @@ class ClientRegistry:
         self._is_full = False
 
     def consumer_group(self, group: str) -> ConsumerGroup | None:
-        """Returns the group; None if it has no members."""
+        """The group; None if it has no members."""
         return self._consumers.get(group)
 
     def consumer_groups_of(self, topic: str) -> list[str]:
-        """Returns the groups whose members subscribe to a topic."""
+        """The groups whose members subscribe to a topic."""
         return [name for name, group in self._consumers.items() if topic in group.subscriptions]
 
     def find_consumer(self, group: str, client_id: str) -> RemotingConnection | None:
-        """Returns the connection of the group's member with this client id, the earliest if there are several; or
-        None."""
+        """The connection of the group's member with this client id, the earliest if there are several; or None."""
         found = self._consumers.get(group)
         members = found.members.items() if found is not None else ()
         return next((connection for connection, member in members if member.client_id == client_id), None)
 
     def producer_group(self, group: str) -> Mapping[RemotingConnection, Member]:
-        """Returns the producer group's members; empty if it has none."""
+        """The producer group's members; empty if it has none."""
         return self._producers.get(group, {})
 
     def find_producer(self, client_id: str) -> RemotingConnection | None:
-        """Returns the connection of the producer with this client id, in any group; of several, the one with the latest
+        """The connection of the producer with this client id, in any group; of several, the one with the latest
         heartbeat. None if there is none.
 
         Also None while connections of several accounts claim the client id, as at most one of them is that client.
@@ -108,16 +107,16 @@ class ClientRegistry:
         return next(reversed(claims)) if len(set(claims.values())) == 1 else None
 
     def producer_groups(self) -> list[str]:
-        """Returns the producer groups that have members."""
+        """The producer groups that have members."""
         return list(self._producers)
 
     def consumer_ids(self, group: str) -> list[str]:
-        """Returns the distinct client ids of the group's members, in order of arrival."""
+        """The distinct client ids of the group's members, in order of arrival."""
         found = self._consumers.get(group)
         return list(dict.fromkeys(member.client_id for member in found.members.values())) if found else []
 
     def statistics(self) -> dict[str, int]:
-        """Returns the number of memberships by kind: {"producers": n, "consumers": n}."""
+        """Number of memberships by kind: {"producers": n, "consumers": n}."""
         return {
             "producers": sum(map(len, self._producers.values())),
             "consumers": sum(len(group.members) for group in self._consumers.values()),

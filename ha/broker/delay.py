@@ -102,8 +102,7 @@ class StoreClock:
                 self._step_s = CLOCK_STEP_S_MIN
 
     def ahead_s(self, offset: int) -> float:
-        """Returns the seconds by which store times were ahead of trio's clock when the message at queue offset `offset`
-        arrived."""
+        """Seconds by which store times were ahead of trio's clock when the message at queue offset `offset` arrived."""
         return self._ahead_s[max(0, bisect_right(self._first_offsets, offset) - 1)]
 
 
@@ -125,8 +124,7 @@ class _Level:
         self.arrived = trio.Event()
 
     def due_at(self, queue_offset: int, due_ms: int) -> float:
-        """Returns the due time (trio clock) of the message at `queue_offset`, whose entry has the wall-clock time
-        `due_ms`."""
+        """Due time (trio clock) of the message at `queue_offset`, whose entry has the wall-clock time `due_ms`."""
         due_at = due_ms / 1000 - self.clock.ahead_s(queue_offset)
         if queue_offset < self.known_from and self.delay_ms is not None:
             remaining_s = due_ms / 1000 - self.started_ahead_s - self.started_at
@@ -153,7 +151,7 @@ class DelayService:
         self._dropped_count = 0
 
     def statistics(self) -> DelayStatistics:
-        """Returns a snapshot of the statistics."""
+        """A snapshot of the statistics."""
         waiting = {}
         for queue_id in self._store.queues.topics().get(SCHEDULE_TOPIC, ()):
             queue = self._store.queues.get(SCHEDULE_TOPIC, queue_id)
@@ -175,7 +173,7 @@ class DelayService:
         }
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
 
     # ---- the table
@@ -190,7 +188,7 @@ class DelayService:
         return self._offsets.settled(self._put.acknowledgements.replicated_offset)
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_DELAY_OFFSET (45), sent by slaves: answers with `replicated_offsets`."""
+        """Request 45, sent by slaves: answers with `replicated_offsets`."""
         settled = self.replicated_offsets()
         if settled is None:
             return command.reply(
@@ -296,7 +294,7 @@ class DelayService:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _head(self, level: _Level, queue: ConsumeQueue | None) -> tuple[int, Sequence[QueueEntry]]:
-        """Returns the queue offset of the level's next message, and the entries from there on; none if nothing waits.
+        """Queue offset of the level's next message, and the entries from there on; none if nothing waits.
 
         Corrects the progress if it is outside the queue.
         """

@@ -69,7 +69,7 @@ class DelayOffsetTable:
         self._data_version = offsets.data_version or DataVersion()
 
     def get(self, level: int) -> int:
-        """Returns the queue offset of the next message of a level; 0 if none was ever delivered."""
+        """Queue offset of the next message of a level; 0 if none was ever delivered."""
         return self._table.get(level, 0)
 
     def set(self, level: int, queue_offset: int) -> None:
@@ -105,7 +105,7 @@ class DelayOffsetTable:
         return self._saved != self._table
 
     def settled(self, log_offset: int) -> DelayOffsets | None:
-        """Returns the newest marked state whose delivered messages lie before physical offset `log_offset`, or None."""
+        """The newest marked state whose delivered messages lie before physical offset `log_offset`, or None."""
         for mark in reversed(self._marks):
             if mark.log_end <= log_offset:
                 return DelayOffsets(data_version=self._data_version, offset_table=mark.table)

@@ -87,8 +87,8 @@ class Filters:
             )
 
     async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """CHECK_CLIENT_CONFIG (46), sent before subscribing: SUCCESS if this broker accepts the subscription. Raises
-        RefusedError if not."""
+        """Request 46, sent before subscribing: SUCCESS if this broker accepts the subscription. Raises RefusedError if
+        not."""
         asked = read_request(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
             self._check_enabled(SQL92)

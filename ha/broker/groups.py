@@ -119,8 +119,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         self._data_version = version
 
     def snapshot(self) -> GroupTable:
-        """Returns a copy of the table: the body of the answer to request 201, and the content of
-        subscriptionGroup.json."""
+        """A copy of the table: the body of the answer to request 201, and the content of subscriptionGroup.json."""
         return GroupTable(data_version=self._data_version, subscription_group_table=dict(self._table))
 
     def _add_to(self, journal: Journal, name: str, config: GroupConfig | None) -> None:

@@ -226,6 +226,6 @@ class PullHolds(Holds[PullHold]):
 
 
 def wants(selection: Selection, tags_codes: Iterable[int]) -> bool:
-    """Returns whether one of these tag hashes is selected; True for a condition on properties."""
+    """Whether one of these tag hashes is selected; True for a condition on properties."""
     wanted = selection.tags_codes
     return wanted is None or any(code in wanted for code in tags_codes)

@@ -39,11 +39,11 @@ class MessageQueries:
         self._is_guarded = core.guard is not None
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """QUERY_MESSAGE (12): messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there are none."""
+        """Request 12: messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there are none."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
@@ -76,7 +76,7 @@ class MessageQueries:
         return command.reply(ResponseCode.SUCCESS, None, ext_fields, b"".join(reversed(found)))
 
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """VIEW_MESSAGE_BY_ID (33): the message at a physical offset; SYSTEM_ERROR if there is none."""
+        """Request 33: the message at a physical offset; SYSTEM_ERROR if there is none."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
@@ -92,13 +92,13 @@ class MessageQueries:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
 
     async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
-        """Returns the record at `offset` if it has the requested topic and key, and can be read; otherwise None."""
+        """The record at `offset` if it has the requested topic and key, and can be read; otherwise None."""
         found, _ = await find_record(self._store, offset)
         return found[0] if found is not None and has_key(found[1], request.topic, request.key) else None
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """Returns whether a record belongs to `topic`, and `key` is its unique key or one of its keys."""
+    """Whether a record belongs to `topic`, and `key` is its unique key or one of its keys."""
     if record.topic != topic:
         return False
     properties = record.property_map()
@@ -142,7 +142,7 @@ forged head of a record of any size."""
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
-    """Returns the record at `physical_offset`, as stored and decoded.
+    """The record at `physical_offset`, as stored and decoded.
 
     Raises OffsetGone outside the log, RemoteProtocolError if no record begins there, DamagedBytes if it is damaged, and
     OSError.

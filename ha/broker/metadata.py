@@ -34,7 +34,7 @@ class MetadataProcessor:
         self._run_blocking = core.world.run_blocking
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_ALL_TOPIC_CONFIG: self.topics,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
@@ -43,17 +43,17 @@ class MetadataProcessor:
         }
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_TOPIC_CONFIG (21): every topic's configuration."""
+        """Request 21: every topic's configuration."""
         return await self._copy(command, self._topics.snapshot())
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_CONSUMER_OFFSET (43), mostly sent by slaves: every group's committed offsets."""
+        """Request 43, mostly sent by slaves: every group's committed offsets."""
         if self._ha is not None:
             self._ha.record_table_copy(connection.peer[0])
         return await self._copy(command, self._offsets.snapshot())
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): every consumer group's configuration."""
+        """Request 201: every consumer group's configuration."""
         return await self._copy(command, self._groups.snapshot())
 
     async def _copy(
@@ -64,8 +64,7 @@ class MetadataProcessor:
         return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_BROKER_HA_STATUS (907): the replication state: a master's slaves, or a slave's connection to its
-        master."""
+        """Request 907: the replication state: a master's slaves, or a slave's connection to its master."""
         ha = None if self._standing.is_slave else self._ha
         info = HARuntimeInfo(master=ha is not None)
         if ha is not None:

@@ -43,12 +43,12 @@ class OffsetResets:
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """INVOKE_BROKER_TO_RESET_OFFSET (222): answers with the group's new offset in each queue that is reset. Raises
-        RefusedError on a slave and, in a failover group, if the new offsets may be lost."""
+        """Request 222: answers with the group's new offset in each queue that is reset. Raises RefusedError on a slave
+        and, in a failover group, if the new offsets may be lost."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
         refuse_on_slave(self._standing, ON_SLAVE)
         topic = self._topics.get(request.topic)

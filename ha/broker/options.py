@@ -21,8 +21,7 @@ class BrokerRole(Enum):
 
 
 def memory_fraction_bytes(fraction: float = 0.4) -> int:
-    """Returns a fraction of this machine's memory, in bytes; by default RocketMQ's accessMessageInMemoryMaxRatio (40
-    %)."""
+    """A fraction of this machine's memory, in bytes; by default RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * fraction)
 
 

@@ -55,8 +55,7 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def message_waits(properties: bytes | memoryview) -> bool:
-    """Returns whether a message with this property string waits for flush and replicas: all do except those with
-    WAIT=false."""
+    """Whether a message with this property string waits for flush and replicas: all do except those with WAIT=false."""
     raw = bytes(properties)
     if b"WAIT\x01" not in raw:
         return True

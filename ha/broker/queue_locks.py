@@ -48,20 +48,20 @@ class QueueLocks:
         self._is_full = False
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {RequestCode.LOCK_BATCH_MQ: self.handle_lock, RequestCode.UNLOCK_BATCH_MQ: self.handle_unlock}
 
     def __len__(self) -> int:
         return len(self._locks)
 
     def holder(self, group: str, queue: QueueBody) -> str | None:
-        """Returns the client id that holds a queue, or None."""
+        """The client id that holds a queue, or None."""
         self._drop_expired()
         lock = self._locks.get((group, queue))
         return lock[0] if lock is not None else None
 
     def has_locks(self, group: str) -> bool:
-        """Returns whether clients hold queues of a group, which means that the group consumes in order."""
+        """Whether clients hold queues of a group, which means that the group consumes in order."""
         self._drop_expired()
         return any(holding == group for holding, _ in self._locks)
 
@@ -109,7 +109,7 @@ class QueueLocks:
             self._is_full = False
 
     async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """LOCK_BATCH_MQ (41): answers with those of the requested queues that the client holds now."""
+        """Request 41: answers with those of the requested queues that the client holds now."""
         asked = _read(command)
         if self._standing.can_be_replaced and not self._standing.has_lease:
             held = []
@@ -118,7 +118,7 @@ class QueueLocks:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
 
     async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """UNLOCK_BATCH_MQ (42): always succeeds. Clients that shut down send it oneway."""
+        """Request 42: always succeeds. Clients that shut down send it oneway."""
         asked = _read(command)
         self.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return command.reply(ResponseCode.SUCCESS)

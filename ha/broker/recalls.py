@@ -50,11 +50,11 @@ class RecallProcessor:
         self._timers = timers
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     async def recall(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """RECALL_MESSAGE (370): stores the recall, and waits until it is indexed. Raises RefusedError and
+        """Request 370: stores the recall, and waits until it is indexed. Raises RefusedError and
         RemoteProtocolError."""
         request = parse_header(RecallMessageRequest, command.ext_fields)
         handle = self._checked(request)

@@ -286,7 +286,7 @@ class NameServerRegistration:
         return "no answer before the role changed"
 
     def _has_its_id(self, state: NameServerState) -> bool:
-        """Returns whether this broker is still entitled to the id that it is registered under."""
+        """Whether this broker is still entitled to the id that it is registered under."""
         standing = self._standing
         if self._why_not():
             return False

@@ -55,7 +55,7 @@ class ReplyProcessor:
         ](options.replies_in_flight_max)
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return dict.fromkeys(REPLY_CODES, self.handle)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

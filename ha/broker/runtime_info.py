@@ -51,7 +51,7 @@ class RuntimeInfo:
         """Returns the addresses to report, by name, for dashboards; RocketMQ reports none of them."""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
             RequestCode.GET_BROKER_CONFIG: self.configuration,
@@ -60,7 +60,7 @@ class RuntimeInfo:
         }
 
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_BROKER_RUNTIME_INFO (28): statistics by name, as strings."""
+        """Request 28: statistics by name, as strings."""
         table = await self._table()
         table |= {**self._delay_figures(), **self.own_addresses()}
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
@@ -119,18 +119,18 @@ class RuntimeInfo:
         return found
 
     async def _earliest_ms(self) -> int:
-        """Returns the store time of the first message in the log, in ms since the epoch; -1 if there is none."""
+        """Store time of the first message in the log, in ms since the epoch; -1 if there is none."""
         found, _ = await find_record(self._store, self._store.log.min_offset)
         return -1 if found is None else found[1].store_timestamp_ms
 
     async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_BROKER_CONFIG (26): every key and its current value, as a properties file."""
+        """Request 26: every key and its current value, as a properties file."""
         version = java_json.dumps(self._topics.data_version).decode()
         return command.reply(ResponseCode.SUCCESS, None, {"version": version}, encode_config(self.describe()))
 
     async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_BROKER_CONFIG (25): succeeds if nothing would change, otherwise NO_PERMISSION: no key can be changed
-        while the broker runs.
+        """Request 25: succeeds if nothing would change, otherwise NO_PERMISSION: no key can be changed while the broker
+        runs.
 
         RocketMQ accepts any key, ignores unknown ones, and many have no effect before a restart.
         """
@@ -138,8 +138,8 @@ class RuntimeInfo:
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """EXCHANGE_BROKER_HA_INFO (906): returns the addresses of this master, for RocketMQ's replicas. Returns none on
-        a slave, or if the request states an address: halog's slaves get their master from name servers."""
+        """Request 906: returns the addresses of this master, for RocketMQ's replicas. Returns none on a slave, or if
+        the request states an address: halog's slaves get their master from name servers."""
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)
@@ -152,7 +152,7 @@ class RuntimeInfo:
 
 
 def byte_text(size: int) -> str:
-    """Returns a number of bytes as RocketMQ's MixAll.humanReadableByteCount writes it: "512 B", "1.5 KiB"."""
+    """A number of bytes as RocketMQ's MixAll.humanReadableByteCount writes it: "512 B", "1.5 KiB"."""
     if size < 1024:
         return f"{size} B"
     units, amount = "KMGTPE", size / 1024

@@ -331,8 +331,7 @@ def _queue_of_priority(properties: str, config: TopicConfig, queue_id: int) -> i
 
 
 def retries_max(group: GroupConfig, version: int, asked: int | None) -> int:
-    """Returns the maximum number of retries: `asked`, if a client of `version` 3.4.9 or later states it, otherwise the
-    group's."""
+    """Maximum number of retries: `asked`, if a client of `version` 3.4.9 or later states it, otherwise the group's."""
     return asked if version >= _V3_4_9 and asked is not None else group.retry_max_times
 
 

@@ -253,7 +253,7 @@ class SlaveSync:
 
 
 def _list_of(kind: type[ListedT], body: bytes) -> list[ListedT]:
-    """Returns the list in an answer, which is empty if there is nothing to list."""
+    """The list in an answer, which is empty if there is nothing to list."""
     return java_json.read_as(list[kind], body) if body else []  # type: ignore[valid-type]
 
 

@@ -80,14 +80,14 @@ class Standing:
         return self.acknowledges_until == FOREVER or trio.current_time() < self.acknowledges_until
 
     def why_not_stored(self) -> str:
-        """Returns the reason why nothing may be stored at this moment; "" if storing is allowed."""
+        """The reason why nothing may be stored at this moment; "" if storing is allowed."""
         # The second comparison, before `has_lease`, is for speed: this is asked twice for each chunk of sends.
         if self.refusal or self.acknowledges_until == FOREVER or self.has_lease:
             return self.refusal
         return "this broker was the master, but its lease ended and it could not renew it"
 
     def still_acknowledges(self, term: int) -> bool:
-        """Returns whether a put stored in `term` (an epoch) may be acknowledged at this moment."""
+        """Whether a put stored in `term` (an epoch) may be acknowledged at this moment."""
         return self.epoch == term and self.has_lease
 
     # ---- changes
@@ -148,5 +148,5 @@ class Standing:
 
 
 def fixed_standing(options: BrokerOptions) -> Standing:
-    """Returns the standing of a broker whose role is configured and never changes."""
+    """The standing of a broker whose role is configured and never changes."""
     return Standing(options.broker_name, options.broker_id, is_slave=options.role is BrokerRole.SLAVE)

@@ -104,7 +104,7 @@ class StoredProperties:
 
 
 def answered_properties(options: BrokerOptions) -> dict[str, str]:
-    """Returns the properties set by the broker that are also ext fields of the responses to sends."""
+    """The properties set by the broker that are also ext fields of the responses to sends."""
     return {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
 
 

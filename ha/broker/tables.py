@@ -204,7 +204,7 @@ class Tables:
         return self.group_log is not None and self.standing.is_slave and self.group_log.is_behind
 
     def accepts_copy(self, position: LogPosition | None) -> bool:
-        """Returns whether a slave copies its master's tables, which contain the group's log up to `position`.
+        """Whether a slave copies its master's tables, which contain the group's log up to `position`.
 
         False if this slave's tables come from the log alone, or contain a later record. A master without a position
         keeps its tables in files, as RocketMQ does; they are always copied.
@@ -234,7 +234,7 @@ class Tables:
         )
 
     def state(self) -> TablesState:
-        """Returns a copy of the current tables."""
+        """A copy of the current tables."""
         view = self.view()
         return TablesState(
             topics=dict(self.topics.table),
@@ -249,7 +249,7 @@ class Tables:
         )
 
     def as_loaded(self) -> LoadedTables:
-        """Returns the content of the files read by `load_files`."""
+        """The content of the files read by `load_files`."""
         loaded = LoadedTables(state=self.state(), positions={}, foreign=set())
         for section, position in (
             (TOPICS, self.topics.file_position),
@@ -296,7 +296,7 @@ class Tables:
 def _file_content(
     section: str, replica: Replica
 ) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets | UserTable:
-    """Returns a copy of table `section` of a replica, as its file stores it."""
+    """A copy of table `section` of a replica, as its file stores it."""
     state, position = replica.state, replica.reported_position
     if section == TOPICS:
         version = state.topics_version

@@ -63,14 +63,14 @@ class TimerRequests:
         self._counting = trio.Lock()
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_TIMER_CHECK_POINT: self.check_point,
             RequestCode.GET_TIMER_METRICS: self.metrics,
         }
 
     async def check_point(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_TIMER_CHECK_POINT (60): the delivery progress; SYSTEM_ERROR if none is replicated yet."""
+        """Request 60: the delivery progress; SYSTEM_ERROR if none is replicated yet."""
         progress = self._replicated_progress()
         if progress is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, "The checkpoint is null: no progress is replicated yet")
@@ -80,8 +80,7 @@ class TimerRequests:
         return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_TIMER_METRICS (61): the number of pending messages by topic. Raises RefusedError if too many files are
-        open."""
+        """Request 61: the number of pending messages by topic. Raises RefusedError if too many files are open."""
         async with self._counting:
             if trio.current_time() >= self._counted_at + REMEMBERED_S:
                 with busy_if_passing():

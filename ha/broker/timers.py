@@ -276,7 +276,7 @@ class TimerService:
             recall.indexed.set()
 
     def _is_pending(self, queue_offset: int, code: int) -> bool:
-        """Returns whether a message at or after FIRST still has to be delivered according to the progress."""
+        """Whether a message at or after FIRST still has to be delivered according to the progress."""
         seen, time_ms = self._progress.get(SEEN), self._progress.get(TIME)
         if self._standing.is_slave and self._progress.rocketmq_timers is not None:
             seen, time_ms = self._progress.rocketmq_timers

@@ -69,7 +69,7 @@ _INHERITED = _READ_WRITE | Permission.INHERIT
 
 
 def topic_fault(topic: str) -> str:
-    """Returns why `topic` is not a valid topic name, in RocketMQ's words; "" if it is valid."""
+    """Why `topic` is not a valid topic name, in RocketMQ's words; "" if it is valid."""
     if not topic.strip():
         return "The specified topic is blank."
     if _TOPIC_PATTERN.fullmatch(topic) is None:
@@ -82,7 +82,7 @@ def topic_fault(topic: str) -> str:
 
 
 def system_topics(options: BrokerOptions) -> list[TopicConfig]:
-    """Returns the topics that every broker with these options has."""
+    """The topics that every broker with these options has."""
     broker_perm = _INHERITED
     topics = [
         _topic("SELF_TEST_TOPIC", 1),
@@ -173,8 +173,7 @@ class Topics(ConfigTable[TopicConfig]):
             self._table.setdefault(config.topic_name, config)
 
     def snapshot(self) -> TopicConfigTable:
-        """Returns a copy of the table, as sent in answers to request 21 and in registrations, and as stored in
-        topics.json."""
+        """A copy of the table, as sent in answers to request 21 and in registrations, and as stored in topics.json."""
         return TopicConfigTable(
             topic_config_table=dict(self._table),
             data_version=self._data_version,

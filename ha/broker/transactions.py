@@ -109,7 +109,7 @@ class TransactionService:
         self._dropped_count = 0
 
     def statistics(self) -> TransactionStatistics:
-        """Returns a snapshot of the counters."""
+        """A snapshot of the counters."""
         _, end = bounds(self._queue(HALF_TOPIC))
         return TransactionStatistics(
             open_count=0 if self._standing.is_slave else self._window.open_count(end),
@@ -289,7 +289,7 @@ class TransactionService:
         return await self._store_moves(moves) and not is_end
 
     def _move(self, record: MessageRecord, now_ms: int) -> _Move | None:
-        """Returns the put of the next copy of `record`; None if it is too young to be checked."""
+        """The put of the next copy of `record`; None if it is too young to be checked."""
         options = self._options
         properties = record.property_map()
         verdict = judge(

@@ -85,7 +85,7 @@ class Users(ConfigTable[UserConfig]):
         self._data_version = version
 
     def snapshot(self) -> UserTable:
-        """Returns a copy of the table: the content of users.json."""
+        """A copy of the table: the content of users.json."""
         return UserTable(data_version=self._data_version, user_table=dict(self._table))
 
     async def create_missing(

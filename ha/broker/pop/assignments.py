@@ -52,7 +52,7 @@ class Assignments:
         """Returns the number of read queues of a topic by broker name; None if it is not known at present"""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.QUERY_ASSIGNMENT: self.assign,
             RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
@@ -60,7 +60,7 @@ class Assignments:
         }
 
     async def set_mode(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """SET_MESSAGE_REQUEST_MODE (401): sets whether a group pops or pulls a topic."""
+        """Request 401: sets whether a group pops or pulls a topic."""
         asked = read_request(RequestModeBody, command.body)
         refuse_on_slave(self._standing, "Can't change a group on a slave: it takes over its master's groups")
         if asked.topic.startswith(RETRY_PREFIX):
@@ -83,7 +83,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS)
 
     async def all_modes(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_ALL_MESSAGE_REQUEST_MODE (402): every mode that was set."""
+        """Request 402: every mode that was set."""
         table = RequestModeTable()
         for name, group in self._groups.table.items():
             for key in group.attributes:
@@ -96,7 +96,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(table))
 
     async def assign(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """QUERY_ASSIGNMENT (400): the queues of a topic for one client."""
+        """Request 400: the queues of a topic for one client."""
         asked = read_request(QueryAssignmentBody, command.body)
         mode, share_count = self._mode(asked.consumer_group, asked.topic)
         body = AssignmentsBody(message_queue_assignments=None)
@@ -116,7 +116,7 @@ class Assignments:
     def _queues_for(
         self, asked: QueryAssignmentBody, queues: list[tuple[str, int]], mode: str, share_count: int
     ) -> list[tuple[str, int]] | None:
-        """Returns the client's queues, as (broker name, queue id or ALL_QUEUES); all queues in a broadcasting group.
+        """The client's queues, as (broker name, queue id or ALL_QUEUES); all queues in a broadcasting group.
 
         Otherwise None if the group has no members or the strategy is unknown, and empty if the group's members divide
         the queues among them and the client is not a member.
@@ -142,7 +142,7 @@ class Assignments:
         return list(shared)
 
     def _mode(self, group: str, topic: str) -> tuple[str, int]:
-        """Returns the mode of a group for a topic, and popShareQueueNum; PULL if none was set, and for retry topics."""
+        """The mode of a group for a topic, and popShareQueueNum; PULL if none was set, and for retry topics."""
         config = self._groups.get(group)
         value = "" if config is None else config.attributes.get(REQUEST_MODE_PREFIX + topic, "")
         mode, _, share_count = value.partition(":")

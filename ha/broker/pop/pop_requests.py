@@ -88,7 +88,7 @@ class PopRequests:
         """Bytes of the popped messages that are sent once their record is acknowledged"""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers by request code."""
+        """Handlers by request code."""
         return {
             RequestCode.POP_MESSAGE: self.pop,
             RequestCode.PEEK_MESSAGE: self.peek,
@@ -136,7 +136,7 @@ class PopRequests:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] {verb} message is forbidden")
 
     def _left_s(self, born_time_ms: int, poll_time_ms: int) -> float:
-        """Returns the time in seconds that a request may still wait; negative if it arrived too late."""
+        """Time in seconds that a request may still wait; negative if it arrived too late."""
         now_ms = self._wall_clock_ms()
         left_ms = min((born_time_ms or now_ms) + poll_time_ms - now_ms, poll_time_ms)
         return min(left_ms / 1000, self._options.suspend_s_max)
@@ -181,7 +181,7 @@ class PopRequests:
         return True
 
     async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """POP_MESSAGE (200050): takes messages, or holds the request until there are some. Raises RefusedError and
+        """Request 200050: takes messages, or holds the request until there are some. Raises RefusedError and
         RemoteProtocolError."""
         request = pop_request(command)
         left_s, _ = self._check_pop(request)
@@ -326,7 +326,7 @@ class PopRequests:
     # ---- the other requests
 
     async def peek(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """PEEK_MESSAGE (200052): reads what a pop would return, without taking it."""
+        """Request 200052: reads what a pop would return, without taking it."""
         request = parse_header(PeekMessageRequest, command.ext_fields)
         self._check_readable("peek")
         config = await self._check(request, ResponseCode.INVALID_PARAMETER)
@@ -353,7 +353,7 @@ class PopRequests:
         return command.reply(code, remark, header.to_ext_fields(), b"".join(bodies))
 
     async def notify(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """NOTIFICATION (200054): answers when there is a message to pop, or when the wait ends."""
+        """Request 200054: answers when there is a message to pop, or when the wait ends."""
         request = parse_header(NotificationRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)
@@ -376,8 +376,8 @@ class PopRequests:
         hold.connection.reply(hold.command, hold.command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields()))
 
     def _look(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> tuple[bool, int | None]:
-        """Returns whether there are messages to pop, and if not, when the first blocked queue is free (ms since the
-        epoch); None if no queue is blocked."""
+        """Whether there are messages to pop, and if not, when the first blocked queue is free (ms since the epoch);
+        None if no queue is blocked."""
         now_ms = self._wall_clock_ms()
         blocked_until_ms = None
         for source in self._taker.sources(request, config, is_order=request.order):
@@ -394,7 +394,7 @@ class PopRequests:
         return False, blocked_until_ms
 
     async def polling_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """POLLING_INFO (200055): how many requests of a group wait for a queue."""
+        """Request 200055: how many requests of a group wait for a queue."""
         request = parse_header(PollingInfoRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)

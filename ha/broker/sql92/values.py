@@ -134,7 +134,7 @@ def _compare_doubles(left: float, right: float) -> int:
 
 
 def _rank(value: float) -> int:
-    """Returns the rank among values that neither < nor > distinguishes: -0.0, then 0.0; NaN is above all."""
+    """Rank among values that neither < nor > distinguishes: -0.0, then 0.0; NaN is above all."""
     if math.isnan(value):
         return 2
     return int(value != 0 or math.copysign(1, value) > 0)
