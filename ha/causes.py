@@ -43,7 +43,7 @@ class Cause(Enum):
     DISK_FAILED = "disk_failed"
     """A write or sync of the disk failed."""
 
-    # the broker: any of them, SERVICE_NOT_AVAILABLE
+    # the broker: any of the statuses above, or SERVICE_NOT_AVAILABLE
     STEPPED_DOWN = "stepped_down"
     """The node was master when the put was stored, but has lost that role."""
     STOPPING = "stopping"

@@ -20,7 +20,7 @@ LINE_COUNT_MAX = 10_000
 
 
 class LogLines:
-    """A stream for logging.StreamHandler: `write` takes whole lines, a thread writes them to a descriptor."""
+    """A stream for logging.StreamHandler: `write` queues whole lines, and a thread writes them to a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -30,7 +30,7 @@ class LogLines:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queues a line. Never waits."""
+        """Queues a line, or drops it if LINE_COUNT_MAX lines are waiting. Never waits."""
         # The thread itself logs only how many lines were dropped.
         if self._queue.qsize() < LINE_COUNT_MAX or threading.current_thread() is self._thread:
             self._queue.put(line)
@@ -41,7 +41,7 @@ class LogLines:
         """Does nothing: logging calls it after each line."""
 
     def drain(self, timeout_s: float) -> None:
-        """Waits until the lines queued so far are written, but at most `timeout_s`."""
+        """Waits until the lines queued so far are written, for at most `timeout_s` seconds."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(timeout_s)

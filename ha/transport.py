@@ -1,13 +1,14 @@
 """Opens TCP streams, and reads and writes the bytes of one stream, as cheaply as the stream allows.
 
-TCP streams are read and written below trio.SocketStream: the system call first, and a wait only when it would block, or
-has done so recently. With SocketStream each receive costs a checkpoint and each send another, which is half of the
+TCP streams are read and written below trio.SocketStream: the system call comes first, and a wait only if the call would
+block, or did so recently. With SocketStream, each receive and each send costs a checkpoint, which is half of the
 processor time of an echo (bench/README.md). An encrypted stream over TCP moves its bytes in the same way. Any other
-trio.abc.Stream (memory streams) is used through its own methods, behind the same interface. os.read and os.write get
-the socket's file descriptor, because Trio's sockets have no call without a checkpoint. It is looked up for each call,
-so it is -1 once the socket is closed, and never another file's.
+trio.abc.Stream, such as a memory stream, is used through its own methods, behind the same interface.
 
-With a poller (poller.py) the chunks of a TCP connection can be served in the poller's task without waking the reader.
+os.read and os.write get the socket's file descriptor, because Trio's sockets have no call without a checkpoint. The
+descriptor is looked up for each call, so after the socket is closed it is -1, and never that of another file.
+
+With a poller (poller.py), the chunks of a TCP connection can be served in the poller's task without waking the reader.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ TIME_SLICE_BYTES = 1_048_576
 """Number of bytes read from one connection after which other tasks run in any case."""
 
 READ_BYTES_COUNTED_MIN = 16_384
-"""Minimum bytes that a read counts as in the time slice, even if it is shorter: a peer that sends in small pieces must
-not delay others for longer."""
+"""Number of bytes that a shorter read counts as in TIME_SLICE_BYTES: a peer that sends in small pieces must not delay
+others for longer."""
 
 SEND_PIECE_BYTES = 262_144
 """Maximum bytes sent with one system call."""
@@ -50,8 +51,8 @@ ServeChunk = Callable[[bytes], bool]
 
 
 ReadInto = Callable[[int, memoryview], int | None]
-"""Reads from a descriptor into the start of a buffer, as readv(2) does. Returns the number of bytes, None if it has
-processed all of them."""
+"""Reads from a descriptor into the start of a buffer, as readv(2) does. Returns the number of bytes that it leaves to
+the caller in the buffer; None if it has processed all bytes itself."""
 
 _Left = TypeVar("_Left", bytes, int)
 """Data that a read leaves to the caller: a chunk, or the number of bytes in the buffer."""
@@ -69,8 +70,8 @@ class Transport(Protocol):
     async def receive(self, serve: ServeChunk | None = None) -> bytes:
         """Returns the next bytes, b"" at the end of the stream. A checkpoint at least once per time slice.
 
-        With `serve`, each chunk is first passed to it, possibly in another task; returns the first chunk that it does
-        not process. An exception that it raises is raised here.
+        With `serve`, each chunk is first passed to `serve`, possibly in another task; returns the first chunk that
+        `serve` does not process. An exception that `serve` raises is raised here.
         """
         ...
 
@@ -78,8 +79,8 @@ class Transport(Protocol):
         """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream.
 
         With plain TCP, `read` is called to read the bytes, possibly in another task. It may also process them: as long
-        as it returns None, this waits for more bytes. It raises OSError as readv(2) does, BlockingIOError if nothing
-        has arrived.
+        as it returns None, this method waits for more bytes. `read` must raise OSError as readv(2) does,
+        BlockingIOError if nothing has arrived.
         """
         ...
 

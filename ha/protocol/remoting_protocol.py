@@ -113,6 +113,7 @@ class Totals(msgspec.Struct):
     bytes_received: int = 0
     bytes_sent: int = 0
     sends: int = 0
+    """Number of batches, and of parts of batches, that the kernel has accepted."""
 
 
 class RemotingProtocol(Generic[Waiter]):

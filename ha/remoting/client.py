@@ -35,7 +35,7 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Opens a TCP stream to "host:port". Raises OSError if the address is malformed, unknown or refuses."""
+    """Opens a TCP stream to "host:port". Raises OSError if the address is malformed or can't be connected."""
     try:
         host, port = split_address(address.strip())
     except ValueError as error:
@@ -62,7 +62,8 @@ class _Slot:
         self.error: OSError | None = None
 
     def fail(self, reason: str) -> None:
-        """Wakes the tasks that wait for the connection. If it was not opened, they get an OSError with `reason`."""
+        """Wakes the tasks that wait for the connection. Those that have neither a connection nor an error get an
+        OSError with `reason`."""
         if self.connection is None and self.error is None:
             self.error = OSError(reason)
         self.ready.set()
@@ -93,7 +94,7 @@ class RemotingClient:
         return self._shared.statistics()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Runs the connections until cancelled; requests in flight fail then."""
+        """Runs the connections until cancelled; requests in flight then raise trio.BrokenResourceError."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_connections, self._connections, self._options)
             task_status.started()

@@ -6,6 +6,7 @@ one call. The writer sends the frames that can't be sent without waiting. Reques
 `take` serves the requests that can be served without waiting, and the handler serves the others. With a poller
 (ha/poller.py), chunks are received and passed to `take` in the poller's turns, and frames that are queued during a turn
 are sent when it ends.
+
 Frames that a handler queues are sent together by the reader when the handler returns, or by the writer if the handler
 has called `flush` and waits. Other frames are sent by `send_now`, or by the writer, which is woken once for any number
 of queued frames.
@@ -48,7 +49,7 @@ WITHOUT_TLS = "that speaks plain remoting"
 _SUCCESS = CommandTemplate(
     RemotingCommand(RequestCode.SEND_MESSAGE, 2_000_000_001).reply(ResponseCode.SUCCESS), [(b"2000000001", b"%d")]
 )
-"""Encodes successful responses without fields, remark or body, given their opaques"""
+"""Encodes successful responses without fields, remark or body, given their opaques."""
 
 Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingCommand]]
 """Called once per chunk with every complete request in it, in order. Serves the requests that can be served without
@@ -98,6 +99,7 @@ class RemotingConnection:
         self.is_encrypted = False
         """Whether the connection uses TLS."""
         self.opened_at = trio.current_time()
+        """Time at which the connection was opened (Trio's clock)."""
         self.in_flight = 0
         """Number of requests that a handler has accepted but not answered yet; maintained by handlers that limit it."""
         self._stream = stream
@@ -115,9 +117,9 @@ class RemotingConnection:
         self._scope = trio.CancelScope()
         self._reader: trio.lowlevel.Task | None = None
         self._untaken: list[RemotingCommand] | None = None
-        """Requests of the last chunk that the reader has to pass to the handler; None if the chunk wasn't parsed"""
+        """Requests of the last chunk that the reader must pass to the handler; None if the chunk was not parsed."""
         self._is_corked = False
-        """Whether the handler is running; the reader then sends the frames that it queues when it returns"""
+        """Whether the handler is running. The reader sends the frames that the handler queues when it returns."""
         self._is_flush_due = False
         self._drained = trio.lowlevel.ParkingLot()
         self._close_callbacks: list[Callable[[], None]] = []
@@ -482,7 +484,7 @@ class RemotingConnection:
 
 
 def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first exception in a group that is not itself a group."""
+    """Returns the first exception in a group that is not itself a group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

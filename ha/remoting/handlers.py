@@ -21,7 +21,7 @@ async def serve_each(
     requests: Iterable[RemotingCommand],
     serve: Callable[[RemotingConnection, RemotingCommand], Awaitable[None]],
 ) -> None:
-    """Calls `serve` for each request of a chunk, which may be full of expensive ones.
+    """Calls `serve` for each request of a chunk, in order.
 
     Between requests, it lets other tasks run if the time slice (TIME_SLICE_S) is over, and waits until queued responses
     are sent (`connection.is_ready`). While `serve` waits, the responses to earlier requests are sent. If the connection

@@ -30,7 +30,7 @@ class BoundPort:
 
     def __init__(self, key: str, host: str, port: int) -> None:
         """Binds the port on all addresses of `host` that this machine has; 0 lets the system choose it. Blocks while
-        the host name is looked up. Raises AddressInUse with `key`."""
+        the host name is looked up. Raises AddressInUse with `key` if `host` is unknown or the port can't be bound."""
         self.key = key
         self.host = host
         self._sockets: list[socket.socket] = []
@@ -55,7 +55,8 @@ class BoundPort:
         self.port = port
 
     def listen(self) -> list[trio.SocketListener]:
-        """Starts listening; the caller closes the listeners. May be called only once. Raises AddressInUse."""
+        """Starts listening; the caller closes the listeners. May be called only once. Raises AddressInUse if the system
+        refuses."""
         listeners = []
         try:
             for bound in self._sockets:
@@ -95,7 +96,8 @@ def _bind(family: int, kind: int, protocol: int, address: tuple[str | int, ...])
 
 
 def find_addresses(host: str, port: int | None, flags: int = 0) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    """Returns the addresses of `host` as getaddrinfo does. Raises OSError, also if `host` can't be a host name."""
+    """Returns the addresses of `host` as getaddrinfo does, without duplicates. Raises OSError if there are none, or if
+    `host` is not a valid host name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:  # `host` has no IDNA encoding

@@ -51,10 +51,10 @@ class RemotingServer:
         take: Take | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`take` is called before `handler`. A `poller`, which has to outlive the server, calls `take` in its own task,
-        without waking another one.
+        """`take` is called before `handler`, in the turns of `poller` if there is one; the poller must outlive the
+        server. `parser_type` parses the requests for both.
 
-        `parser_type` parses the requests for both.
+        `tls`: how TLS handshakes are done, and whether clients without TLS are served, too; None: TLS is rejected.
         """
         self._handler = handler
         self._take = take

@@ -13,7 +13,7 @@ from ha.protocol.remoting_protocol import CloseCause, Totals
 
 class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since the start, except for the current values `connections`, `outbox_bytes`, `partial_bytes` and
-    `handled_bytes`. Sizes in bytes. `closed` counts connections by `CloseCause`."""
+    `handled_bytes`. Sizes in bytes. `closed` counts connections by `CloseCause`; `Totals` describes `sends`."""
 
     connections: int
     opened: int
