@@ -1,7 +1,8 @@
 """One slave's connection on the master: RocketMQ's DefaultHAConnection as one nursery with a reader and a writer.
 
 The reader takes reports, the writer sends frames. When either ends, both end and the connection is closed: a cancelled
-send leaves an unknown part of a frame on the wire. The task that runs both keeps the time.
+send leaves an unknown part of a frame on the wire. The task that runs both wakes the writer for heartbeats, and ends
+the connection of a slave that is silent for too long (keep_time.py).
 
 Reports:
 - The first valid report, the request, sets where the transfer starts. 0 means the start of the log's last segment, or
@@ -55,9 +56,9 @@ REPORT_BUFFER_BYTES = 8192
 """Maximum bytes of reports per receive: a thousand reports, of which only the last counts."""
 
 JOINED_BYTES_MAX = 64 << 10
-"""Maximum bytes of a body that are copied after its header, so that neither a small frame nor the header of a large one
-takes a separate send (a header alone wakes the slave once more). Copying this much costs a third of a system call on
-loopback."""
+"""Maximum bytes of a body that are copied into one send with the header. So a small frame takes one send, and the
+header of a large one is not sent alone, which would wake the slave once more. Copying this much costs a third of a
+system call on loopback."""
 
 OPENING_S_MAX = 0.5
 """Time in seconds to wait for more bytes if the first eight bytes of a slave can be a report or the first half of a

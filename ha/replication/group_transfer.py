@@ -81,7 +81,8 @@ class GroupTransfer:
     """Completes `AckRequest`s. `run` is its task; call `advance` after each change of the acknowledgements."""
 
     def __init__(self, slaves: Acknowledgements, *, waiting_count_max: int, batch_count_max: int) -> None:
-        """At most `waiting_count_max` requests wait here, and `batch_count_max` batches in the channel."""
+        """At most `waiting_count_max` requests wait here; further ones are answered FLUSH_SLAVE_TIMEOUT at once.
+        `batch_count_max`: capacity of the channel, in batches."""
         self._slaves = slaves
         self._waiting_count_max = waiting_count_max
         self._classes: dict[int, OffsetWaiters[AckRequest]] = {}
@@ -112,7 +113,8 @@ class GroupTransfer:
     def submit_nowait(self, requests: list[AckRequest]) -> None:
         """Process a batch directly, unless `run` is not active or batches are queued in the channel: then queue it.
 
-        Some requests may be completed before this returns. Raises the errors of `submit_channel.send_nowait`.
+        Some requests may be completed before this returns. Raises trio.WouldBlock if the channel is full,
+        trio.BrokenResourceError if `run` has ended.
         """
         if self._is_running and not self._submitted.statistics().current_buffer_used:
             self._take(requests)

@@ -13,9 +13,10 @@ At most three tasks in one nursery; the first one that ends closes the connectio
 slave_protocol.py decides what a frame means in each state of the connection. A member of a failover group uses the
 protocol with epochs; `EpochFollower` implements the differences.
 
-The task that runs these keeps the time. Reports never decrease on one connection. The first one goes out at once, as in
-RocketMQ 5.x; 4.9 waits five seconds. With `ack_flushed` they carry the flushed offset, and the request waits until
-everything in the log is flushed, as a request counts as an acknowledgement.
+The task that runs these wakes the reporter for heartbeats, and ends the connection of a master that is silent for too
+long (keep_time.py). Reports never decrease on one connection. The first one goes out at once, as in RocketMQ 5.x; 4.9
+waits five seconds. With `ack_flushed` they carry the flushed offset, and the request waits until everything in the log
+is flushed, as a request counts as an acknowledgement.
 """
 
 from __future__ import annotations

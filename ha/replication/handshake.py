@@ -1,4 +1,6 @@
-"""The authentication of ha/protocol/ha_handshake.py over a stream: the master's side, the slave's side, deadlines."""
+"""Authenticates master and slave to each other over a stream, within a timeout, with the messages and proofs of
+ha/protocol/ha_handshake.py.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
 async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:
     """Authenticate a slave, on the master. Returns None if that succeeded, else the reason to close and its details.
 
-    Nothing is sent to a peer that does not start the handshake. Raises the errors of the stream.
+    Nothing is sent to a peer that does not start the handshake. A timeout gives NOT_AUTHENTICATED. If the connection
+    fails, raises the stream's error (OSError or trio.BrokenResourceError).
     """
     with trio.move_on_after(options.timeout_s):
         hello = await _receive(stream, len(HELLO))
@@ -59,7 +62,8 @@ async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions)
 async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
     """Authenticate both sides, on the slave. Returns an empty string if that succeeded, else the reason as a text.
 
-    Raises the errors of the stream, and RemoteProtocolError if the master's messages are not those of the handshake.
+    A timeout is such a reason, too. If the connection fails, raises the stream's error (OSError or
+    trio.BrokenResourceError). Raises RemoteProtocolError if the master's messages are not those of the handshake.
     """
     with trio.move_on_after(options.timeout_s):
         await stream.send_all(HELLO)

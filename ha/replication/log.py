@@ -55,7 +55,7 @@ class ReplicatedLog(Protocol):
         """
 
     def tail(self) -> LogTail | None:
-        """Return the place in a file at which the caller may write the master's next bytes itself. It must call
+        """Return the place in a file at which the caller may write the master's next bytes itself. The caller must call
         `note_appended` afterwards, without an await in between.
 
         None if only `append_raw` can append: a new segment is needed, or another append is in progress.

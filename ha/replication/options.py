@@ -32,8 +32,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     waiting_request_count_max: int = 100_000
     """Maximum number of puts that wait for acknowledgements; further ones are answered FLUSH_SLAVE_TIMEOUT at once."""
     submitted_batch_count_max: int = 1024
-    """Capacity of GroupTransfer's channel, in batches. While it is full, `send` waits and `submit_nowait` raises
-    trio.WouldBlock."""
+    """Capacity of GroupTransfer's channel, in batches. While it is full, `submit_channel.send` waits, and
+    `submit_nowait` raises trio.WouldBlock."""
 
     reconnect_interval_s: float = 5.0
     """Slave: maximum wait before the next attempt after a connection was lost or could not be made

@@ -15,8 +15,8 @@ IP_FAMILIES = (AF_INET, AF_INET6)
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Connect to `host:port` (IPv6 in brackets). Raises OSError, or ConfigError, naming haMasterAddress, if the address
-    is malformed."""
+    """Connect to `host:port` (IPv6 in brackets). Raises OSError if that fails, ConfigError for haMasterAddress if the
+    address is malformed."""
     try:
         host, port = split_address(address)
     except ValueError as error:
@@ -25,7 +25,8 @@ async def connect_tcp(address: str) -> trio.abc.Stream:
 
 
 def peer_name(stream: trio.abc.Stream) -> str:
-    """Return the peer of a socket as `host:port`; of other streams its `peer_address`, or else a unique name."""
+    """Return the peer of a stream as `host:port`: that of the socket ("gone:0" if it is no longer connected) or of the
+    stream's attribute `peer_address`; without either, a unique name."""
     if isinstance(stream, trio.SocketStream):
         try:
             host, port = stream.socket.getpeername()[:2]
@@ -73,7 +74,8 @@ def host_of(peer: str) -> str:
 
 
 def identify_by_address(peer: str) -> str:
-    """Return the slave's identity: its IP address, so that two connections of one slave count once.
+    """Return the slave's identity: its IP address, so that two connections of one slave count once. If `peer` has no IP
+    address, `peer` itself.
 
     On loopback every connection is a separate slave, because the slaves of a test or demonstration share the address.
     """

@@ -64,7 +64,7 @@ class OpeningParser:
     def feed(self, chunk: bytes | bytearray) -> bytes | bytearray:
         """Return the bytes of `chunk` for the report parser, without the question.
 
-        Up to 7 first bytes are held back while they may still become the question.
+        Up to 7 bytes are held back while they may still become the question, or its repetition.
         """
         if self._front is None:
             return chunk
