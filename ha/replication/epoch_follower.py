@@ -5,8 +5,8 @@
 Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). The slave's
 later bytes were written by a master whose bytes did not reach the sync-state set. They were not acknowledged, or only
 by that master, and are truncated. Confirmed records are never truncated: a master that lacks one was elected against
-the rules, or has lost bytes, and only an operator can decide to follow it. A part of a record proves nothing, even if
-it is confirmed: the set may have acknowledged the first bytes of a record, which a new master removes.
+the rules, or has lost bytes, and only an operator can decide to follow it. Only complete records count as confirmed: if
+the set has acknowledged just the first bytes of a record, a new master removes them.
 
 A term is durable in the history before a byte of the term is in the log, and so before any of its bytes is
 acknowledged. When a connection starts, all terms that start up to the log's end are added. They come from the master's
@@ -46,7 +46,8 @@ class Terms(Protocol):
 
 
 class EpochFollower:
-    """Epochs on the slave's side of one connection. `epoch`: the master's last term, NO_EPOCH before its handshake."""
+    """Makes the log here a prefix of the master's when a slave connects, then adds the master's terms to the history
+    here as the log grows. `epoch`: the master's last term, NO_EPOCH before its handshake."""
 
     def __init__(self, store: MemberStore, log: ReplicatedLog, greeting: SlaveHandshake, terms: Terms) -> None:
         self.greeting = greeting.encode()
@@ -101,7 +102,8 @@ class EpochFollower:
         return None
 
     async def _truncate(self, master: MasterHandshake, own_end: int) -> SessionEnd | None:
-        """Truncate the log here where it differs from the master's; return None if that succeeded, else why not."""
+        """Truncate the log here where it differs from the master's; return None if that succeeded or was not needed,
+        else why not."""
         point = self._store.epochs.consistent_point(own_end, master.epochs, master.max_offset)
         if point is None:
             theirs = ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in master.epochs[-3:])
@@ -126,7 +128,8 @@ class EpochFollower:
         return None
 
     async def _is_confirmed_at(self, point: int) -> bool:
-        """Whether the record at `point` is confirmed, as far as is known."""
+        """Whether the record at `point` is confirmed; also true if bytes after `point` are confirmed, but no intact
+        record starts there."""
         if point >= self._confirm_offset:
             return False
         end = await self._store.record_end(point)

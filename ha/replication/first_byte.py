@@ -4,8 +4,8 @@ RocketMQ interprets a request of 0 as "the last segment", and any other literall
 restores byte 0 itself: a log that starts at 0 starts with the size of its first record, four bytes big-endian, and all
 records are smaller than 16 MiB, so byte 0 is 0. The record's magic code at offset 4 proves that a record starts there.
 
-If the master's log is empty or no longer starts at 0, a request of 1 gets heartbeats at 1 instead. So the injected
-`master_min_offset` is asked first; if it doesn't know, the slave tries 1, then falls back to 0 and logs that.
+If the master's log is empty or no longer starts at 0, a request of 1 gets heartbeats at 1 instead. So the slave calls
+the injected `master_min_offset` first. If that returns None or 0, it requests 1, and if that fails, 0, with a warning.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ ever, slowly, and logged once per change of condition, not once per attempt.
 
 haOutOfRange=resync: a master that no longer holds the slave's next byte sends heartbeats for ever, just like a master
 without new messages. A halog master states which case it is (range_question.py). For a RocketMQ master the owner can
-inject `master_min_offset`, for example request 28 (commitLogMinOffset) over remoting, which is called at most once per
-heartbeat; without it a slave of RocketMQ waits, as a RocketMQ slave does. A resync happens only on such an explicit
-statement that the master's first offset is above our end, never on silence, errors or a closed connection, and at most
-once per RESYNC_PAUSE_S.
+inject `master_min_offset`, which is called at most once per heartbeat. It may send GET_BROKER_RUNTIME_INFO (28) over
+remoting, whose response contains commitLogMinOffset. Without it a slave of RocketMQ waits, as a RocketMQ slave does. A
+resync happens only on such an explicit statement that the master's first offset is above our end, never on silence,
+errors or a closed connection, and at most once per RESYNC_PAUSE_S.
 
 haStartFrom=first, for an empty log: a halog master is asked; for a RocketMQ master see first_byte.py.
 
@@ -48,7 +48,8 @@ from ha.replication.statistics import Condition, HAClientState, HAClientStatisti
 logger = logging.getLogger(__name__)
 
 RESYNC_PAUSE_S = 60.0
-"""Minimum time between two resyncs: each moves a whole log aside, and a faulty master must not fill the disk."""
+"""Minimum time between two resyncs, in seconds: each moves a whole log aside, and a faulty master must not fill the
+disk."""
 
 
 class _Findings(msgspec.Struct):
@@ -138,8 +139,9 @@ class HAClient:
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
         """Follow the master whose HA port is at `address` (`host:port`), or none (None).
 
-        If the address changes, the connection to the previous one ends, and so do an attempt to make one and a wait
-        between two attempts. If it is the same, they continue.
+        If the address changes, the connection to the previous master ends, and so does an attempt to connect, a resync,
+        or a wait between two attempts. If it is the same, they continue.
+
         `origin`: where the address is configured, for error messages. `reads_run_ids`: whether the master understands
         run ids.
         """
@@ -337,7 +339,8 @@ class HAClient:
         return True
 
     def _note_open(self) -> None:
-        """Set NO_DATA_YET. Not logged, so that an obstacle that stays is logged once, not once per attempt."""
+        """Set the condition NO_DATA_YET without logging it, so that a lasting obstacle is logged once, not once per
+        attempt."""
         detail = "the connection is open, but no data has come yet"
         if self._condition not in GOOD_CONDITIONS:
             detail += f"; before that {self._condition.value}: {self._detail}"
@@ -383,3 +386,4 @@ GOOD_CONDITIONS = frozenset(
         Condition.MASTER_CHANGED,
     }
 )
+"""Conditions that need no attention: logged as INFO, not WARNING."""

@@ -7,10 +7,10 @@ requested. Logs that differ anywhere before differ in the head of the last recor
 store time and its position in its queue. The end of a record proves less: a producer may have sent the same message
 again. The filler at a segment's end proves nothing.
 
-A power loss may leave a torn record at the end of a slave's log: the first part of its head was flushed, the next
-sectors reached the disk later, and the rest of the first part's sector did not. Only bodies have a checksum, so
-recovery takes the record for an intact one. The comparison shows it: wherever the logs differ, the bytes here are zeros
-from there to the end of the sector.
+A power loss may leave a torn record at the end of a slave's log: the first part of its head was flushed, and later
+sectors of it reached the disk, but not the rest of the sector that contains the first part. Only bodies have a
+checksum, so recovery takes the record for an intact one. The comparison shows that it is torn: wherever the logs
+differ, the bytes here are zeros from there to the end of the sector.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import trio
 from ha.protocol.record import MAGIC_V1, MAGIC_V2, RECORD_PLACE
 
 HEAD_SIZE = 76
-"""Size in bytes of a record's beginning, to the end of the store time, if the born host is an IPv6 address (the longest
+"""Size in bytes of a record's head, which ends with the store time, if the born host is an IPv6 address (the longest
 case)
 """
 SEARCH_BYTES_MAX = 64 << 20
@@ -40,7 +40,8 @@ _MAGIC_AT = 4
 class Overlap:
     """Compares the end of a slave's log with the master's bytes. `held`: the slave's bytes from physical offset `start`
     to its end. `position`: physical offset up to which they are compared. `torn_at`: physical offset from which the
-    rest of a sector is missing here; None if no sector is incomplete."""
+    rest of a sector is missing here; None if no sector is incomplete. `early_heartbeat_count`: number of heartbeats
+    that came before the comparison ended, counted by SlaveProtocol."""
 
     __slots__ = ("_held", "_torn_to", "early_heartbeat_count", "end", "position", "start", "torn_at")
 

@@ -7,8 +7,8 @@
 | an obstacle: other log, wrong secret, full disk | after `interval_s_max`, doubled each time up to OBSTACLE_S_MAX |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
-problem may be over. The waits grow while attempts fail, and have a random part, so that the slaves of one master don't
-all connect at the same time.
+problem may be over. The waits in the second row are shortened at random, so that the slaves of one master don't all
+connect at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OBSTACLE_S_MAX = 5.0
 """Maximum wait in seconds after an obstacle, which is usually left to an operator. A member of a failover group, whose
 `interval_s_max` is shorter, would otherwise cost its master several connections per second, and lines in its log."""
 JITTER_SHARE = 0.5
-"""Maximum share (0 to 1) by which a wait is shortened at random."""
+"""Maximum share (0 to 1) by which a wait after a failed attempt is shortened at random."""
 
 LOST = frozenset(
     {Condition.CONNECT_FAILED, Condition.CONNECTION_LOST, Condition.MASTER_CLOSED, Condition.HOUSEKEEPING_TIMEOUT}

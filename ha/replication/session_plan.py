@@ -16,8 +16,8 @@ class Retry(Enum):
     FROM_LAST_SEGMENT = "from_last_segment"
     """The master has no byte at offset 1: request 0, which means its last segment."""
     WITHOUT_QUESTION = "without_question"
-    """The session ended after the range question (`asks_only`), whose answer allows this slave to follow: don't ask
-    again."""
+    """The session was for the range question only (`asks_only`), and showed nothing that prevents this slave from
+    following: don't ask again."""
     WITHOUT_OVERLAP = "without_overlap"
     """The master sent nothing from an earlier segment than the one in which this slave's log ends, so the bytes there
     can't be compared. Request the log's end without a comparison, unless the master states that its log begins before
@@ -43,8 +43,8 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the beginning of one connection of a slave, before it follows the master."""
 
     is_member: bool = False
-    """Whether this slave is a member of a failover group: the end of the log here is compared only after the histories
-    of both logs, so the master's does not end before it."""
+    """Whether this slave is a member of a failover group: it has truncated its log to a prefix of the master's before
+    the ends are compared, so the master's log does not end before the log here."""
     asks_range: bool
     answer_timeout_s: float
     """Timeout for the answer to the range question"""
