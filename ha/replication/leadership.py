@@ -4,8 +4,8 @@
 
 While the node leads, members identify themselves and are admitted, their acknowledgements go to the rules of the
 sync-state set (sync_state.py), and consumers see only the bytes that the set has confirmed. Changes of the set that the
-rules propose are written to the agreement service by the owner of the role: `proposed_set` is the proposal,
-`confirm_set` the result.
+rules propose are written to the agreement service by the owner of the role (ha/failover, through ha/node/member.py):
+`proposed_set` is the proposal, `confirm_set` the result.
 
 A member is a broker id with one connection: a new one replaces the previous one, and messages on replaced connections,
 or on those of an ended term, don't count. If two processes use one broker id, only the process whose key is in the
@@ -42,7 +42,8 @@ PAST_RUNS_MAX = 16
 
 
 class Leadership:
-    """One node's leadership. Owned by its HAService; the node's role calls `lead`, `step_down` and `confirm_set`."""
+    """One node's terms as master, and the members that are connected in the current one. Owned by its HAService; the
+    owner of the role calls `lead`, `step_down`, `confirm_set` and `set_live_members`."""
 
     def __init__(
         self, log: ReplicatedLog, store: MemberStore, on_change: Callable[[], None], *, confirms_flushed: bool = False
@@ -71,8 +72,8 @@ class Leadership:
     # Called by the owner of the role
 
     def lead(self, sync_state: SyncStateSet) -> None:
-        """Start a term and admit the other members; ends the term before, if it has not ended. Its epoch must be the
-        last one in the store's history."""
+        """Start a term, with `sync_state` as its set, and admit the other members. If another term is running, it ends
+        first. The epoch of the new term must be the last one in the store's history."""
         last = self._store.epochs.last
         assert last is not None
         assert last.epoch == sync_state.epoch, (last, sync_state.epoch)
@@ -97,7 +98,8 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def confirm_set(self, members: Iterable[int]) -> None:
-        """Record that the agreement service has `members` as the set; earlier proposals can no longer take effect."""
+        """Record that the agreement service has `members` as the set; earlier proposals can no longer take effect. Does
+        nothing while this node does not lead."""
         if self.sync_state is None:
             return
         self.sync_state.confirm_set(frozenset(members))
@@ -105,7 +107,8 @@ class Leadership:
         self._evaluate()
 
     def set_live_members(self, members: Mapping[int, int]) -> None:
-        """Set the members with a lease in the agreement service: broker id -> run id, 0 if unknown."""
+        """Set the members with a lease in the agreement service: broker id -> run id, 0 if unknown. Does nothing while
+        this node does not lead."""
         if self.sync_state is None:
             return
         self.sync_state.set_live_members(frozenset(members))

@@ -28,8 +28,8 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the master's log minus the acknowledged offset, or the end itself before the first report
     (HARuntimeInfo: diff)."""
     lag_s: float
-    """Lower bound of the time since the slave last had the whole log or, if that is later, since it connected; 0 if it
-    has the whole log."""
+    """Time since the slave last had the whole log; since it connected, if that is later, so it is a lower bound. 0 if
+    the slave has the whole log."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int

@@ -13,8 +13,8 @@ slave may have truncated what it acknowledged to an earlier master.
 
 All of these sets count, so that no byte is acknowledged that the next master, elected from any of them, may lack.
 RocketMQ #5663: while a slave was being added, the old set was enough to acknowledge a byte that the new member, which
-was then elected, didn't have. The loss of a slave acknowledges nothing: until the agreement service has dropped it,
-puts wait for it.
+was then elected, didn't have. No put is acknowledged because a slave is lost: until the agreement service has dropped
+it from the set, puts wait for it.
 
 Why `joining`: a slave may be proposed once it has everything confirmed or acknowledged. If the master is alone, that is
 its whole log, which no slave ever has under load at the moment of its report. So puts wait for a slave once it is
