@@ -39,7 +39,7 @@ class Positions(Protocol):
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
         """Saves `offsets`, by queue; `place_of` must be the same for all of these queues. Calls `on_saved` with each
-        queue that was saved. Failures are logged."""
+        queue that was saved. Failures are logged. `offsets` may be empty."""
 
 
 class BrokerPositions:
@@ -105,15 +105,18 @@ class FilePositions:
         """`file`: where the positions are stored; None: in memory only."""
         self._file = file
         self._offsets: dict[MessageQueue, int] = {}
+        self._written: dict[MessageQueue, int] = {}
+        """What the file holds; `_offsets` is ahead of it after a failed save."""
 
     async def open(self) -> None:
         """Reads the file, if there is one. Raises OSError, and RemoteProtocolError for an invalid file."""
         if self._file is not None:
             table = await anyio.to_thread.run_sync(_read, self._file)
             self._offsets = {MessageQueue(*queue): offset for queue, offset in table.items()}
+            self._written = dict(self._offsets)
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """Returns the position that the file has (see `Positions.load`)."""
+        """Returns the position that was last passed to `save`, or else that of the file (see `Positions.load`)."""
         return self._offsets.get(queue)
 
     def place_of(self, queue: MessageQueue) -> str:
@@ -126,16 +129,18 @@ class FilePositions:
         return 0
 
     async def save(self, offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        """Adds `offsets` to the saved ones, and writes the file."""
-        known = self._offsets
-        known.update(offsets)
-        if self._file is not None:
+        """Adds `offsets` to the saved ones, and writes the file if it lacks any of them, including those of earlier
+        saves that failed."""
+        self._offsets.update(offsets)
+        if self._file is not None and self._offsets != self._written:
+            known = dict(self._offsets)
             table = {(queue.topic, queue.broker_name, queue.queue_id): offset for queue, offset in known.items()}
             try:
                 await anyio.to_thread.run_sync(_replace, self._file, encode_queue_offsets(table))
             except OSError as error:
                 _log.error("client.positions_not_saved file=%s reason=%r", self._file, error.strerror)
                 return
+            self._written = known
         for queue in offsets:
             on_saved(queue)
 

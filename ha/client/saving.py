@@ -132,5 +132,4 @@ class Saving:
             if self._is_finishing:
                 self._limit_silence(place)
 
-        if offsets:
-            await self._positions.save(offsets, on_saved)
+        await self._positions.save(offsets, on_saved)

@@ -66,8 +66,9 @@ async def test_a_loaded_position_is_saved_again_only_if_it_may_be_lost(autojump_
         return 7
 
     async def save(offsets: Mapping[MessageQueue, int], on_saved: Callable[[MessageQueue], None]) -> None:
-        saved.append(offsets[QUEUE])
-        on_saved(QUEUE)
+        for queue, offset in offsets.items():
+            saved.append(offset)
+            on_saved(queue)
 
     positions = SimpleNamespace(load=load, save=save, place_of=lambda queue: "a", loss_count=3)
     held, saving = HeldQueue(QUEUE), Saving("g", cast(Positions, positions), interval_s=5.0, silence_s=3.0)

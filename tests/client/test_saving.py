@@ -1,14 +1,18 @@
 """When positions are saved, in which order, and when the last saves give up, on a virtual clock."""
 
+import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 
 from ha.client import MessageQueue
 from ha.client.held_queue import HeldQueue
+from ha.client.positions import FilePositions, Positions
 from ha.client.saving import Saving
 
 INTERVAL_S, SILENCE_S = 5.0, 3.0
@@ -44,9 +48,9 @@ def queue_at(broker: str, position: int, queue_id: int = 0) -> HeldQueue:
 
 
 @asynccontextmanager
-async def open_saving(brokers: Brokers, *queues: HeldQueue) -> AsyncIterator[Saving]:
+async def open_saving(positions: Positions, *queues: HeldQueue) -> AsyncIterator[Saving]:
     """Saves the positions of `queues`, at the end of the block for the last time."""
-    saving = Saving("g", brokers, interval_s=INTERVAL_S, silence_s=SILENCE_S)
+    saving = Saving("g", positions, interval_s=INTERVAL_S, silence_s=SILENCE_S)
     async with anyio.create_task_group() as tasks:
         saving.start(tasks, {held.queue: held for held in queues})
         try:
@@ -165,3 +169,31 @@ async def test_an_offset_that_is_reset_during_a_save_is_saved(autojump_clock: ob
         saving.want([held])
         await anyio.sleep(10)
     assert [position for _, _, position in brokers.saved] == [1, 1]
+
+
+async def test_positions_that_a_full_disk_refused_are_written_once_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those of a queue that was revoked meanwhile, which no later save contains. The file is never torn."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "positions"
+    positions = FilePositions(file)
+    await positions.open()
+    revoked, held = queue_at("a", 7), queue_at("a", 9, 1)
+    async with open_saving(positions, held) as saving:
+        await saving.save(held)
+        written = file.read_bytes()
+        with monkeypatch.context() as full:
+            full.setattr(os, "fsync", refuse)
+            await saving.save(revoked)
+        assert file.read_bytes() == written
+        assert revoked.has_unsaved_position
+        assert await positions.load(revoked.queue) == 7
+    found = FilePositions(file)
+    await found.open()
+    assert [await found.load(each.queue) for each in (revoked, held)] == [7, 9]
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage() == f"client.positions_not_saved file={file} reason='No space left on device'"
