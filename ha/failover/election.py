@@ -228,7 +228,8 @@ def candidates_needed(group: GroupRecord) -> int:
     """Return the number of members of the sync-state set that have to stand so that one of them has every acknowledged
     byte.
 
-    If the master acknowledges alone (ack_count 1), no other member is sure to have them; 1 is returned nevertheless.
+    If the master acknowledges alone (ack_count 1), no other member is sure to have every byte; 1 is returned
+    nevertheless.
     """
     if not acknowledges_by_count(group):
         return 1

@@ -40,10 +40,12 @@ ANSWER_SIZE_MAX = 4 << 20
 """Maximum bytes of an answer; larger ones are refused. A group's keys take some kilobytes, and etcd accepts requests up
 to 1.5 MiB."""
 PAUSE_S = 0.05
-"""Mean pause after the first round in which no endpoint answered; doubled after each further round."""
+"""Mean pause in seconds after the first round in which no endpoint answered; doubled after each further round, up to
+PAUSE_MAX_S."""
 PAUSE_MAX_S = 0.5
 
 NOT_FOUND = 5
+"""gRPC's code of a request for a lease that does not exist."""
 _UNAUTHENTICATED = 16
 #: gRPC's codes of requests that were refused without effect. After other errors the outcome is unknown.
 _REFUSED = frozenset({3, NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})

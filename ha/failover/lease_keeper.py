@@ -100,7 +100,7 @@ class LeaseKeeper:
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
-        """Hold a lease until cancelled, after which it expires, or until `revoke`.
+        """Hold a lease and keep the member's record on it, until `revoke`, or until cancelled: the lease then expires.
 
         Raises ConfigError if another process has this member's broker id.
         """

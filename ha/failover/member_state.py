@@ -81,7 +81,8 @@ class MemberProgress:
         self._move(MemberState.FENCED, None, self.epoch, reason)
 
     def explain(self, reason: str, *, needs_operator: bool = False) -> None:
-        """Set why the member stays in this state, "" for no reason; log it if it is another reason than before."""
+        """Sets `reason` without changing the state. Logs it if it is new and not empty, as an error if only an operator
+        can resolve it (`needs_operator`)."""
         has_changed, self.reason = reason != self.reason, reason
         if reason and has_changed:
             level = logging.ERROR if needs_operator else logging.INFO

@@ -32,6 +32,7 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requested time of the lease (leaseTtl): the group notices after this time that its master has failed. A master
     that can't renew its lease stops a little earlier."""
     drift: float = DRIFT
+    """Share (0 to 1) of a measured time by which the clocks of the member and of the service may disagree."""
     call_timeout_s: float = 1.0
     """Timeout of one call to the agreement service; a renewal's timeout is at most a third of the lease's time."""
     rank_delay_s: float = 0.2
