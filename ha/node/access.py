@@ -35,7 +35,8 @@ class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_access(config: Config, platform: Platform) -> NodeAccess:
-    """Reads the secrets that `config` names. Raises ConfigError with the file's name but without its content."""
+    """Reads the secrets that `config` names. Raises ConfigError, with the file's name but without its content, if a
+    file can't be read or contains no valid secret."""
     broker_secret = await _secret(
         "brokerSecretKey", config.broker_secret_key, config.broker_secret_key_file, ACL_KEY_LENGTH_MIN, platform
     )

@@ -1,7 +1,7 @@
 """Carries out the changes that an operator makes on the dashboard, with the requests that command-line tools send.
 
-They go to the node's own broker, which checks them like requests from the network, but without access control, because
-the admin port has already checked the operator's adminToken.
+The requests go to the node's own broker, which checks them like requests from the network, but without access control,
+because the admin port has already checked the operator's adminToken.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:
-    """Binds the ports of `config` until `bound` is closed. Raises AddressInUse with the key."""
+    """Binds the ports of `config` until `bound` is closed. Raises AddressInUse, with the port's key, if one that the
+    node needs can't be bound."""
     remoting, ha, admin = [
         bound.enter_context(platform.bind(key, host, port))
         for key, host, port in (

@@ -31,7 +31,7 @@ STOPPED = "the node has stopped"
 class NodeInThread:
     """A node that runs in a thread, for the asyncio loop that opened it. Its methods do what those of `Node` do.
 
-    Raises RuntimeError once the node stops."""
+    Calls raise RuntimeError once the node stops."""
 
     def __init__(self, node: Node, thread: _NodeThread) -> None:
         self._node = node

@@ -48,7 +48,7 @@ async def ask(client: RemotingClient, address: str, code: RequestCode) -> bytes 
 
 
 async def ask_runtime_info(client: RemotingClient, address: str) -> Mapping[str, str]:
-    """Asks a broker for its runtime statistics (request 28); empty if that fails."""
+    """Asks a broker for its runtime statistics (GET_BROKER_RUNTIME_INFO, 28); empty if that fails."""
     try:
         return read_as(KVTable, await ask(client, address, RequestCode.GET_BROKER_RUNTIME_INFO) or b"").table
     except RemoteProtocolError:

@@ -56,7 +56,8 @@ ResultT = TypeVar("ResultT")
 
 
 def reads_files(call: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, Coroutine[Any, Any, ResultT]]:
-    """Makes a method of `DashboardSource` raise SourceBusyError if no file can be opened at present."""
+    """Makes a method of `DashboardSource` or `DashboardActions` raise SourceBusyError if the store's files can't be
+    read at present, for example because too many are open."""
 
     @wraps(call)
     async def reading(*arguments: P.args, **options: P.kwargs) -> ResultT:

@@ -36,7 +36,7 @@ class OwnNameServer:
         nursery.start_soon(self._serve_own, name_server)
 
     async def connect(self, address: str) -> trio.abc.Stream:
-        """Opens a stream to a name server or a master's remoting port. Raises OSError.
+        """Opens a stream to a name server or a master's remoting port. Raises OSError if that fails.
 
         With TLS or access control, the node reaches its own name server through a socket pair instead of the network,
         because it has no certificate or access key to present to itself.

@@ -1,8 +1,8 @@
 """Finds the other brokers of a node's cluster, with the addresses of their dashboards and replication connections.
 
-A name server lists the brokers of the cluster (request 106), and halog's brokers report their addresses among their
-runtime statistics (request 28); RocketMQ's don't. The name server and the brokers are asked at most once per REFRESH_S,
-and only while somebody looks at the dashboard.
+A name server lists the brokers of the cluster (GET_BROKER_CLUSTER_INFO, 106). halog's brokers report their addresses
+among their runtime statistics (GET_BROKER_RUNTIME_INFO, 28); RocketMQ's don't. The name server and the brokers are
+asked at most once in REFRESH_S seconds, and only while somebody looks at the dashboard.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def own_addresses(node: Node) -> Mapping[str, str]:
 
 
 class Neighbours:
-    """The brokers of the node's cluster, as of the last time they were asked."""
+    """The other brokers of the node's cluster, as they were when last asked. `serve` is the task that asks them."""
 
     def __init__(self, node: Node, client: RemotingClient) -> None:
         self._node = node
@@ -63,7 +63,8 @@ class Neighbours:
         self._wanted = trio.Event()
 
     def known(self) -> Sequence[Neighbour]:
-        """Returns the other brokers, sorted by name and ID. `serve` asks again if they are older than REFRESH_S."""
+        """Returns the other brokers, sorted by name and ID; none before `serve` has asked. If the answers are older
+        than REFRESH_S, makes `serve` ask again, and returns the old ones."""
         if trio.current_time() - self._asked_at >= REFRESH_S:
             self._wanted.set()
         return self._known

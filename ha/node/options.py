@@ -42,8 +42,9 @@ SLAVES_SHARE = 16
 sixteenth."""
 
 MEMBER_RECONNECT_S = 0.1
-"""Pause before a member connects to its master again, in seconds. It is shorter than a slave's, because a new master is
-often announced before it accepts connections, and all its puts wait for its slaves.
+"""Maximum wait in seconds before a member connects to its master again after a connection was lost or could not be
+made. It is shorter than a slave's, because a new master is often announced before it accepts connections, and all its
+puts wait for its slaves.
 """
 
 

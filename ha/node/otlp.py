@@ -1,10 +1,10 @@
 """Exports metrics and traces to an OpenTelemetry collector with OTLP over HTTP; requires the extra `halog[otel]`.
 
 Metrics are those of /metrics, with the same names. Sends that are answered together form a group, and one group in
-otelTraceEvery gets a span. It is created when the group is answered, so that the hot path carries no context. Without a
-collector, this module is not imported. The SDK's readers and processors are not used, because each has its own thread;
-requests are sent one at a time in a Trio worker thread. A stopping node waits at most twice EXPORT_S_MAX for a
-collector that does not respond.
+otelTraceEvery gets a span. The span is created when the group is answered, so that the hot path carries no context.
+Without a collector, this module is not imported. The SDK's readers and processors are not used, because each has its
+own thread; requests are sent one at a time in a Trio worker thread. A stopping node waits at most twice EXPORT_S_MAX
+for a collector that does not respond.
 """
 
 from __future__ import annotations

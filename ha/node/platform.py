@@ -49,7 +49,7 @@ class Port(Protocol):
         """Port number; chosen by the system if 0 was requested."""
 
     def listen(self) -> Listeners:
-        """Starts listening. May be called only once. Raises AddressInUse."""
+        """Starts listening. May be called only once. Raises AddressInUse if another process listens on the port."""
 
 
 def open_files_max() -> int:

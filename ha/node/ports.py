@@ -8,7 +8,7 @@ from ha.remoting.ports import find_addresses
 
 
 def resolve(host: str) -> str:
-    """Returns a numeric address of `host`, preferring IPv4. Raises OSError."""
+    """Returns a numeric address of `host`, preferring IPv4. Raises OSError if `host` can't be resolved."""
     found = find_addresses(host, None)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return found[0][4][0]

@@ -94,7 +94,8 @@ async def sync_tables(node: Node, ha_client: HAClient) -> None:
 
 
 async def finish_waiting_puts(node: Node) -> None:
-    """Gives slaves a moment to catch up, then answers the puts that still wait for one.
+    """Waits for the slaves in sync to acknowledge the whole log (at most GRACE_SHARE), then answers the puts that still
+    wait for a slave.
 
     The broker must still be able to send responses, but no longer read requests: a message that arrived now would be
     stored without a slave or without a response.

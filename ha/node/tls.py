@@ -48,7 +48,7 @@ class NodeTls:
     """TLS of a node's ports and connections, created by `load_tls`. The properties of ports are None without TLS."""
 
     def __init__(self, config: Config, platform: Platform) -> None:
-        """Loads all files that `config` names. Blocks. Raises ConfigError."""
+        """Loads all files that `config` names. Blocks. Raises ConfigError with the key of an unusable file."""
         clock = platform.wall_clock_ms
         self._config = config
         self._platform = platform
