@@ -40,15 +40,15 @@ _BEGIN_MAGIC = b"HBEG"
 
 
 def min_timestamp_ms(checkpoint: Checkpoint) -> int:
-    """Returns the store time, in ms, up to which log and queues were synced, so that recovery may start there; 0 if
-    unknown."""
+    """Returns a store time, in ms, at which recovery may start: SAFETY_MARGIN_MS before the time up to which log and
+    queues were synced; 0 if unknown."""
     newest = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms)
     return max(0, newest - SAFETY_MARGIN_MS)
 
 
 def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
-    """Returns the content of the checkpoint file. All fields are 0 if there is no file or it is damaged: recovery then
-    starts at the first segment."""
+    """Returns the content of the checkpoint file. All fields are 0 if there is no file or it is damaged: recovery after
+    a crash then starts at the first segment. Raises OSError if the file can't be read."""
     if not disk.exists(path):
         return Checkpoint()
     raw = disk.read_bytes(path)

@@ -1,8 +1,7 @@
-"""Syncs queues and index, at intervals and when a store closes, and notes up to where the store is durable.
+"""Syncs queues and index, at intervals and when a store closes, and records up to where the store is durable.
 
-It notes that in the checkpoint (checkpoint.py), the checksums of flushed bytes, and the file with the ends of the
-queues. Recovery relies on them after a crash, so they are written only after the data is on the disk. Source:
-StoreCheckpoint.
+It writes the checkpoint (checkpoint.py), the checksums of flushed bytes, and the file with the ends of the queues.
+Recovery relies on these after a crash, so they are written only after the data is on the disk. Source: StoreCheckpoint.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Checkpointer:
         """Ends of the queues that the file `queueends` has; None if its content is not known"""
 
     async def run(self) -> None:
-        """Saves the checkpoint every `checkpoint_interval_s`, and the derived files every `derived_flush_interval_s`.
+        """Saves the checkpoint every `checkpoint_interval_s`, and queues and index every `derived_flush_interval_s`.
 
-        Runs until cancelled.
+        Runs until cancelled. Raises DiskFailed if the disk fails.
         """
         options = self._options
         derived_at = trio.current_time() + options.derived_flush_interval_s
@@ -51,7 +50,8 @@ class Checkpointer:
     async def save(self, *, with_derived: bool) -> None:
         """Saves the checksums and the checkpoint; with `with_derived`, queues and index before them.
 
-        Raises DiskFailed if the disk fails; if it is full, the next call saves what this one did not.
+        Called with the log's `maintenance_lock`, or while no other task runs. Raises DiskFailed if the disk fails; if
+        it is full, the next call saves what this one did not.
         """
         if with_derived:
             await self._save_derived()
@@ -69,7 +69,7 @@ class Checkpointer:
                 raise DiskFailed(self._options.root / "checkpoint", "write", str(error)) from error
 
     async def write(self, begin: int | None = None) -> None:
-        """Writes the checkpoint, unless it is unchanged. Raises OSError.
+        """Writes and syncs the checkpoint, unless it is unchanged. Raises OSError if it can't be written.
 
         `begin`: physical offset at which the log will begin after a deletion; by default the one at which it begins
         now.

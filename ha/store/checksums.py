@@ -196,7 +196,8 @@ class Checksums:
         return start
 
     def known_end(self) -> int:
-        """Returns the physical offset up to which the log was certainly flushed; 0 if there are no entries."""
+        """Returns the physical offset up to which the log was certainly flushed; 0 if there are no entries. Raises
+        OSError."""
         for start in reversed(self.starts()):
             end = self.covered_end(start)
             if end > start:
@@ -208,13 +209,14 @@ class Checksums:
         return segment_starts(self._disk.list_dir(self._directory))
 
     def is_of(self, start: int) -> bool:
-        """Returns whether the segment at `start` has a sound checksum file for the configured segment size."""
+        """Returns whether the segment at `start` has a checksum file with a sound head, for the configured segment and
+        block size. Raises OSError."""
         path = self.path_of(start)
         return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
-        """Removes every checksum of a block that has a byte at or beyond a physical offset, and syncs the change.
-        Raises OSError."""
+        """Removes every checksum that covers a byte at or beyond a physical offset, and syncs the change. Raises
+        OSError."""
         for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # the newest may have no file yet
             if start >= physical_offset:
                 self.delete(start)

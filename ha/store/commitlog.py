@@ -118,7 +118,7 @@ class CommitLog(SegmentedLog):
 
     async def read_all(self, physical_offset: int, size: int, found_by: FoundBy = "read") -> bytes:
         """Returns exactly `size` bytes of one segment. Raises DamagedBytes if any of them isn't what was written;
-        OffsetGone if the log does not hold all of them; OSError."""
+        OffsetGone if the log does not hold all of them; OSError if the disk can't read."""
         raw = bytes(await self.read(physical_offset, size, found_by))
         while len(raw) < size:
             piece = await self.read(physical_offset + len(raw), size - len(raw), found_by)
@@ -153,7 +153,7 @@ class CommitLog(SegmentedLog):
 
         If one of the messages is illegal, none is stored and every result says so: RocketMQ, too, refuses the whole
         request. Returns an empty list if nothing was appended because the batch needs another segment or
-        `appends_are_held`. Raises DiskFailed.
+        `appends_are_held`. Raises DiskFailed as `append` does.
         """
         if self._append_lock.locked():
             return []
@@ -260,7 +260,8 @@ class CommitLog(SegmentedLog):
         that the slave requests is `max_offset`. An empty chunk only creates the segment.
 
         Raises ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull,
-        OSError or TooSlowError if the next segment can't be created; OSError if the disk refuses the bytes.
+        OSError or TooSlowError if the next segment can't be created; OSError if the disk refuses the bytes. If
+        cancelled, it changes nothing.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -396,8 +397,9 @@ class CommitLog(SegmentedLog):
         return self._torn_to > self.max_offset.value
 
     def _publish(self, segment: Segment, position: int) -> None:
-        """Raises `max_offset` to `position` in the last segment, up to which bytes were written. Once for a whole
-        chunk; requests the next segment if more than half of this one is used."""
+        """Raises `max_offset` to `position` in the last segment, up to which bytes were written; called once per chunk.
+        Requests the next segment if more than half of this one is used, and the release of cold pages when it is
+        due."""
         end = segment.start + position
         self.max_offset.raise_to(end)
         if position > self.segment_size // 2:

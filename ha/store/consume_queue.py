@@ -69,6 +69,7 @@ class ConsumeQueue:
 
     def read(self, queue_offset: int, count: int) -> list[QueueEntry]:
         """Returns up to `count` entries from `queue_offset` on; none if that is outside [`min_offset`, `max_offset`).
+        Blocking. Raises OSError.
 
         A file that is too short is read as if entries of size 0 followed. A caller that uses an entry checks that it is
         plausible, and has it repaired (scrub.py) if not.
@@ -331,7 +332,7 @@ class ConsumeQueue:
     # ---- searching
 
     def sync_from(self, physical_offset: int) -> None:
-        """Syncs the files with entries of records at or beyond a physical offset."""
+        """Syncs the files with entries of records at or beyond a physical offset. Blocking. Raises OSError."""
         self.files.sync_from(self._search(physical_offset))
 
     def _search(self, physical_offset: int) -> int:
@@ -402,5 +403,5 @@ class ConsumeQueue:
         return -1
 
     def has_record_at(self, physical_offset: int) -> bool:
-        """Returns whether the queue has an entry of a record at exactly this physical offset."""
+        """Returns whether the queue has an entry of a record that begins at exactly this physical offset."""
         return self.first_record_from(physical_offset) == physical_offset

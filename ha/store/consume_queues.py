@@ -36,7 +36,7 @@ class ConsumeQueues:
         return self._queues.get((topic, queue_id))
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Returns a queue, created in memory if it is new; its files are created for its first entry."""
+        """Returns a queue, created in memory if it is new; its first file is created for its first entry."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             directory = self._directory / topic / str(queue_id)
@@ -126,7 +126,7 @@ class ConsumeQueues:
         return max((queue.last_record_before(physical_offset) for queue in self), default=-1)
 
     def has_record_at(self, physical_offset: int) -> bool:
-        """Returns whether some queue has an entry that points to exactly this physical offset."""
+        """Returns whether some queue has an entry of a record that begins at exactly this physical offset."""
         return any(queue.has_record_at(physical_offset) for queue in self)
 
     def has_entry_of(self, head: RecordHead) -> bool:
@@ -201,7 +201,7 @@ class ConsumeQueues:
     # ---- syncing
 
     def sync_from(self, physical_offset: int) -> None:
-        """Syncs the entries of records at or beyond a physical offset."""
+        """Syncs the entries of records at or beyond a physical offset. Blocking. Raises OSError."""
         for queue in self:
             queue.sync_from(physical_offset)
 

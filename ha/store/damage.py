@@ -43,6 +43,7 @@ class DamagedRange(msgspec.Struct, eq=False):
     is_hopeless: bool = False
     healed_ms: int = 0
     healed_from: str = ""
+    """The peer that sent the right bytes, or "the disk, read again"; empty while the range isn't healed"""
     heal_trouble: str = ""
     """Why the last attempt to heal the range failed"""
 
@@ -84,7 +85,7 @@ class DamageRegistry:
         return self._open
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` after each change."""
+        """Calls `callback` after each change of the listed ranges. It must not raise."""
         self._callbacks.append(callback)
 
     def add(
@@ -183,13 +184,13 @@ class DamageRegistry:
                 self._notify()
 
     async def wait_changed(self) -> None:
-        """Waits for the next change."""
+        """Waits for the next change of the listed ranges."""
         await self._changed.park()
 
     async def wait_healed(self, begin: int, end: int) -> None:
         """Waits until no listed range overlaps [begin, end). Always a Trio checkpoint.
 
-        If OPEN_COUNT_MAX ranges are listed, waits for at least 1 s, because no more are listed.
+        If OPEN_COUNT_MAX ranges are listed, waits for at least 1 s, because other damaged ranges are not listed then.
         """
         await trio.lowlevel.checkpoint()
         if len(self._open) >= OPEN_COUNT_MAX:

@@ -98,7 +98,8 @@ class Dispatcher:
         self._damaged: DamagedBytes | None = None
         self._has_waited_for_repair = False
         self.is_making_files = False
-        """Whether files for queues or the index were created since dispatch last reached the end or had to wait"""
+        """Whether dispatch has begun to create files for queues or the index since it last reached the end or had to
+        wait"""
         self._file_waiters = trio.lowlevel.ParkingLot()
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
@@ -108,7 +109,8 @@ class Dispatcher:
     async def run(self) -> None:
         """Dispatches until cancelled. Retries while the disk is full or no file can be opened.
 
-        Raises DiskFailed if a queue or the index can't be written for another reason; OSError if the log can't be read.
+        Raises DiskFailed if a queue or the index can't be written for another reason; OSError if the log or a queue
+        can't be read.
         """
         log = self._log
         offsets = log.flushed_offset if self._options.is_sync_flush else log.max_offset, log.dispatch_limit
@@ -210,13 +212,15 @@ class Dispatcher:
             self._file_waiters.unpark_all()
 
     def dispatch_again(self, physical_offset: int) -> None:
-        """Continues at an earlier record, because the index has lost the keys from there on."""
+        """Lowers `dispatched_offset` to at most `physical_offset`, because the index has lost the keys of the records
+        from there on. Called during a truncation, while nothing is dispatched."""
         self._log.dispatched_offset.reset(min(self._log.dispatched_offset.value, physical_offset))
         self._arrived.unpark_all()
 
     async def catch_up(self) -> None:
-        """Dispatches everything up to the log's end or limit, as far as possible. Must not be called while `run` is
-        active. Raises DiskFailed, OSError."""
+        """Dispatches everything up to the log's end or limit. Returns before that at damaged bytes, at an incomplete
+        record, and, on a slave, at bytes that are no record. Must not be called while `run` is active. Retries, and
+        raises errors, as `run` does."""
         while self._log.dispatched_offset.value < self._log.dispatchable_end:
             if not await self._advance(self._log.dispatchable_end):
                 return
@@ -224,7 +228,7 @@ class Dispatcher:
 
     async def catch_up_for_stop(self) -> None:
         """Dispatches the rest before closing, unless dispatch is paused for another reason than damage, such as a full
-        disk: then the next start does it. Raises DiskFailed, OSError."""
+        disk: then the next start does it. Raises DiskFailed and OSError as `run` does."""
         if not self.paused_reason or self._damaged is not None:
             await self.catch_up()
 

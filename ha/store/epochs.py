@@ -59,8 +59,8 @@ class EpochHistory:
         """Returns the physical offset up to which this log, which ends at `own_end`, equals a master's, which ends at
         `master_end`; None if no term is in both histories (then it is unknown).
 
-        That is the end of the newest term that begins at the same offset in both histories, or the earlier of its two
-        ends. Source: EpochFileCache.
+        It is the end of the newest term that both histories have with the same start; if the two ends of that term
+        differ, the earlier one. Source: EpochFileCache.
         """
         theirs = dict(_ends(master_entries, master_end))
         for entry, end in reversed(_ends(self._entries, own_end)):
@@ -82,8 +82,8 @@ class EpochHistory:
         """Adds a term that begins at a physical offset; durable on return.
 
         Raises ValueError unless both are larger than the last entry's: drop a term without bytes first
-        (`truncate_from`). Raises DiskFull if there is no room (nothing has changed then), DiskFailed if the disk
-        refuses.
+        (`truncate_from`). Raises DiskFull if the disk is full or no file can be opened (nothing has changed then),
+        DiskFailed if it can't be written for another reason.
         """
         async with self._lock:
             last = self.last
@@ -92,19 +92,19 @@ class EpochHistory:
             await self._write((*self._entries, EpochEntry(epoch, start_offset)))
 
     async def truncate_from(self, offset: int) -> None:
-        """Drops the terms that begin at or after a physical offset. Raises DiskFull (nothing has changed then),
-        DiskFailed."""
+        """Drops the terms that begin at or after a physical offset; durable on return. Raises DiskFull and DiskFailed
+        as `append` does."""
         async with self._lock:
             await self._write(tuple(entry for entry in self._entries if entry.start_offset < offset))
 
     async def drop_beyond(self, log_end: int) -> None:
-        """Drops the terms that begin after the log's end, for a log that has lost bytes. Raises DiskFull,
-        DiskFailed."""
+        """Drops the terms that begin after the log's end, for a log that has lost bytes. Raises DiskFull and DiskFailed
+        as `append` does."""
         await self.truncate_from(log_end + 1)
 
     async def drop_before(self, min_offset: int) -> None:
-        """Drops the terms that ended before the log's first byte: retention deleted them. Raises DiskFull,
-        DiskFailed."""
+        """Drops the terms that ended before the log's first byte: retention deleted them. Raises DiskFull and
+        DiskFailed as `append` does."""
         async with self._lock:
             ends = _ends(self._entries, 1 << 63)
             await self._write(tuple(entry for entry, end in ends if end >= min_offset))

@@ -540,7 +540,7 @@ def real_path(path: Path) -> Path:
 
 
 def boot_id() -> str | None:
-    """Return an ID of the machine's current boot; None if there is none."""
+    """Returns the kernel's ID of the machine's current boot; None if it can't be read."""
     try:
         return _BOOT_ID_FILE.read_text().strip() or None
     except OSError:

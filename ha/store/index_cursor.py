@@ -34,7 +34,7 @@ class IndexCursor:
         """Returns whether the next entries are those of `heads`, the records that follow those of the last call.
 
         Also True if this can't be checked in this round: the comparison has ended, entries were removed, or the keys
-        are not in a file yet.
+        are not in a file yet. Raises OSError if an index file can't be read.
         """
         index = self._index
         if index.generation != self._generation or self._is_closed:

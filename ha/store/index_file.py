@@ -45,8 +45,8 @@ def blank_slots(count: int) -> Slots:
 
 
 class _NewEntries:
-    """Entries from number `first` on that are not in the file yet. Entries are only added; after they are written, a
-    new object takes its place."""
+    """Entries from number `first` on that are not in the file yet. Entries are only added; once they are written, the
+    file uses a new object."""
 
     __slots__ = ("first", "raw")
 
@@ -236,7 +236,7 @@ class IndexFile:
             self._new = _NewEntries(new.first + len(new.raw) // INDEX_ENTRY_SIZE)
 
     def write_header(self) -> None:
-        """Writes the 40 bytes that define which entries are valid."""
+        """Writes the file's header, which defines which entries are valid, without syncing it. Raises OSError."""
         self.file.pwrite(self._header().pack(), 0)
 
     def _header(self) -> IndexHeader:
@@ -273,7 +273,8 @@ class IndexFile:
     def trouble(self, stop: int, slots: Slots | None) -> str:
         """Reads the entries below `stop` and returns what is inconsistent: chains, order or slots; "" if nothing.
 
-        Blocking. `stop` and `slots` are the file's `next_entry` and `slots` at one moment: keys may be put meanwhile.
+        Blocking. Raises OSError. `stop` and `slots` are the file's `next_entry` and `slots` at one moment: keys may be
+        put meanwhile.
         """
         newest = blank_slots(self.slot_count)  # a dict of a full file's would be 500 MB
         used_count = 0
@@ -319,7 +320,7 @@ class IndexFile:
     async def fetch_entries(
         self, number: int, count: int, run_blocking: RunBlocking
     ) -> list[tuple[int, int, int, int]]:
-        """Like `entries`, but a worker reads what is not cached."""
+        """Like `entries`, but a worker reads what the page cache lacks. Raises OSError."""
         count = min(count, self.next_entry - number)
         if number >= self._new.first:
             return _unpacked(self._raw(number, count))
@@ -330,7 +331,8 @@ class IndexFile:
 
 class Unwritten(NamedTuple):
     """The part of one file that is to be written: its new entries, the slots in `pages` (numbers of pages of PAGE_SLOTS
-    slots), then `header`. If not `is_dirty`, nothing has to be written."""
+    slots), then `header`. If not `is_dirty`, nothing has to be written. `end_timestamp_ms`: store time of the newest
+    record with keys in the file."""
 
     file: IndexFile
     is_dirty: bool

@@ -115,8 +115,8 @@ class KeyIndex:
         """Indexes `keys` (`record_digest.KEY`): all keys of the records that begin at `first_offset` to `last_offset`
         (physical).
 
-        Skips records already indexed. Raises OSError if they could not be written; the call may be repeated and
-        continues where it stopped.
+        Skips records already indexed. Raises OSError if the keys could not be written; a repeated call continues where
+        this one stopped.
         """
         done = self._indexed_to
         if first_offset <= done:
@@ -216,7 +216,8 @@ class KeyIndex:
                 self._spare = self._make_file()
 
     def drop_spare(self) -> None:
-        """Deletes the file made in advance. Blocking. Raises OSError; if the file still exists, it is the next one."""
+        """Deletes the file made in advance. Blocking. Raises OSError; if the file still exists then, it is used as the
+        next one."""
         with self._making_spare:
             spare, self._spare = self._spare, None  # before it is deleted, as dispatch may need a file meanwhile
             if spare is not None:
@@ -336,7 +337,8 @@ class KeyIndex:
         self._disk.unlink(path)
 
     def _load_newest(self) -> None:
-        """Reads the slots of the newest file; deletes files until they fit the entries."""
+        """Reads the slots of the newest file. If they don't fit its entries, deletes the file and continues with the
+        one before it. Raises OSError."""
         while self._files and not self._files[-1].load_slots():
             self._unlink(self._files.pop().path, "slots and entries disagree")
 

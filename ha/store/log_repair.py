@@ -58,7 +58,8 @@ class LogRepair:
         """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven to be what was written.
 
         Whole blocks are compared with their checksums, if these are known. Otherwise the bytes must be valid records,
-        the last of which ends where the damage does. If `raw` ends within a record, that record is not proven.
+        the last of which ends where the damage does. If `raw` ends within a record, that record is not proven. Raises
+        OSError.
         """
         segment = self._log.segment_at(begin)
         if damage.by_checksum:
@@ -90,7 +91,7 @@ class LogRepair:
         """Like `proves`, but for the start of a damaged range whose end is not available.
 
         Whole blocks are compared with their checksums, if these are known. Otherwise the bytes must be valid records
-        that have consume queue entries.
+        that have consume queue entries. Raises OSError.
         """
         if damage.by_checksum:
             return await self.proves(damage, begin, raw)
@@ -128,8 +129,9 @@ class LogRepair:
         """Returns whether `raw`, sent by another node, equals the bytes on the disk here; if so, corrects their
         checksum.
 
-        Then only the checksum was wrong, because another program wrote the log. Always False unless the damage is one
-        block with a checksum and `raw` has all of its damaged bytes: a peer may have only the first records of it.
+        If they are equal, only the checksum was wrong, because another program wrote the log. Always False unless the
+        damage is one block with a checksum and `raw` has all of its damaged bytes: a peer may have only the first
+        records of it. Raises OSError if the checksums can't be read or written.
         """
         if not damage.by_checksum or len(raw) > self._block_size or damage.begin + len(raw) < damage.end:
             return False

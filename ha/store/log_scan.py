@@ -2,8 +2,8 @@
 
 For recovery, and for searches after damage while the store runs. A good record has consistent sizes, magic number,
 physical offset and body CRC. The CRC covers the body only: a record whose topic or properties lie on a page that never
-reached the disk would pass, with zeros in them; after a crash such a record counts as torn, unless a checksum shows
-that it was flushed.
+reached the disk would pass, with zeros in them; after a crash such a record counts as torn, unless it is known to have
+been flushed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class LogEnd(msgspec.Struct, frozen=True):
 
 
 class LogScan:
-    """Scans contiguous segments. Blocking."""
+    """Scans contiguous segments. Methods that read files block, except for `find_end`, and raise OSError if a file
+    can't be read."""
 
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool, known_end: int = 0) -> None:
         """`is_clean`: the log was closed cleanly; otherwise records after `known_end` are also checked for lost pages.
@@ -217,7 +218,7 @@ class LogScan:
             begin += max(1, len(raw) - len(_MAGIC_PREFIX))
 
     def store_times(self, physical_offset: int, oldest_ms: int) -> Iterator[tuple[int, int]]:
-        """Yields physical offset and store time of the good records from an offset on.
+        """Yields physical offset and store time (ms since 1970) of the good records from an offset on.
 
         After a bad place it continues at the next good record with a store time of at least `oldest_ms`; it ends after
         DAMAGE_COUNT_MAX bad places.

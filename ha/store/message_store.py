@@ -149,7 +149,7 @@ class MessageStore:
         return True, ""
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
-        """Calls `callback` after each dispatched batch that brought messages."""
+        """Calls `callback` synchronously after each dispatched batch that brought messages. It must not raise."""
         self.dispatcher.subscribe(callback)
 
     def set_retain_from(self, lowest_needed: Callable[[], int | None]) -> None:
@@ -208,8 +208,9 @@ class MessageStore:
         """Removes messages before a physical offset from the queues, which keep their ends; `before` maps each topic
         to its offset.
 
-        Raises DiskFull, DiskFailed. The log keeps the records until retention deletes them. Records that are not
-        dispatched yet, and queues that are rebuilt from the log because their files were damaged, need another call.
+        The log keeps the records until retention deletes them. Records that are not dispatched yet, and queues that are
+        rebuilt from the log because their files were damaged, need another call. Raises DiskFull if the disk is full or
+        no file can be opened, DiskFailed if it fails; then some queues may still have their messages.
         """
         if not self.queues.not_empty(before):
             return
@@ -231,10 +232,11 @@ class MessageStore:
         wait for a flush beyond it get FLUSH_DISK_TIMEOUT. The next message that a master puts into a queue follows the
         queue's last remaining message. Does nothing if the log ends there anyway.
 
-        Raises ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing has changed;
-        DiskFailed if the node must stop: the next start completes the truncation. On a master, also CorruptLog or
-        DamagedBytes if the records that are not dispatched yet can't be read afterwards. If cancelled, the truncation
-        has either not begun or is complete.
+        Raises ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if the disk is full or
+        no file can be opened, and OSError if the log can't be read (in both cases nothing has changed); DiskFailed if
+        the node must stop: the next start completes a truncation that has begun. On a master, also CorruptLog,
+        DamagedBytes or OSError if the records that are not dispatched yet can't be read afterwards. If cancelled, the
+        truncation has either not begun or is complete.
         """
         async with self.log.maintenance_lock, self.log.appends_held():
             truncation = Truncation(self._parts, self.checkpointer)
@@ -251,8 +253,8 @@ class MessageStore:
                 await self._set_next_offsets()
 
     async def truncate_record(self, offset: int) -> None:
-        """Truncates the log at the start of the record that contains a physical offset, whether or not it is confirmed.
-        Raises the same errors as `truncate`, and OSError if the log can't be read."""
+        """Truncates the log at the start of the record that contains a physical offset, even if that record is
+        confirmed: first lowers `dispatch_limit` to its start. Raises the errors of `truncate`."""
         begin = await self.run_blocking(boundary_before, self.log.segments, self.options, self.queues, offset)
         if self.log.dispatch_limit.value != UNLIMITED:
             self.log.limit_dispatch(min(self.log.dispatch_limit.value, begin))
@@ -298,14 +300,15 @@ class MessageStore:
     # ---- lifecycle
 
     async def recover(self) -> None:
-        """Recovers the log, then makes queues and index end at its last record: truncates them, or adds entries
-        (`StoreRecovery.run`). Raises CorruptLog, OSError."""
+        """Recovers the log, then makes queues and index end at its last record: truncates them, or adds entries. Raises
+        the errors of `StoreRecovery.run`."""
         self.recovery = await StoreRecovery(self._parts, self.checkpointer).run()
         self._writable_from = self.recovery.max_offset
         self.state = StoreState.SERVING
 
     async def run(self) -> None:
-        """Runs every service of the store until cancelled."""
+        """Runs every service of the store until cancelled. Raises an exception group if one of them fails, for example
+        with DiskFailed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.log.allocator.run)
             nursery.start_soon(self.log.release_cold_pages)
@@ -387,10 +390,10 @@ async def open_message_store(
     The store uses `disk` for its files, `run_blocking` for worker threads, and `wall_clock_ms` for the time; tests
     replace them.
 
-    Raises StoreLocked if another process (or store of this one) has it open, and CorruptLog as `StoreRecovery.run`
-    does. Raises DiskFailed if the disk fails: in the block, it comes in an exception group, the block is cancelled, and
-    the store is left to recovery, as after a crash. Raises OSError if the directories can't be created or locked.
-    Cancelling the block closes the store as leaving it does, in at most `stop_timeout_s`.
+    Raises StoreLocked if another process (or store of this one) has it open, and CorruptLog and DiskFull as
+    `StoreRecovery.run` does. Raises DiskFailed if the disk fails: in the block, it comes in an exception group, the
+    block is cancelled, and the store is left to recovery, as after a crash. Raises OSError if the directories can't be
+    created or locked. Cancelling the block closes the store as leaving it does, in at most `stop_timeout_s`.
     """
     disk = disk if disk is not None else OsDisk()
     root = options.root

@@ -1,4 +1,4 @@
-"""Options of the store. Names contain the unit; the RocketMQ key is in brackets."""
+"""Options of the store. Names contain the unit; the key of the configuration file is in brackets, if there is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ha.protocol.properties import DELAY_LEVELS_MS
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Directory, sizes, intervals and limits of a store; defaults are RocketMQ's unless the comment says otherwise."""
+    """Directory, sizes, intervals and limits of a store. Defaults are RocketMQ's, unless the option's description says
+    otherwise or RocketMQ has no such option."""
 
     root: Path
     """[storePathRootDir] directory of the store"""

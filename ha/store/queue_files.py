@@ -138,7 +138,8 @@ class QueueFiles:
         self._open_files.forget(path)
 
     def blank(self, start: int, end: int) -> None:
-        """Overwrites the entries of the file at `start` up to `end` with blank ones, synced."""
+        """Overwrites the entries of the file at `start` up to `end` with blank ones, synced. Blocking. Raises
+        OSError."""
         file = self.file(start)
         file.pwrite(ENTRY_FILL * (end - start), 0)
         file.sync()
@@ -229,7 +230,7 @@ class QueueFiles:
     # ---- syncing
 
     def sync_from(self, offset: int) -> None:
-        """Syncs the files that have entries at or beyond an offset."""
+        """Syncs the files that have entries at or beyond an offset. Blocking. Raises OSError."""
         for start in self.starts:
             if start + self.file_entries > offset:
                 self.file(start).sync()

@@ -119,8 +119,8 @@ class RecordMaker:
         return b"".join(records), results
 
     def _unusual(self, message: Message, physical_offset: int, now_ms: int) -> tuple[bytes, AppendResult]:
-        """Returns the record of a message that `record_run` leaves out: the first of its queue, or one with a long
-        topic."""
+        """Returns the record, and the result, of a message that `record_run` leaves out: the first of its queue, or one
+        with a long topic."""
         is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
         queue_offset = self.next_queue_offset(message.topic, message.queue_id) if is_counted else 0
         record = encode_record(

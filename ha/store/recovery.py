@@ -1,8 +1,8 @@
 """Finds the end of the commitlog at start, and decides how to treat the bytes after it.
 
 The scan stops at the first place without a good record. There may be nothing (zeros); a torn tail, written but not
-synced when the machine stopped; or damage. A torn tail is removed and zeroed. It is damage if something that was
-certainly flushed is there or follows:
+synced when the machine stopped; or damage. A torn tail is removed and zeroed. A bad place is damage if something that
+was certainly flushed is there or follows:
 
 - A block has a checksum only if it was flushed, so one that doesn't match its checksum is damaged, and the log ended at
   the end of the last block with a checksum, or later. A master's checkpoint contains a flushed offset, too (`known_end`
@@ -66,7 +66,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
     segments: list[Segment]
     max_offset: int
-    """End of the last good record, 0 without segments"""
+    """Physical offset at which the log ends, with a record, a filler or a damaged range; 0 without segments"""
     scanned_from: int
     """Start of the scan: records from here on may be missing in queues and index after a crash"""
     last_store_timestamp_ms: int
@@ -254,8 +254,8 @@ class LogRecovery:
         return any(each.was_missing and begin < each.end and each.begin < end for each in self._zero_filled)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:
-        """Returns up to where the queues prove that the log was flushed, None if not beyond `end`; `first`: start of
-        the scan.
+        """Returns the physical offset up to which the queues prove that the log was flushed, None if that is not beyond
+        `end`; `first`: start of the scan.
 
         Raises CorruptLog if that is beyond the last file.
         """
@@ -324,7 +324,8 @@ class LogRecovery:
         return bad
 
     def list_found(self, first: int, bad: list[tuple[int, int, str]]) -> None:
-        """Lists all damage: that before `first`, where the scan began, and the bad places (begin, end, reason)."""
+        """Lists all damage: ranges filled with zeros before `first`, where the scan began, and the bad places (begin,
+        end, reason). Raises OSError."""
         for each in self._zero_filled:
             if each.end <= first:
                 self._list_zero_filled(each)

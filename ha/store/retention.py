@@ -58,8 +58,8 @@ class Retention:
         return False, f"disk is {self.disk_used_ratio:.1%} full, puts are refused above {limit:.0%}"
 
     async def run(self) -> None:
-        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled. Raises DiskFailed,
-        OSError."""
+        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled. Raises OSError as
+        `check_disk` and DiskFailed as `clean` does; after DiskFull, tries again at the next interval."""
         options = self._options
         clean_at = trio.current_time() + options.clean_first_s
         while True:
@@ -72,7 +72,7 @@ class Retention:
                     logger.warning("retention.postponed reason=%r", str(error))
 
     async def check_disk(self) -> None:
-        """Updates `disk_used_ratio` and `is_writable`. Raises OSError."""
+        """Updates `disk_used_ratio` and `is_writable`. Raises OSError if the disk's usage can't be read."""
         usages = [
             await self._run_blocking(self._disk.usage, path)
             for path in {self._options.commitlog_path, self._options.root}

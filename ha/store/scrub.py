@@ -302,8 +302,12 @@ class Scrub:
                 at = run
 
     async def _rewrite(self, queue: ConsumeQueue, first: int, entries: list[bytes]) -> int:
-        """Calls `queue.repair` in a worker, because a file that is too short is copied and synced; for entries in the
-        last file here: dispatch could add others to it while a worker copies it, and the copy would lack them."""
+        """Replaces entries of a queue from `first` on by `entries`; returns how many differed. Raises OSError.
+
+        A worker replaces those before the last file, because a file that is too short is copied and synced. Those in
+        the last file are replaced on the event loop: dispatch could add others to the file while a worker copies it,
+        and the copy would lack them.
+        """
         starts = queue.files.starts
         count = max(0, starts[-1] - first) if starts else 0
         older, newer = entries[:count], entries[count:]
@@ -314,8 +318,8 @@ class Scrub:
         """Rewrites an entry of a queue that a reader found wrong, and wrong entries near it; returns whether it rewrote
         any.
 
-        If it rewrote none, because the record isn't found in the log, it requests a round. Raises DamagedBytes if the
-        record may lie where the log is damaged. Raises OSError.
+        If it rewrites none, because the record isn't found in the log, requests a round. Raises DamagedBytes if the
+        record may lie where the log is damaged, OSError if log or queue can't be read or written.
         """
         async with self._repair_lock:
             before = self._repaired_count

@@ -43,9 +43,9 @@ class ZeroFilled(msgspec.Struct, frozen=True):
 def load_segments(
     disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_begin: int, known_end: int
 ) -> tuple[list[Segment], list[ZeroFilled]]:
-    """Opens the files of the commitlog. Completes, with zeros, files that are too short, and files that are missing
-    between others or before `known_end`. Returns the segments and the ranges that were filled; two empty lists if there
-    is no file: the log was deleted. Blocking. Raises OSError.
+    """Opens the files of the commitlog. Completes, with zeros, files that are too short, and creates files that are
+    missing: between others, from `known_begin` on, or before `known_end`. Returns the segments and the ranges that were
+    filled; two empty lists if there is no file: the log was deleted. Blocking. Raises OSError.
 
     `known_begin`: retention has deleted nothing from this physical offset on; -1 if that is unknown: then the log
     begins with its first file. `known_end`: the log was flushed at least up to this physical offset. An empty last

@@ -132,8 +132,8 @@ class SegmentedLog:
     # ---- changing the segments
 
     def adopt(self, segments: list[Segment], max_offset: int) -> None:
-        """Starts with the log that recovery found: contiguous segments, and the end of the last good record, which
-        becomes the written, flushed and dispatched offset."""
+        """Starts with the log that recovery found: contiguous segments, and its end, which becomes the written, flushed
+        and dispatched offset."""
         self._segments = segments
         if segments:
             segments[-1].map()

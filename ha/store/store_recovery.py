@@ -59,10 +59,11 @@ class StoreRecovery:
         """Whether the log was flushed up to the recorded ends of the queues"""
 
     async def run(self) -> RecoverySummary:
-        """Recovers the store. Raises OSError.
+        """Recovers the store, and dispatches the records that queues and index lack.
 
         Raises CorruptLog if the end of the log or its files can't be determined (recovery.py), or both epoch files are
-        damaged. Then nothing was deleted from the log.
+        damaged. Then nothing was deleted from the log. Raises OSError or DiskFailed if the disk fails; DiskFull if the
+        epoch file has to be changed and the disk is full or no file can be opened.
         """
         began = trio.current_time()
         parts, run, root = self._parts, self._parts.run_blocking, self._parts.options.root

@@ -111,7 +111,7 @@ def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: 
 
 def record_end(segments: Sequence[Segment], options: StoreOptions, offset: int) -> int | None:
     """Returns the physical offset at which the record or filler at a physical offset ends; None if no intact one starts
-    there. Blocking."""
+    there. Blocking. Raises OSError."""
     scan = LogScan(list(segments), options, is_clean=True)
     segment = scan.segment_at(offset)
     size = 0 if segment is None else _size_at(scan, segment, offset)
@@ -159,7 +159,8 @@ class Truncation:
         """Prepares a truncation: flushes the log, and verifies the block that `offset` divides. False if the log ends
         there anyway.
 
-        Raises ValueError if the log can't be truncated there; DiskFull, DiskFailed.
+        Raises ValueError if the log can't be truncated there; OSError if the log can't be read; DiskFull or DiskFailed
+        if the disk is full or fails.
         """
         parts = self._parts
         log = parts.log
@@ -183,8 +184,8 @@ class Truncation:
     async def run(self, offset: int) -> None:
         """Truncates after `check`, while nothing of the store is saved, deleted or appended.
 
-        Raises DiskFull if nothing has changed; DiskFailed if the store must stop and the next start completes the
-        truncation.
+        Raises DiskFull if the intent can't be written because the disk is full; nothing has changed then. Raises
+        DiskFailed if the store must stop: the next start completes the truncation if the intent is on the disk.
         """
         async with self._parts.verified.checksums_held():
             with trio.CancelScope(shield=True):

@@ -123,7 +123,7 @@ class VerifiedReads:
     def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
         """Like `read` for a pull, if the page cache has the bytes; otherwise None: then call `read`.
 
-        Reads ahead if recent pulls have read the bytes before.
+        Reads ahead if recent pulls have read the bytes just before these.
         """
         log = self._log
         if log.truncated is not None or not log.min_offset <= physical_offset < log.max_offset.value:
@@ -451,7 +451,7 @@ class VerifiedReads:
         checksums.write_back()
 
     def reset(self, end: int) -> None:
-        """Starts with an empty log that begins at `end`."""
+        """Starts with an empty log that begins at `end`: drops all cached bytes, loaded checksums and listed damage."""
         self._recent.clear()
         self.checksums.forget()
         self._damage.forget(0, 1 << 63)
