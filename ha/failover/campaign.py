@@ -37,7 +37,8 @@ class Campaign:
         self._vacant_since = trio.current_time()
 
     async def run(self, view: GroupView) -> None:
-        """Try to become master, until there is or has been a master, or this member must not become one."""
+        """Try to become master. Returns once this or another member has become master since `view`, or if this member
+        must not become master."""
         membership = self._membership
         membership.stand(_epoch(view) + 1)
         try:

@@ -61,11 +61,12 @@ class Membership:
         )
 
     def stand(self, epoch: int) -> None:
-        """Enters this member with its present log as a candidate in the election of `epoch`."""
+        """Makes this member, with its log as it is now, a candidate in the election of `epoch`: `record` contains that
+        from now on, and `announce` publishes it."""
         self._standing = self.role.position, epoch
 
     def stop_standing(self) -> None:
-        """Reverse `stand`."""
+        """Reverses `stand`."""
         self._standing = None
 
     def master_record(self, epoch: int) -> MasterRecord:

@@ -59,10 +59,10 @@ class _Findings(msgspec.Struct):
     is_diagnosing: bool = False
     """Whether the last connection ended before it followed the master"""
     has_asked_only: bool = False
-    """Whether a connection since the last one that followed was made for the range question alone"""
+    """Whether a connection was made for the range question alone since the master was last followed"""
     has_refused_first_byte: bool = False
     refused_overlap_at: int = -1
-    """The log's end before which the master sent no bytes"""
+    """End of the log here when the master sent no bytes from before that end to compare; -1: it has always sent some"""
 
 
 class HAClient:

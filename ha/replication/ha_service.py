@@ -186,7 +186,8 @@ class HAService:
             self._changed.unpark_all()
 
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
-        """Close a connection that failed before an HAConnection was made for it. Logs that, at a limited rate."""
+        """Close a connection that failed before an HAConnection was made for it; return `reason`. Logs at a limited
+        rate."""
         self._closed_counts[reason] += 1
         times = self._log_limiter.admit((host_of(peer), reason), trio.current_time())
         level = logging.WARNING if times else logging.DEBUG
@@ -353,7 +354,7 @@ class HAService:
         return slaves.values()
 
     def is_slave_ok(self, offset: int) -> bool:
-        """Whether a put that ends at `offset` can wait for some slave: one is close enough (RocketMQ: isSlaveOK)."""
+        """Whether some slave is close enough for a put that ends at `offset` to wait for it (RocketMQ: isSlaveOK)."""
         return bool(self.acknowledged_in_sync(offset))
 
     def in_sync_replicas_nums(self, offset: int) -> int:
@@ -368,9 +369,8 @@ class HAService:
         return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:
-        """Return why slaves are not in sync for a put that ends at `offset`, for people; "" if all connected ones are.
-
-        If none is connected, the text says so, with how the last connection ended.
+        """Return why slaves are not in sync for a put that ends at `offset`, as a text for people; "" if all connected
+        slaves are in sync. If none is connected, the text says so, with how the last connection ended.
         """
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.explain(offset)
