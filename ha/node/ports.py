@@ -1,4 +1,4 @@
-"""The node's addresses: which of a host's it uses, and how they are written."""
+"""Resolves host names, finds this machine's own address, and writes addresses as text."""
 
 from __future__ import annotations
 
