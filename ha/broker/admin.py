@@ -38,7 +38,7 @@ class Admin:
 
         sends_in_flight: number of sends without an answer, as `SendProcessor.in_flight_count`.
         pops_in_flight: messages in flight of a group, topic and queue id, as `PopService.in_flight_count`.
-        delay_figures: entries about delayed messages for the runtime statistics (request 28).
+        delay_figures: entries about delayed messages for GET_BROKER_RUNTIME_INFO (28).
         """
         puts = core.puts
         self.topics = AdminTopics(core)
@@ -60,7 +60,7 @@ class Admin:
         )
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return handlers_of(self._families)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -1,4 +1,6 @@
-"""Requests about connected clients: 203, 204, 328 and 345 show them; 223, 307 and 309 are relayed to them.
+"""Requests about connected clients: the broker answers 203 GET_CONSUMER_CONNECTION_LIST, 204
+GET_PRODUCER_CONNECTION_LIST, 328 GET_ALL_PRODUCER_INFO and 345 QUERY_SUBSCRIPTION_BY_CONSUMER itself, and relays 223
+INVOKE_BROKER_TO_GET_CONSUMER_STATUS, 307 GET_CONSUMER_RUNNING_INFO and 309 CONSUME_MESSAGE_DIRECTLY to clients.
 
 A relayed request goes over the client's own connection and may take seconds, so it runs in a task of `serve`, while the
 requester's connection is still read. Signatures are not passed on to clients. Sources:
@@ -45,11 +47,13 @@ logger = logging.getLogger(__name__)
 RELAY_COUNT_MAX = 64
 """Maximum number of requests waiting for clients."""
 CLIENT_TIMEOUT_S = 10.0
-"""Maximum time in seconds that requests 307 and 309 wait for the client."""
+"""Maximum time in seconds that GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309) wait for the
+client."""
 STATUS_TIMEOUT_S = 5.0
-"""Maximum time in seconds that request 223 waits for each client."""
+"""Maximum time in seconds that INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) waits for each client."""
 STATUS_SIZE_MAX = FRAME_SIZE_MAX
-"""Maximum bytes of the answers of all clients to request 223, which become one answer."""
+"""Maximum bytes of the answers of all clients to INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), which become one
+answer."""
 
 
 Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
@@ -72,7 +76,7 @@ class AdminClients:
         )
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
@@ -107,7 +111,8 @@ class AdminClients:
     # ---- requests answered from the registry
 
     async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 203: a consumer group's members and subscriptions; CONSUMER_NOT_ONLINE if it has no members."""
+        """GET_CONSUMER_CONNECTION_LIST (203): answers with a consumer group's members and subscriptions;
+        CONSUMER_NOT_ONLINE if it has no members."""
         name = parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
@@ -122,7 +127,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 204: a producer group's members; SYSTEM_ERROR if it has none."""
+        """GET_PRODUCER_CONNECTION_LIST (204): answers with a producer group's members; SYSTEM_ERROR if it has none."""
         name = parse_header(ProducerGroupRequest, command.ext_fields).producer_group
         members = self._clients.producer_group(name)
         if not members:
@@ -131,7 +136,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def all_producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 328: every producer group's members."""
+        """GET_ALL_PRODUCER_INFO (328): answers with the members of all producer groups."""
         now, now_ms = trio.current_time(), self._wall_clock_ms()
         data = {
             group: [
@@ -149,7 +154,8 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"data": data}))
 
     async def subscription(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 345: a consumer group's subscription to a topic; null if it has none or no members."""
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): answers with a consumer group's subscription to a topic; null if it has
+        none or no members."""
         request = parse_header(SubscriptionRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         found = group.subscriptions.get(request.topic) if group is not None else None
@@ -163,8 +169,8 @@ class AdminClients:
     # ---- requests relayed to clients
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 223: asks each member of a group, or one of them, for its progress (request 221); omits those that
-        don't answer."""
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks each member of a group, or one of them, for its progress
+        (GET_CONSUMER_STATUS_FROM_CLIENT, 221); omits those that don't answer."""
         request = parse_header(ConsumerStatusRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         if group is None:
@@ -210,7 +216,7 @@ class AdminClients:
         return self._later(connection, command, relay)
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 307: asks a consumer for its running information.
+        """GET_CONSUMER_RUNNING_INFO (307): asks a consumer for its running information.
 
         RocketMQ also relays the request's body, which tools leave empty and no client reads. halog does not, as a body
         could fill a whole frame.
@@ -221,7 +227,9 @@ class AdminClients:
     async def consume_directly(
         self, connection: RemotingConnection, command: RemotingCommand
     ) -> RemotingCommand | None:
-        """Request 309: asks a consumer to process one message again, named by its offset message id."""
+        """CONSUME_MESSAGE_DIRECTLY (309): asks a consumer to process one message again, which the request names by its
+        offset message id. Raises RefusedError if the requester may not read the message's topic, or if too many files
+        are open."""
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:

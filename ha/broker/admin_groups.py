@@ -1,4 +1,6 @@
-"""Requests that create, change, delete and show consumer groups: 200, 225, 207, 352; request 314 copies offsets.
+"""Requests about consumer groups: 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 225
+UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 207 DELETE_SUBSCRIPTIONGROUP, 352 GET_SUBSCRIPTIONGROUP_CONFIG, 314
+CLONE_GROUP_OFFSET.
 
 Source: AdminBrokerProcessor, SubscriptionGroupManager.
 """
@@ -37,7 +39,7 @@ class AdminGroups:
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -47,14 +49,15 @@ class AdminGroups:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 200: creates or changes a group. An empty body changes nothing, as in RocketMQ."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200): creates or changes a group. An empty body changes nothing, as in
+        RocketMQ."""
         _check_size(command)
         if not command.body:
             return command.reply(ResponseCode.SUCCESS)
         return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 225: creates or changes several groups, all or none."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): creates or changes several groups, all or none."""
         _check_size(command)
         return await self._update(command, java_json.read_as(GroupConfigList, command.body).group_config_list)
 
@@ -66,7 +69,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 207: deletes a group, and its offsets if requested."""
+        """DELETE_SUBSCRIPTIONGROUP (207): deletes a group, and its offsets if requested."""
         request = parse_header(DeleteGroupRequest, command.ext_fields)
         refuse_on_slave(self._standing, "Can't delete a group on a slave: it takes over its master's groups")
         refuse_if(await self._groups.delete(request.group_name))
@@ -77,7 +80,8 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 352: one group's configuration; SUBSCRIPTION_GROUP_NOT_EXIST if there is no such group.
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): answers with one group's configuration; SUBSCRIPTION_GROUP_NOT_EXIST if
+        there is no such group.
 
         RocketMQ creates the group if allowed; here a query changes nothing.
         """
@@ -87,7 +91,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 314: copies a group's offsets of one topic, or of all its topics, to another group.
+        """CLONE_GROUP_OFFSET (314): copies a group's offsets of one topic, or of all its topics, to another group.
 
         Skips topics that this broker does not have and, if the group is online and `offline` is false, topics to which
         it is no longer subscribed.

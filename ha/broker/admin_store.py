@@ -1,4 +1,5 @@
-"""Requests that clean the store: 306 and 329 delete expired files at once, 316 clears queues of deleted topics.
+"""Requests that clean the store: 306 CLEAN_EXPIRED_CONSUMEQUEUE and 329 DELETE_EXPIRED_COMMITLOG delete expired files
+at once, 316 CLEAN_UNUSED_TOPIC clears the queues of deleted topics.
 
 Source: AdminBrokerProcessor.
 """
@@ -27,7 +28,7 @@ class AdminStore:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.delete_expired,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
@@ -35,8 +36,8 @@ class AdminStore:
         }
 
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Requests 329 and 306: deletes expired log files, and their entries in queues and index. SYSTEM_ERROR on a
-        full disk."""
+        """DELETE_EXPIRED_COMMITLOG (329) and CLEAN_EXPIRED_CONSUMEQUEUE (306): deletes expired log files, and their
+        entries in queues and index. Raises RefusedError (SYSTEM_ERROR) if the disk is full."""
         try:
             deleted = await self._store.retention.clean(at_any_hour=True)
         except DiskFull as error:
@@ -45,7 +46,8 @@ class AdminStore:
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 316: clears the queues of topics that don't exist, which deleting a topic (request 215) does as well.
+        """CLEAN_UNUSED_TOPIC (316): clears the queues of topics that don't exist. Deleting a topic
+        (DELETE_TOPIC_IN_BROKER, 215) clears them, too.
 
         Records these topics as deleted, so that slaves clear their queues, too. Refused on a slave, because its table
         may still lack topics of its master.

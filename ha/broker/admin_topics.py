@@ -1,4 +1,5 @@
-"""Requests that create, change, delete and show topics: 17, 215, 351, 305.
+"""Requests about topics: 17 UPDATE_AND_CREATE_TOPIC, 215 DELETE_TOPIC_IN_BROKER, 351 GET_TOPIC_CONFIG, 305
+GET_SYSTEM_TOPIC_LIST_FROM_BROKER.
 
 A change is answered once it is saved (in a failover group: once its record is acknowledged) and the name servers know
 it, or `topics.ANNOUNCE_TIMEOUT_S` later if one of them does not answer. Deleting a topic deletes its configuration and
@@ -36,7 +37,8 @@ QUEUE_COUNT_MAX = 16_384
 ATTRIBUTES_SIZE_MAX = 4096
 """Maximum characters of the attribute changes in one request."""
 DISPATCH_TIMEOUT_S = 3.0
-"""Maximum time in seconds that request 215 waits for the dispatch of messages that are already stored."""
+"""Maximum time in seconds that DELETE_TOPIC_IN_BROKER (215) waits for the dispatch of messages that are already
+stored."""
 
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
@@ -45,7 +47,8 @@ _SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 _ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
 
 NO_REMARK = "not set any response code"
-"""RocketMQ's remark in successful answers to request 17, and to requests about users (admin_users.py)."""
+"""RocketMQ's remark in successful answers to UPDATE_AND_CREATE_TOPIC (17), and to requests about users
+(admin_users.py)."""
 
 
 class AdminTopics:
@@ -63,7 +66,7 @@ class AdminTopics:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
@@ -72,7 +75,7 @@ class AdminTopics:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 17: creates or changes a topic."""
+        """UPDATE_AND_CREATE_TOPIC (17): creates or changes a topic."""
         request = parse_header(CreateTopicRequest, command.ext_fields)
         topic = request.topic
         refuse_if(self._fault(topic) or _request_fault(request), ResponseCode.INVALID_PARAMETER)
@@ -97,7 +100,8 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 215: deletes a topic and the topics of its POP retries. Also succeeds if the topic does not exist."""
+        """DELETE_TOPIC_IN_BROKER (215): deletes a topic and the topics of its POP retries. Also succeeds if the topic
+        does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         is_known = self._topics.get(topic) is not None  # a known name may exceed the limit for new topics
         fault = self._system_fault(topic) if is_known else self._fault(topic)
@@ -149,7 +153,7 @@ class AdminTopics:
         ]
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 351: one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
+        """GET_TOPIC_CONFIG (351): answers with one topic's configuration; TOPIC_NOT_EXIST if there is no such topic."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -157,16 +161,16 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 305: the system topics."""
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305): answers with the names of the system topics."""
         topics = TopicList(topic_list=sorted(self.system_names()))
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic belongs to the broker and can't be changed or deleted."""
+        """Returns whether a topic belongs to the broker and can't be changed or deleted."""
         return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self.system_names()
 
     def system_names(self) -> set[str]:
-        """The system topics, except those recognized by their prefix."""
+        """Returns the system topics, except those recognized by their prefix."""
         return (
             {config.topic_name for config in system_topics(self._options)}
             | NO_SEND_TOPICS

@@ -1,9 +1,11 @@
-"""Requests that create, change, delete and show users and their policies: 3001 to 3010.
+"""Requests that create, change, delete and show users (3001 AUTH_CREATE_USER to 3005 AUTH_LIST_USER) and their policies
+(3006 AUTH_CREATE_ACL to 3010 AUTH_LIST_ACL).
 
 Refused unless authenticationEnabled=true. As in RocketMQ, only super users create, change and delete super users. Any
 requester that `AclGuard.is_admin` accepts, for example one at a trusted address, counts as a super user. Stricter than
 RocketMQ: only super users see passwords (in RocketMQ, the permission Get on the cluster is enough to read those of
-super users), and request 3008 with a resource that can't be parsed is refused (RocketMQ deletes all policies).
+super users), and AUTH_DELETE_ACL (3008) with a resource that can't be parsed is refused (RocketMQ deletes all
+policies).
 
 Sources: AdminBrokerProcessor, AuthenticationMetadataManagerImpl, AuthorizationMetadataManagerImpl; tests/fixtures/acl2
 has a real broker's answers.
@@ -69,7 +71,7 @@ class AdminUsers:
         self._is_enabled = core.options.authentication_enabled
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.AUTH_CREATE_USER: self.create_user,
             RequestCode.AUTH_UPDATE_USER: self.update_user,
@@ -84,7 +86,7 @@ class AdminUsers:
         }
 
     async def create_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3001: creates a user; Normal and enabled, unless the body says otherwise."""
+        """AUTH_CREATE_USER (3001): creates a user, of type Normal and enabled unless the body says otherwise."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES) or NORMAL
@@ -98,7 +100,7 @@ class AdminUsers:
         return _done(command)
 
     async def update_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3002: changes password, type and status of a user, as far as the body states them."""
+        """AUTH_UPDATE_USER (3002): changes password, type and status of a user, as far as the body states them."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES)
@@ -122,7 +124,7 @@ class AdminUsers:
         return _done(command)
 
     async def delete_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3003: deletes a user with its policies; the answer is the same if it does not exist."""
+        """AUTH_DELETE_USER (3003): deletes a user with its policies; the answer is the same if it does not exist."""
         self._check_change()
         name = parse_header(UserRequest, command.ext_fields).username
         _refuse_denied("" if name.strip() else "username can not be blank")
@@ -134,7 +136,8 @@ class AdminUsers:
         return _done(command)
 
     async def user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3004: one user; an empty body if it does not exist. Only super users get the password."""
+        """AUTH_GET_USER (3004): answers with one user, or an empty body if it does not exist. Only super users get the
+        password."""
         self._check_enabled()
         name = parse_header(UserRequest, command.ext_fields).username
         refuse_if("" if name.strip() else "The username is blank", ResponseCode.INVALID_PARAMETER)
@@ -145,8 +148,8 @@ class AdminUsers:
         return _done(command, java_json.dumps(_shown(user, shows_password=shows_password)))
 
     async def users(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3005: the users whose names contain the filter, all for a blank one; an empty body if there are
-        none."""
+        """AUTH_LIST_USER (3005): answers with the users whose names contain the filter (all if it is blank), or an
+        empty body if there are none."""
         self._check_enabled()
         part = parse_header(ListUsersRequest, command.ext_fields).filter
         shows_password = self._is_super(connection, command)
@@ -158,8 +161,8 @@ class AdminUsers:
         return _done(command, java_json.dumps(found) if found else b"")
 
     async def update_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Requests 3006 and 3007: adds entries to a user's policies, or replaces those of the same type and
-        resource."""
+        """AUTH_CREATE_ACL (3006) and AUTH_UPDATE_ACL (3007): adds entries to a user's policies, or replaces those of
+        the same type and resource."""
         self._check_change()
         info = _acl_of(command)
         name = username_of(info.subject) or username_of(parse_header(SubjectRequest, command.ext_fields).subject)
@@ -181,8 +184,8 @@ class AdminUsers:
         return _done(command)
 
     async def delete_acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3008: deletes all policies of a user or, if the request names a resource, only the entry for it in
-        the policy of the requested type (by default Custom)."""
+        """AUTH_DELETE_ACL (3008): deletes all policies of a user or, if the request names a resource, only the entry
+        for it in the policy of the requested type (by default Custom)."""
         self._check_change()
         request = parse_header(DeleteAclRequest, command.ext_fields)
         await self._users.wait_written(username_of(request.subject))
@@ -200,16 +203,15 @@ class AdminUsers:
         return _done(command)
 
     async def acl(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3009: a user's policies; an empty body if it has none."""
+        """AUTH_GET_ACL (3009): answers with a user's policies, or an empty body if it has none."""
         self._check_enabled()
         user = self._user_of(parse_header(SubjectRequest, command.ext_fields).subject)
         info = AclInfo(subject=subject_of(user.username), policies=user.policies)
         return _done(command, java_json.dumps(info) if user.policies else b"")
 
     async def acls(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 3010: returns the policy entries whose resource contains one filter, of the users whose subject
-        contains the other filter.
-        """
+        """AUTH_LIST_ACL (3010): answers with the policy entries whose resource contains one filter, of the users whose
+        subject contains the other filter."""
         self._check_enabled()
         request = parse_header(ListAclsRequest, command.ext_fields)
         found = []

@@ -1,9 +1,9 @@
 """Connected clients: producer and consumer groups, their members, and the subscriptions of consumer groups.
 
-A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (request 35), or
-after `channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every member
-gets a oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and for
-changes by requests only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager,
+A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (UNREGISTER_CLIENT,
+35), or after `channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every
+member gets a oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and
+for changes by requests only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager,
 ConsumerGroupInfo.
 """
 
@@ -32,7 +32,7 @@ BROADCASTING = "BROADCASTING"
 class Member(msgspec.Struct):
     """One client of a group, on one connection.
 
-    seen_at: time of its last heartbeat, by trio's clock.
+    seen_at: time of its last heartbeat, by Trio's clock.
     fingerprint: fingerprint of its last heartbeat; 0 if the heartbeat had none.
     """
 
@@ -80,25 +80,26 @@ class ClientRegistry:
         self._is_full = False
 
     def consumer_group(self, group: str) -> ConsumerGroup | None:
-        """The group; None if it has no members."""
+        """Returns the group; None if it has no members."""
         return self._consumers.get(group)
 
     def consumer_groups_of(self, topic: str) -> list[str]:
-        """The groups whose members subscribe to a topic."""
+        """Returns the groups whose members subscribe to a topic."""
         return [name for name, group in self._consumers.items() if topic in group.subscriptions]
 
     def find_consumer(self, group: str, client_id: str) -> RemotingConnection | None:
-        """The connection of the group's member with this client id, the earliest if there are several; or None."""
+        """Returns the connection of the group's member with this client id, the earliest if there are several; or
+        None."""
         found = self._consumers.get(group)
         members = found.members.items() if found is not None else ()
         return next((connection for connection, member in members if member.client_id == client_id), None)
 
     def producer_group(self, group: str) -> Mapping[RemotingConnection, Member]:
-        """The producer group's members; empty if it has none."""
+        """Returns the producer group's members; empty if it has none."""
         return self._producers.get(group, {})
 
     def find_producer(self, client_id: str) -> RemotingConnection | None:
-        """The connection of the producer with this client id, in any group; of several, the one with the latest
+        """Returns the connection of the producer with this client id, in any group; of several, the one with the latest
         heartbeat. None if there is none.
 
         Also None while connections of several accounts claim the client id, as at most one of them is that client.
@@ -107,16 +108,16 @@ class ClientRegistry:
         return next(reversed(claims)) if len(set(claims.values())) == 1 else None
 
     def producer_groups(self) -> list[str]:
-        """The producer groups that have members."""
+        """Returns the producer groups that have members."""
         return list(self._producers)
 
     def consumer_ids(self, group: str) -> list[str]:
-        """The distinct client ids of the group's members, in order of arrival."""
+        """Returns the distinct client ids of the group's members, in order of arrival."""
         found = self._consumers.get(group)
         return list(dict.fromkeys(member.client_id for member in found.members.values())) if found else []
 
     def statistics(self) -> dict[str, int]:
-        """Number of memberships by kind: {"producers": n, "consumers": n}."""
+        """Returns the number of memberships by kind: {"producers": n, "consumers": n}."""
         return {
             "producers": sum(map(len, self._producers.values())),
             "consumers": sum(len(group.members) for group in self._consumers.values()),

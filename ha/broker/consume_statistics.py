@@ -1,4 +1,4 @@
-"""Requests for statistics of topics and consumer groups: 202, 208, 300, 303, 308, 315, 317, 321, 343.
+"""Requests for statistics of topics, queues and consumer groups. `ConsumeStatistics.handlers` lists them.
 
 Offsets are queue offsets, times are in ms. Statistics are computed for each request from queues, committed offsets and
 records; other tasks run after every QUEUES_PER_SLICE queues. Source: AdminBrokerProcessor.
@@ -39,11 +39,11 @@ from ha.store.consume_queue import ConsumeQueue
 QUEUES_PER_SLICE = 64
 """Maximum number of queues visited before other tasks run."""
 ENTRY_COUNT_MAX = 8192
-"""Maximum number of queue entries in an answer to request 321."""
+"""Maximum number of queue entries in an answer to QUERY_CONSUME_QUEUE (321)."""
 MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
-"""Maximum number of queues, of all groups together, in an answer to request 317, and of several topics together in one
-to request 208."""
+"""Maximum number of queues, of all groups together, in an answer to GET_BROKER_CONSUME_STATS (317), and of several
+topics together in one to GET_CONSUME_STATS (208)."""
 
 
 class ConsumeStatistics:
@@ -63,7 +63,7 @@ class ConsumeStatistics:
         self._in_flight_count = in_flight_count
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
             RequestCode.GET_CONSUME_STATS: self.consume_stats,
@@ -79,8 +79,8 @@ class ConsumeStatistics:
     # ---- topics
 
     async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 202: the bounds of each queue, the store time of its last message, and the topic's put rate in the
-        last minute (messages per second); TOPIC_NOT_EXIST if there is no such topic."""
+        """GET_TOPIC_STATS_INFO (202): answers with the bounds of each queue, the store time of its last message, and
+        the topic's put rate in the last minute (messages per second); TOPIC_NOT_EXIST if there is no such topic."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
@@ -99,7 +99,7 @@ class ConsumeStatistics:
         return _body(command, {"offsetTable": table, "topicPutTps": per_s})
 
     async def _put_count(self, config: TopicConfig, period_s: int) -> int:
-        """Number of messages in a topic's queues that were stored in the last `period_s` seconds."""
+        """Returns the number of messages in a topic's queues that were stored in the last `period_s` seconds."""
         since_ms = self._wall_clock_ms() - period_s * 1000
         count = 0
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
@@ -112,10 +112,10 @@ class ConsumeStatistics:
         return count
 
     async def stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 315: TOPIC_PUT_NUMS, messages stored in a topic in the last minute, hour and day; GROUP_GET_NUMS (key
-        topic@group), messages that a group received in the last minute.
+        """VIEW_BROKER_STATS_DATA (315): answers with the number of messages stored in a topic in the last minute, hour
+        and day (TOPIC_PUT_NUMS), or received by a group in the last minute (GROUP_GET_NUMS, key topic@group).
 
-        RocketMQ's other statistics are answered SYSTEM_ERROR, as if they did not exist.
+        Requests for RocketMQ's other statistics are answered SYSTEM_ERROR, as if they did not exist.
         """
         request = parse_header(StatsRequest, command.ext_fields)
         key = request.stats_key
@@ -136,13 +136,14 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 300: the groups with members that subscribe to a topic, or with committed offsets in it."""
+        """QUERY_TOPIC_CONSUME_BY_WHO (300): answers with the groups whose members subscribe to a topic, or that have
+        committed offsets in it."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
         return _body(command, GroupList(group_list=list(names)))
 
     async def topics_of_group(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 343: the topics in which a group has committed offsets."""
+        """QUERY_TOPICS_BY_CONSUMER (343): answers with the topics in which a group has committed offsets."""
         group = parse_header(GroupRequest, command.ext_fields).group
         address = f"{self._options.host}:{self._options.port}"
         return _body(command, {"brokerAddr": address, "topicList": self._offsets.topics_of(group)})
@@ -150,8 +151,8 @@ class ConsumeStatistics:
     # ---- groups
 
     async def consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 208: a group's progress in each queue of the requested topics, or of all topics in which it has
-        offsets.
+        """GET_CONSUME_STATS (208): answers with a group's progress in each queue of the requested topics, or of all
+        topics in which it has offsets.
 
         Unless the request has a list of topics, leaves out those to which an online group is not subscribed.
         """
@@ -195,8 +196,8 @@ class ConsumeStatistics:
         return table
 
     async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 317: the progress of every group in its topics, or only in ordered topics, and the total lag in
-        messages."""
+        """GET_BROKER_CONSUME_STATS (317): answers with the progress of every group in its topics, or only in ordered
+        ones, and the total lag in messages."""
         is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
         listed: list[dict[str, list[Any]]] = []
         behind = in_flight = queue_count = 0
@@ -226,8 +227,8 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def time_span(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 303: for each queue, the store times of the first, last, and last consumed message, and the group's
-        delay.
+        """QUERY_CONSUME_TIME_SPAN (303): answers with the store times of each queue's first, last, and last consumed
+        message, and the group's delay in the queue.
 
         The delay is the age of the next message to consume, 0 if there is none.
         """
@@ -262,8 +263,8 @@ class ConsumeStatistics:
         return _body(command, {"consumeTimeSpanSet": spans})
 
     async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 308: for each queue, the lowest committed offset of any group; Long.MAX_VALUE if the offset of
-        `compareGroup` is lower.
+        """QUERY_CORRECTION_OFFSET (308): answers with the lowest committed offset of any group in each queue, or
+        Long.MAX_VALUE if the offset of `compareGroup` is lower.
 
         Ignores the groups in `filterGroups`, and offsets before the start of the queue. RocketMQ also deletes the
         offsets of the groups in `filterGroups`; here a query changes nothing.
@@ -286,8 +287,8 @@ class ConsumeStatistics:
     # ---- queues
 
     async def queue_entries(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 321: entries of a consume queue as stored, at most ENTRY_COUNT_MAX, and the subscription of a
-        group."""
+        """QUERY_CONSUME_QUEUE (321): answers with entries of a consume queue as stored, at most ENTRY_COUNT_MAX, and
+        the subscription of a group."""
         request = parse_header(QueryQueueRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         if queue is None:

@@ -1,9 +1,9 @@
 """Message filters of consumers: tags, or an SQL92 condition on properties; and request 46 CHECK_CLIENT_CONFIG.
 
 The FILTER_COUNT_MAX most recently used conditions are cached in compiled form, an invalid one as its error. A condition
-is compiled when a pull first needs it, not at the heartbeat; clients ask in advance (request 46) whether the broker
-accepts their condition. A pull with an invalid condition is refused. RocketMQ delivers every message instead if the
-pull itself contains the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
+is compiled when a pull first needs it, not at the heartbeat; clients ask in advance (CHECK_CLIENT_CONFIG) whether the
+broker accepts their condition. A pull with an invalid condition is refused. RocketMQ delivers every message instead if
+the pull itself contains the condition. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Filters:
             )
 
     async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 46, sent before subscribing: SUCCESS if this broker accepts the subscription. Raises RefusedError if
-        not."""
+        """CHECK_CLIENT_CONFIG (46), which clients send before they subscribe: answers SUCCESS if this broker accepts
+        the subscription. Raises RefusedError if not."""
         asked = read_request(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
             self._check_enabled(SQL92)

@@ -1,5 +1,5 @@
-"""The check of one half message: whether it is due, the copy that is stored for it, and the request to its producer
-(request 39).
+"""The check of one half message: whether it is due, the copy that is stored for it, and the request to its producer,
+CHECK_TRANSACTION_STATE (39).
 
 A half message is checked once it is older than transactionTimeOut, at most transactionCheckMax times. Before each check
 it is stored again, and the check is about the copy. The property CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout of
@@ -103,7 +103,8 @@ def _moved(record: MessageRecord, topic: str, properties: bytes) -> Message:
 def question(
     record: MessageRecord, copy: Message, *, queue_offset: int, physical_offset: int, broker_name: str, host: bytes
 ) -> RemotingCommand:
-    """Returns request 39, with which a producer checks half message `record`, stored again as `copy` at these offsets.
+    """Returns the request CHECK_TRANSACTION_STATE (39) to a producer about half message `record`, which was stored
+    again as `copy` at these offsets.
 
     `host`: this broker's address, as `encode_host` returns it. Raises ValueError as `real_message` does.
     """

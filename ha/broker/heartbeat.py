@@ -33,7 +33,7 @@ class HeartbeatProcessor:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
@@ -41,7 +41,7 @@ class HeartbeatProcessor:
         }
 
     async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 34: registers the client's groups; creates consumer groups and, on a master, their retry topics.
+        """HEART_BEAT (34): registers the client's groups; creates consumer groups and, on a master, their retry topics.
 
         Ignores a consumer group that can't be created, as 5.x does. Raises RemoteProtocolError for a heartbeat beyond
         the limits.
@@ -88,7 +88,8 @@ class HeartbeatProcessor:
                 raise RemoteProtocolError(f"heartbeat with {count} {name}; at most {count_max}")
 
     async def unregister(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 35: removes the connection from the producer group and the consumer group that the request names."""
+        """UNREGISTER_CLIENT (35): removes the connection from the producer group and the consumer group that the
+        request names."""
         request = parse_header(UnregisterClientRequest, command.ext_fields)
         if request.producer_group:
             self._clients.leave_producers(connection, request.producer_group)
@@ -99,7 +100,8 @@ class HeartbeatProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def consumer_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 38: the client ids of a consumer group's members. SYSTEM_ERROR if it has none, as in RocketMQ."""
+        """GET_CONSUMER_LIST_BY_GROUP (38): answers with the client ids of a consumer group's members; SYSTEM_ERROR if
+        it has none, as in RocketMQ."""
         group = parse_header(GetConsumerListRequest, command.ext_fields).consumer_group
         client_ids = self._clients.consumer_ids(group)
         if not client_ids:

@@ -1,9 +1,9 @@
 """Requests for single messages: 12 QUERY_MESSAGE by key or unique key, 33 VIEW_MESSAGE_BY_ID by physical offset.
 
 The key index contains hashes only, so each record that it names is checked. An answer is one frame: if not all messages
-fit, it contains the newest ones (RocketMQ sends a frame that no client can read). Request 33 with a topic returns a
-message only if it is of that topic, which access control relies on; RocketMQ does not compare the topics. Source:
-QueryMessageProcessor.
+fit, it contains the newest ones (RocketMQ sends a frame that no client can read). VIEW_MESSAGE_BY_ID with a topic
+returns a message only if it is of that topic, which access control relies on; RocketMQ does not compare the topics.
+Source: QueryMessageProcessor.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ class MessageQueries:
         self._is_guarded = core.guard is not None
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 12: messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there are none."""
+        """QUERY_MESSAGE (12): answers with the messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there
+        are none."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
@@ -76,7 +77,7 @@ class MessageQueries:
         return command.reply(ResponseCode.SUCCESS, None, ext_fields, b"".join(reversed(found)))
 
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 33: the message at a physical offset; SYSTEM_ERROR if there is none."""
+        """VIEW_MESSAGE_BY_ID (33): answers with the message at a physical offset; SYSTEM_ERROR if there is none."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
@@ -92,13 +93,13 @@ class MessageQueries:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
 
     async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
-        """The record at `offset` if it has the requested topic and key, and can be read; otherwise None."""
+        """Returns the record at `offset` if it has the requested topic and key, and can be read; otherwise None."""
         found, _ = await find_record(self._store, offset)
         return found[0] if found is not None and has_key(found[1], request.topic, request.key) else None
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """Whether a record belongs to `topic`, and `key` is its unique key or one of its keys."""
+    """Returns whether a record belongs to `topic`, and `key` is its unique key or one of its keys."""
     if record.topic != topic:
         return False
     properties = record.property_map()
@@ -142,7 +143,7 @@ forged head of a record of any size."""
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
-    """The record at `physical_offset`, as stored and decoded.
+    """Returns the record at `physical_offset`, as stored and decoded.
 
     Raises OffsetGone outside the log, RemoteProtocolError if no record begins there, DamagedBytes if it is damaged, and
     OSError.

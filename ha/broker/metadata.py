@@ -1,4 +1,5 @@
-"""Requests of slaves and tools for whole tables (21, 43, 201), and for the replication state (907)."""
+"""Requests of slaves and tools for whole tables (21 GET_ALL_TOPIC_CONFIG, 43 GET_ALL_CONSUMER_OFFSET, 201
+GET_ALL_SUBSCRIPTIONGROUP_CONFIG), and for the replication state (907 GET_BROKER_HA_STATUS)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class MetadataProcessor:
         self._run_blocking = core.world.run_blocking
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.GET_ALL_TOPIC_CONFIG: self.topics,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
@@ -43,17 +44,17 @@ class MetadataProcessor:
         }
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 21: every topic's configuration."""
+        """GET_ALL_TOPIC_CONFIG (21): answers with the configuration of all topics."""
         return await self._copy(command, self._topics.snapshot())
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 43, mostly sent by slaves: every group's committed offsets."""
+        """GET_ALL_CONSUMER_OFFSET (43), mostly sent by slaves: answers with the committed offsets of all groups."""
         if self._ha is not None:
             self._ha.record_table_copy(connection.peer[0])
         return await self._copy(command, self._offsets.snapshot())
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 201: every consumer group's configuration."""
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): answers with the configuration of all consumer groups."""
         return await self._copy(command, self._groups.snapshot())
 
     async def _copy(
@@ -64,7 +65,8 @@ class MetadataProcessor:
         return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 907: the replication state: a master's slaves, or a slave's connection to its master."""
+        """GET_BROKER_HA_STATUS (907): answers with the replication state: a master's slaves, or a slave's connection to
+        its master."""
         ha = None if self._standing.is_slave else self._ha
         info = HARuntimeInfo(master=ha is not None)
         if ha is not None:

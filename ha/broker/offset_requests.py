@@ -39,7 +39,7 @@ class OffsetProcessor:
         self._options = core.options
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
@@ -50,7 +50,7 @@ class OffsetProcessor:
         }
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 14: returns the offset that a group has committed in a queue.
+        """QUERY_CONSUMER_OFFSET (14): answers with the offset that a group has committed in a queue.
 
         Without a committed offset, the answer is 0 if the queue exists and never had a message, or if its first message
         has offset 0 and lies at most `access_in_memory_bytes_max` before the end of the log. Otherwise, and always with
@@ -58,11 +58,11 @@ class OffsetProcessor:
         too. 5.x answers QUERY_NOT_FOUND, after which a client asks for the queue's end and misses a message that
         arrives in between.
 
-        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses requests 29 and 30,
-        and also request 14 if it has no offset: after QUERY_NOT_FOUND a consumer would start at the queue's end. A 4.9
-        client treats the refusal like QUERY_NOT_FOUND, and then sends request 29 or 30. A former master also refuses
-        request 14 for offsets that it has, while they may be older than those that it answered as master
-        (`Tables.are_behind`).
+        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses this request if it
+        has no offset, since a consumer would start at the queue's end after QUERY_NOT_FOUND. It always refuses
+        SEARCH_OFFSET_BY_TIMESTAMP (29) and GET_MAX_OFFSET (30), one of which a 4.9 client sends next, as it treats the
+        refusal like QUERY_NOT_FOUND. A former master also refuses this request for offsets that it has, while they may
+        be older than those that it answered as master (`Tables.are_behind`).
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -85,8 +85,8 @@ class OffsetProcessor:
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 15: commits an offset of an existing group and topic. In a failover group, a commit that is not
-        oneway is accepted by the master only, and answered once its record is acknowledged."""
+        """UPDATE_CONSUMER_OFFSET (15): commits an offset of an existing group and topic. In a failover group, a commit
+        that is not oneway is accepted by the master only, and answered once its record is acknowledged."""
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)
@@ -121,7 +121,8 @@ class OffsetProcessor:
         return None
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 30: the offset after the queue's last message; 0 if the queue does not exist."""
+        """GET_MAX_OFFSET (30): answers with the offset after the queue's last message; 0 if the queue does not
+        exist."""
         if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
@@ -129,14 +130,14 @@ class OffsetProcessor:
         return _offset(command, queue.max_offset if queue is not None else 0)
 
     async def min_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 31: the offset of the queue's first message; 0 if the queue does not exist."""
+        """GET_MIN_OFFSET (31): answers with the offset of the queue's first message; 0 if the queue does not exist."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
 
     async def earliest_store_time(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 32: store time of the queue's first message, in ms since the epoch; -1 if the queue is empty or does
-        not exist, or if the message is damaged."""
+        """GET_EARLIEST_MSG_STORETIME (32): answers with the store time of the queue's first message, in ms since the
+        epoch; -1 if the queue is empty or does not exist, or if the message is damaged."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         timestamp_ms = -1
@@ -145,10 +146,11 @@ class OffsetProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 29: the offset of the first message stored at or after a time (ms); the queue's end if there is none.
+        """SEARCH_OFFSET_BY_TIMESTAMP (29): answers with the offset of the first message stored at or after a time (ms);
+        the queue's end if there is none.
 
-        With boundaryType upper, the offset of the last message stored at or before that time; the queue's start if
-        there is none. 0 if the queue does not exist.
+        With boundaryType upper, it is the offset of the last message stored at or before that time; the queue's start
+        if there is none. 0 if the queue does not exist.
         """
         if not self._tables.are_complete:
             return _refuse(command)

@@ -3,8 +3,8 @@ offset in one queue to a given value.
 
 The broker resets the offsets itself, as in RocketMQ 5: it commits the new offset of each queue, ignores commits of
 members until the group's next pull of the queue, and answers that pull with PULL_OFFSET_MOVED and the new offset. With
-useServerSideResetOffset=false it asks the members to reset (request 220), as in 4.9; without members, the request
-fails. Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
+useServerSideResetOffset=false it asks the members to reset (RESET_CONSUMER_CLIENT_OFFSET, 220), as in 4.9; without
+members, the request fails. Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class OffsetResets:
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 222: answers with the group's new offset in each queue that is reset. Raises RefusedError on a slave
-        and, in a failover group, if the new offsets may be lost."""
+        """INVOKE_BROKER_TO_RESET_OFFSET (222): answers with the group's new offset in each queue that is reset. Raises
+        RefusedError on a slave and, in a failover group, if the new offsets may be lost."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
         refuse_on_slave(self._standing, ON_SLAVE)
         topic = self._topics.get(request.topic)

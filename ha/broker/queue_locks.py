@@ -3,7 +3,7 @@
 A queue of a group is held by one client id until it is unlocked, or until LOCK_LIFETIME_S after the last request for it
 (clients renew every 20 s). Closing the holder's connection does not release the lock: a client that returns after a
 short interruption still works on its messages, and another holder would process later ones at the same time. A client
-that shuts down properly unlocks. As in RocketMQ (RebalanceLockManager).
+that shuts down properly unlocks its queues. Source: RebalanceLockManager.
 
 Locks exist in the memory of one broker: clients ask the master. After a restart, or at a new master, the first client
 that asks gets the queue. With failover, a broker that is no longer master answers that no queue is held, so that a
@@ -37,31 +37,31 @@ _Key = tuple[str, QueueBody]
 
 
 class QueueLocks:
-    """Holds the locks and answers requests 41 and 42. At `queue_lock_count_max` locks, no further queue is locked, and
-    clients retry later."""
+    """Holds the locks and answers LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42). At `queue_lock_count_max` locks, no
+    further queue is locked, and clients retry later."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._standing = core.standing
         self._count_max = core.options.queue_lock_count_max
         self._locks: dict[_Key, tuple[str, float]] = {}
-        """(group, queue) -> client id and time of its last request (trio clock), in the order of these times"""
+        """(group, queue) -> client id and time of its last request (Trio's clock), in the order of these times"""
         self._is_full = False
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.LOCK_BATCH_MQ: self.handle_lock, RequestCode.UNLOCK_BATCH_MQ: self.handle_unlock}
 
     def __len__(self) -> int:
         return len(self._locks)
 
     def holder(self, group: str, queue: QueueBody) -> str | None:
-        """The client id that holds a queue, or None."""
+        """Returns the client id that holds a queue, or None."""
         self._drop_expired()
         lock = self._locks.get((group, queue))
         return lock[0] if lock is not None else None
 
     def has_locks(self, group: str) -> bool:
-        """Whether clients hold queues of a group, which means that the group consumes in order."""
+        """Returns whether clients hold queues of a group, which means that the group consumes in order."""
         self._drop_expired()
         return any(holding == group for holding, _ in self._locks)
 
@@ -109,7 +109,8 @@ class QueueLocks:
             self._is_full = False
 
     async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 41: answers with those of the requested queues that the client holds now."""
+        """LOCK_BATCH_MQ (41): locks or renews the requested queues, and answers with those that the client holds now;
+        with none on a member of a failover group that is not the master."""
         asked = _read(command)
         if self._standing.can_be_replaced and not self._standing.has_lease:
             held = []
@@ -118,7 +119,8 @@ class QueueLocks:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
 
     async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 42: always succeeds. Clients that shut down send it oneway."""
+        """UNLOCK_BATCH_MQ (42): releases those of the requested queues that the client holds. Always answers SUCCESS.
+        Clients that shut down send it oneway."""
         asked = _read(command)
         self.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return command.reply(ResponseCode.SUCCESS)

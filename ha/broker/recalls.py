@@ -39,7 +39,7 @@ _UNAVAILABLE = "recall failed, broker service not available"
 
 
 class RecallProcessor:
-    """Answers request 370."""
+    """Answers RECALL_MESSAGE (370)."""
 
     def __init__(self, core: BrokerCore, timers: TimerService) -> None:
         self._options = core.options
@@ -50,11 +50,11 @@ class RecallProcessor:
         self._timers = timers
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     async def recall(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 370: stores the recall, and waits until it is indexed. Raises RefusedError and
+        """RECALL_MESSAGE (370): stores the recall, and waits until it is indexed. Raises RefusedError and
         RemoteProtocolError."""
         request = parse_header(RecallMessageRequest, command.ext_fields)
         handle = self._checked(request)

@@ -1,10 +1,10 @@
 """Replies of consumers to requests of producers: 324 SEND_REPLY_MESSAGE and 325 SEND_REPLY_MESSAGE_V2.
 
 A requesting producer (Java's `request`) sets REPLY_TO_CLIENT in the message to its client id. The consumer sends its
-reply to the broker of the message, which pushes it to that client (request 326) over the connection of the client's
-heartbeats, and answers the consumer whether the client accepted it. The reply is also stored in its topic
-(CLUSTER_REPLY_TOPIC), unless storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so that the
-consumer's connection is read meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
+reply to the broker of the message, which pushes it to that client (PUSH_REPLY_MESSAGE_TO_CLIENT, 326) over the
+connection of the client's heartbeats, and answers the consumer whether the client accepted it. The reply is also stored
+in its topic (CLUSTER_REPLY_TOPIC), unless storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so
+that the consumer's connection is read meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ReplyProcessor:
         ](options.replies_in_flight_max)
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return dict.fromkeys(REPLY_CODES, self.handle)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -66,8 +66,8 @@ class ReplyProcessor:
                 nursery.start_soon(self._hand_over, *reply)
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """Requests 324 and 325: accepts a reply, which `serve` answers later. Raises RefusedError and
-        RemoteProtocolError."""
+        """SEND_REPLY_MESSAGE (324) and SEND_REPLY_MESSAGE_V2 (325): accepts a reply, which `serve` answers later.
+        Raises RefusedError and RemoteProtocolError."""
         options = self._options
         check_stores(self._standing)
         request = parse_header(SendMessageRequest, command.ext_fields)

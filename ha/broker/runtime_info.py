@@ -1,9 +1,10 @@
-"""Requests about the broker itself: 28 returns runtime statistics, 26 and 25 return and check its configuration, 906
-returns its replication addresses.
+"""Requests about the broker itself: 28 GET_BROKER_RUNTIME_INFO, 26 GET_BROKER_CONFIG, 25 UPDATE_BROKER_CONFIG, and 906
+EXCHANGE_BROKER_HA_INFO, which returns its replication addresses.
 
-The answer to request 28 is RocketMQ's table of strings. Figures that halog does not have are omitted (put latencies) or
-replaced by an equivalent: queues of thread pools are empty, as requests are handled where they are read; sends "in the
-queue" are those waiting for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
+The answer to GET_BROKER_RUNTIME_INFO is RocketMQ's table of strings. Figures that halog does not have are omitted (put
+latencies) or replaced by an equivalent: queues of thread pools are empty, as requests are handled where they are read;
+sends "in the queue" are those waiting for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo,
+StoreStatsService.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class RuntimeInfo:
         """Returns the addresses to report, by name, for dashboards; RocketMQ reports none of them."""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
             RequestCode.GET_BROKER_CONFIG: self.configuration,
@@ -60,7 +61,7 @@ class RuntimeInfo:
         }
 
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 28: statistics by name, as strings."""
+        """GET_BROKER_RUNTIME_INFO (28): answers with statistics by name, as strings."""
         table = await self._table()
         table |= {**self._delay_figures(), **self.own_addresses()}
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
@@ -119,18 +120,18 @@ class RuntimeInfo:
         return found
 
     async def _earliest_ms(self) -> int:
-        """Store time of the first message in the log, in ms since the epoch; -1 if there is none."""
+        """Returns the store time of the first message in the log, in ms since the epoch; -1 if there is none."""
         found, _ = await find_record(self._store, self._store.log.min_offset)
         return -1 if found is None else found[1].store_timestamp_ms
 
     async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 26: every key and its current value, as a properties file."""
+        """GET_BROKER_CONFIG (26): answers with every key and its current value, as a properties file."""
         version = java_json.dumps(self._topics.data_version).decode()
         return command.reply(ResponseCode.SUCCESS, None, {"version": version}, encode_config(self.describe()))
 
     async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 25: succeeds if nothing would change, otherwise NO_PERMISSION: no key can be changed while the broker
-        runs.
+        """UPDATE_BROKER_CONFIG (25): answers SUCCESS if nothing would change, otherwise NO_PERMISSION: no key can be
+        changed while the broker runs.
 
         RocketMQ accepts any key, ignores unknown ones, and many have no effect before a restart.
         """
@@ -138,8 +139,8 @@ class RuntimeInfo:
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 906: returns the addresses of this master, for RocketMQ's replicas. Returns none on a slave, or if
-        the request states an address: halog's slaves get their master from name servers."""
+        """EXCHANGE_BROKER_HA_INFO (906): answers with the addresses of this master, for RocketMQ's replicas; with none
+        on a slave, or if the request states an address: halog's slaves get their master from name servers."""
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)
@@ -152,7 +153,7 @@ class RuntimeInfo:
 
 
 def byte_text(size: int) -> str:
-    """A number of bytes as RocketMQ's MixAll.humanReadableByteCount writes it: "512 B", "1.5 KiB"."""
+    """Formats a number of bytes like RocketMQ's MixAll.humanReadableByteCount: "512 B", "1.5 KiB"."""
     if size < 1024:
         return f"{size} B"
     units, amount = "KMGTPE", size / 1024

@@ -45,7 +45,7 @@ FIRST_RETRY_LEVEL = 3
 
 
 class SendBackProcessor:
-    """Answers request 36."""
+    """Answers CONSUMER_SEND_MSG_BACK (36)."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -60,12 +60,12 @@ class SendBackProcessor:
         self._next_queue = count()
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.handle}
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 36: stores a message for its next retry, or as a dead letter. Raises RefusedError and
-        RemoteProtocolError."""
+        """CONSUMER_SEND_MSG_BACK (36): stores a message for its next retry, or as a dead letter. Raises RefusedError
+        and RemoteProtocolError."""
         request = parse_header(SendBackRequest, command.ext_fields)
         message = await self._next(request, command.version)
         if message is None:
@@ -78,7 +78,7 @@ class SendBackProcessor:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
 
     async def _next(self, request: SendBackRequest, version: int) -> Message | None:
-        """The message to store; None if the group has no retry queues, so that the message is dropped. Raises
+        """Returns the message to store; None if the group has no retry queues, so that the message is dropped. Raises
         RefusedError."""
         options = self._options
         check_stores(self._standing)

@@ -1,15 +1,19 @@
-"""A slave's copy of its master's tables, with the code of the request that returns each: topics (request 21), consumer
-offsets (request 43), groups (request 201), delay offsets (request 45) and, with authenticationEnabled, users (request
-3005) and their policies (request 3010).
+"""Copies a master's tables to its slave, each with a request of its own:
 
-Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
-whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The queues of topics
-that a halog master lists as deleted are cleared, too. A topic that is only missing in the master's table keeps its
-queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends request 21 to the
-master's fast port, which answers the same).
+    topics                GET_ALL_TOPIC_CONFIG (21)
+    consumer offsets      GET_ALL_CONSUMER_OFFSET (43)
+    groups                GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)
+    delay offsets         GET_ALL_DELAY_OFFSET (45)
+    users, policies       AUTH_LIST_USER (3005) and AUTH_LIST_ACL (3010), only with authenticationEnabled
 
-Offsets committed to this slave are sent to the master as commits (request 15). If the master can't be reached, the
-slave serves what it has. In a failover group nothing is copied once the tables come from the group's log
+The tables are copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are
+replaced as a whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The
+queues of topics that a halog master lists as deleted are cleared, too. A topic that is only missing in the master's
+table keeps its queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends
+GET_ALL_TOPIC_CONFIG to the master's fast port, which gives the same answer).
+
+Offsets committed to this slave are sent to the master as commits (UPDATE_CONSUMER_OFFSET, 15). If the master can't be
+reached, the slave serves what it has. In a failover group nothing is copied once the tables come from the group's log
 (group_log.py), unless the master keeps its own in files.
 """
 
@@ -175,8 +179,8 @@ class SlaveSync:
         self._delay_offsets.rocketmq_timers = None if is_told else await self._timer_progress(address)
 
     async def _timer_progress(self, address: str) -> tuple[int, int] | None:
-        """Asks a master whose delay offsets say nothing about timers for their progress (request 60), as RocketMQ's
-        slaves do.
+        """Asks a master whose delay offsets say nothing about timers for their progress (GET_TIMER_CHECK_POINT, 60), as
+        RocketMQ's slaves do.
 
         Without it, retention would keep every segment with a timer message. Returns queue offset and time (ms); None
         from a broker without timers.
@@ -253,7 +257,7 @@ class SlaveSync:
 
 
 def _list_of(kind: type[ListedT], body: bytes) -> list[ListedT]:
-    """The list in an answer, which is empty if there is nothing to list."""
+    """Returns the list in an answer, which is empty if there is nothing to list."""
     return java_json.read_as(list[kind], body) if body else []  # type: ignore[valid-type]
 
 

@@ -3,9 +3,10 @@
     60  the progress of delivery up to which every slave has the delivered messages, in whole seconds (TimerCheckPoint)
     61  JSON: the number of pending messages of each topic
 
-For request 61, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages, evenly
-spread over the queue, are read for each answer. If more are pending, the counts are estimates. An answer is reused for
-`REMEMBERED_S`. Sources: AdminBrokerProcessor.getTimerCheckPoint and getTimerMetrics, TimerCheckpoint, TimerMetrics.
+For GET_TIMER_METRICS, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages,
+evenly spread over the queue, are read for each answer. If more are pending, the counts are estimates. An answer is
+reused for `REMEMBERED_S`. Sources: AdminBrokerProcessor.getTimerCheckPoint and getTimerMetrics, TimerCheckpoint,
+TimerMetrics.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PRECISION_MS = 1000
 """Multiple to which reported times are rounded, in ms (RocketMQ: timerPrecisionMs)."""
 READ_COUNT_MAX = 4096
 REMEMBERED_S = 10.0
-"""Time for which the counts of an answer to request 61 are reused, in seconds; RocketMQ's slaves ask every 10 s."""
+"""Time in seconds for which an answer to GET_TIMER_METRICS is reused. RocketMQ's slaves ask every 10 s."""
 
 
 class _Timing(msgspec.Struct, rename="camel", frozen=True):
@@ -43,7 +44,7 @@ class _Timing(msgspec.Struct, rename="camel", frozen=True):
 
 
 class _TimerMetrics(msgspec.Struct, rename="camel", frozen=True):
-    """The answer to request 61."""
+    """The answer to GET_TIMER_METRICS (61)."""
 
     data_version: DataVersion
     timing_count: dict[str, _Timing]
@@ -63,14 +64,14 @@ class TimerRequests:
         self._counting = trio.Lock()
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.GET_TIMER_CHECK_POINT: self.check_point,
             RequestCode.GET_TIMER_METRICS: self.metrics,
         }
 
     async def check_point(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 60: the delivery progress; SYSTEM_ERROR if none is replicated yet."""
+        """GET_TIMER_CHECK_POINT (60): answers with the delivery progress; SYSTEM_ERROR if none is replicated yet."""
         progress = self._replicated_progress()
         if progress is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, "The checkpoint is null: no progress is replicated yet")
@@ -80,7 +81,8 @@ class TimerRequests:
         return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 61: the number of pending messages by topic. Raises RefusedError if too many files are open."""
+        """GET_TIMER_METRICS (61): answers with the number of pending messages by topic. Raises RefusedError if too many
+        files are open."""
         async with self._counting:
             if trio.current_time() >= self._counted_at + REMEMBERED_S:
                 with busy_if_passing():

@@ -33,7 +33,7 @@ class OnEnded(Protocol):
 
 
 class TransactionEnds:
-    """Answers request 37."""
+    """Answers END_TRANSACTION (37)."""
 
     def __init__(self, core: BrokerCore, on_ended: OnEnded) -> None:
         self._store = core.store
@@ -47,12 +47,12 @@ class TransactionEnds:
         self.rolled_back_count = 0
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.END_TRANSACTION: self.end}
 
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 37: commits or rolls back a half message. Sends no answer to a request that does neither, as the
-        producer does not know the outcome yet.
+        """END_TRANSACTION (37): commits or rolls back a half message. Sends no answer to a request that does neither,
+        as the producer does not know the outcome yet.
 
         Also returns None for a rollback, which is answered once it is recorded. Raises RefusedError and
         RemoteProtocolError.
@@ -107,15 +107,15 @@ class TransactionEnds:
         return record
 
     async def _is_half(self, record: MessageRecord) -> bool:
-        """Whether `record` is in the queue of half messages, or will be: without access control, a record that is not
-        dispatched yet is accepted."""
+        """Returns whether `record` is in the queue of half messages, or will be: without access control, a record that
+        is not dispatched yet is accepted."""
         if record.topic != HALF_TOPIC:
             return False
         is_new = self._store.log.dispatched_offset.value <= record.physical_offset
         return (is_new and self._guard is None) or await is_in_queue(self._store, record)
 
     def _committed(self, record: MessageRecord) -> Message:
-        """The message that consumers receive. Raises RefusedError."""
+        """Returns the message that consumers receive. Raises RefusedError."""
         try:
             message = real_message(record)
             properties = decode_properties(message.properties)

@@ -1,12 +1,14 @@
-"""Transactions: half messages wait until their producer ends them (request 37), and are checked if it does not.
+"""Transactions: half messages wait until their producer ends them (END_TRANSACTION, 37), and are checked if it doesn't.
 
     1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), which no consumer reads.
-    2  Request 37 commits it or rolls it back. A commit stores the message in its own topic, with the half message's
-       physical offset as preparedTransactionOffset. In both cases an op message records that the half message is ended
-       (op_writer.py). With access control, sending request 37 and receiving request 39 need PUB on its topic.
-    3  Every transactionCheckInterval, half messages that are open and old enough are stored again and a producer of
-       their group is asked (request 39). It answers with request 37 about the copy. After transactionCheckMax checks a
-       half message is given up.
+    2  END_TRANSACTION commits it or rolls it back. A commit stores the message in its own topic, with the half
+       message's physical offset as preparedTransactionOffset. In both cases an op message records that the half message
+       is ended (op_writer.py).
+    3  Every transactionCheckInterval, half messages that are open and old enough are stored again, and a producer of
+       their group is asked with CHECK_TRANSACTION_STATE (39). It answers with END_TRANSACTION about the copy. After
+       transactionCheckMax checks a half message is given up.
+
+With access control, a producer needs PUB on the message's topic to send END_TRANSACTION and to be asked.
 
 Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that RocketMQ and halog can
 continue from each other's store. It is committed once the copies and op messages of all half messages before it are
@@ -79,7 +81,8 @@ class _Move(PutRequest, kw_only=True, gc=False):
 
 
 class TransactionService:
-    """Checks half messages in `serve`, on a master. `ends` answers request 37; the store calls `on_arrivals`."""
+    """Checks half messages in `serve`, on a master. `ends` answers END_TRANSACTION (37); the store calls
+    `on_arrivals`."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options
@@ -109,7 +112,7 @@ class TransactionService:
         self._dropped_count = 0
 
     def statistics(self) -> TransactionStatistics:
-        """A snapshot of the counters."""
+        """Returns a snapshot of the counters."""
         _, end = bounds(self._queue(HALF_TOPIC))
         return TransactionStatistics(
             open_count=0 if self._standing.is_slave else self._window.open_count(end),
@@ -289,7 +292,7 @@ class TransactionService:
         return await self._store_moves(moves) and not is_end
 
     def _move(self, record: MessageRecord, now_ms: int) -> _Move | None:
-        """The put of the next copy of `record`; None if it is too young to be checked."""
+        """Returns the put of the next copy of `record`; None if it is too young to be checked."""
         options = self._options
         properties = record.property_map()
         verdict = judge(

@@ -1,4 +1,4 @@
-"""Acknowledgements of POP consumers: 200051 ACK, 200151 BATCH_ACK, 200053 CHANGE_MESSAGE_INVISIBLETIME.
+"""Acknowledgements of POP consumers: 200051 ACK_MESSAGE, 200151 BATCH_ACK_MESSAGE, 200053 CHANGE_MESSAGE_INVISIBLETIME.
 
 A handle is valid while its message is in flight with the pop time that the handle states. An acknowledgement with an
 invalid handle (the message was acknowledged or delivered again, or the handle was replaced) succeeds without effect, as
@@ -58,7 +58,7 @@ class AckRequests:
         }
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.ACK_MESSAGE: self._handle,
             RequestCode.BATCH_ACK_MESSAGE: self._handle,
@@ -104,7 +104,7 @@ class AckRequests:
             connection.reply_error(command, error)
 
     def _acknowledge(self, state: PopState, connection: RemotingConnection, ack: AckCommand) -> None:
-        """Request 200051: acknowledges messages of one pop. Refuses a queue offset outside the queue, unless its
+        """ACK_MESSAGE (200051): acknowledges messages of one pop. Refuses a queue offset outside the queue, unless its
         message is in flight."""
         popped = ack.popped
         queue = state.get((popped.group, popped.topic, popped.queue_id))
@@ -123,7 +123,8 @@ class AckRequests:
     # ---- the other requests: each changes the state, and returns the answer to send once that is acknowledged
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """Request 200151: acknowledges messages of several pops. Queue offsets outside their queues are skipped."""
+        """BATCH_ACK_MESSAGE (200151): acknowledges messages of several pops. Queue offsets outside their queues are
+        skipped."""
         body = read_request(BatchAckBody, command.body, LIST_SIZE_MAX) if command.body else BatchAckBody()
         if not body.acks:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
@@ -144,7 +145,8 @@ class AckRequests:
         return command.reply(ResponseCode.SUCCESS)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """Request 200053: sets the time until a message becomes visible again, counted from now."""
+        """CHANGE_MESSAGE_INVISIBLETIME (200053): sets the time until a message becomes visible again, counted from
+        now."""
         request = parse_header(ChangeInvisibleTimeRequest, command.ext_fields)
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
         begin, end = self._bounds(request.topic, request.queue_id)

@@ -1,8 +1,9 @@
-"""Requests 400, 401 and 402: the queues that a client of a group gets, and whether it pops or pulls.
+"""Requests 400 QUERY_ASSIGNMENT, 401 SET_MESSAGE_REQUEST_MODE and 402 GET_ALL_MESSAGE_REQUEST_MODE: the queues that a
+client of a group gets, and whether it pops or pulls.
 
-Push consumers of 5.x ask for their queues (request 400) instead of computing them. An administrator sets a group's mode
-for a topic (request 401); in mode POP every client gets all queues of all brokers or, with a positive popShareQueueNum,
-its own queues and those of that many neighbours. Request 402 returns all modes.
+Push consumers of 5.x ask for their queues (QUERY_ASSIGNMENT) instead of computing them. An administrator sets a group's
+mode for a topic (SET_MESSAGE_REQUEST_MODE); in mode POP every client gets all queues of all brokers or, with a positive
+popShareQueueNum, its own queues and those of that many neighbours. GET_ALL_MESSAGE_REQUEST_MODE returns all modes.
 
 The mode is an attribute of the group, so that it is persisted, copied by slaves, and part of a failover group's log
 like the group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers
@@ -52,7 +53,7 @@ class Assignments:
         """Returns the number of read queues of a topic by broker name; None if it is not known at present"""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.QUERY_ASSIGNMENT: self.assign,
             RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
@@ -60,7 +61,7 @@ class Assignments:
         }
 
     async def set_mode(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 401: sets whether a group pops or pulls a topic."""
+        """SET_MESSAGE_REQUEST_MODE (401): sets whether a group pops or pulls a topic."""
         asked = read_request(RequestModeBody, command.body)
         refuse_on_slave(self._standing, "Can't change a group on a slave: it takes over its master's groups")
         if asked.topic.startswith(RETRY_PREFIX):
@@ -83,7 +84,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS)
 
     async def all_modes(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 402: every mode that was set."""
+        """GET_ALL_MESSAGE_REQUEST_MODE (402): answers with every mode that was set."""
         table = RequestModeTable()
         for name, group in self._groups.table.items():
             for key in group.attributes:
@@ -96,7 +97,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(table))
 
     async def assign(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 400: the queues of a topic for one client."""
+        """QUERY_ASSIGNMENT (400): answers with the queues of a topic for one client."""
         asked = read_request(QueryAssignmentBody, command.body)
         mode, share_count = self._mode(asked.consumer_group, asked.topic)
         body = AssignmentsBody(message_queue_assignments=None)
@@ -116,7 +117,7 @@ class Assignments:
     def _queues_for(
         self, asked: QueryAssignmentBody, queues: list[tuple[str, int]], mode: str, share_count: int
     ) -> list[tuple[str, int]] | None:
-        """The client's queues, as (broker name, queue id or ALL_QUEUES); all queues in a broadcasting group.
+        """Returns the client's queues, as (broker name, queue id or ALL_QUEUES); all queues in a broadcasting group.
 
         Otherwise None if the group has no members or the strategy is unknown, and empty if the group's members divide
         the queues among them and the client is not a member.
@@ -142,7 +143,7 @@ class Assignments:
         return list(shared)
 
     def _mode(self, group: str, topic: str) -> tuple[str, int]:
-        """The mode of a group for a topic, and popShareQueueNum; PULL if none was set, and for retry topics."""
+        """Returns the mode of a group for a topic, and popShareQueueNum; PULL if none was set, and for retry topics."""
         config = self._groups.get(group)
         value = "" if config is None else config.attributes.get(REQUEST_MODE_PREFIX + topic, "")
         mode, _, share_count = value.partition(":")
@@ -159,14 +160,14 @@ class Assignments:
 
 
 def _averagely(queues: Sequence[tuple[str, int]], index: int, client_count: int) -> Sequence[tuple[str, int]]:
-    """RocketMQ's AllocateMessageQueueAveragely: neighbouring queues, the first clients get one more."""
+    """Selects neighbouring queues; the first clients get one more (RocketMQ: AllocateMessageQueueAveragely)."""
     size, rest = divmod(len(queues), client_count)
     begin = index * size + min(index, rest)
     return queues[begin : begin + size + (index < rest)]
 
 
 def _by_circle(queues: Sequence[tuple[str, int]], index: int, client_count: int) -> Sequence[tuple[str, int]]:
-    """RocketMQ's AllocateMessageQueueAveragelyByCircle: every n-th queue."""
+    """Selects every n-th queue for n clients (RocketMQ: AllocateMessageQueueAveragelyByCircle)."""
     return queues[index::client_count]
 
 

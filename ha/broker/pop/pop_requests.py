@@ -1,4 +1,5 @@
-"""Requests of POP consumers for messages: 200050 POP, 200052 PEEK, 200054 NOTIFICATION, 200055 POLLING_INFO.
+"""Requests of POP consumers for messages: 200050 POP_MESSAGE, 200052 PEEK_MESSAGE, 200054 NOTIFICATION, 200055
+POLLING_INFO.
 
 The checks run in RocketMQ's order with its codes and remarks. Messages are sent once the record of the pop is
 acknowledged, so that the next master knows that they are in flight. Sources: PopMessageProcessor, PeekMessageProcessor,
@@ -88,7 +89,7 @@ class PopRequests:
         """Bytes of the popped messages that are sent once their record is acknowledged"""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.POP_MESSAGE: self.pop,
             RequestCode.PEEK_MESSAGE: self.peek,
@@ -136,7 +137,7 @@ class PopRequests:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] {verb} message is forbidden")
 
     def _left_s(self, born_time_ms: int, poll_time_ms: int) -> float:
-        """Time in seconds that a request may still wait; negative if it arrived too late."""
+        """Returns the time in seconds that a request may still wait; negative if it arrived too late."""
         now_ms = self._wall_clock_ms()
         left_ms = min((born_time_ms or now_ms) + poll_time_ms - now_ms, poll_time_ms)
         return min(left_ms / 1000, self._options.suspend_s_max)
@@ -181,7 +182,7 @@ class PopRequests:
         return True
 
     async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """Request 200050: takes messages, or holds the request until there are some. Raises RefusedError and
+        """POP_MESSAGE (200050): takes messages, or holds the request until there are some. Raises RefusedError and
         RemoteProtocolError."""
         request = pop_request(command)
         left_s, _ = self._check_pop(request)
@@ -326,7 +327,7 @@ class PopRequests:
     # ---- the other requests
 
     async def peek(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 200052: reads what a pop would return, without taking it."""
+        """PEEK_MESSAGE (200052): answers with what a pop would return, without taking it."""
         request = parse_header(PeekMessageRequest, command.ext_fields)
         self._check_readable("peek")
         config = await self._check(request, ResponseCode.INVALID_PARAMETER)
@@ -353,7 +354,7 @@ class PopRequests:
         return command.reply(code, remark, header.to_ext_fields(), b"".join(bodies))
 
     async def notify(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 200054: answers when there is a message to pop, or when the wait ends."""
+        """NOTIFICATION (200054): answers when there is a message to pop, or when the wait ends."""
         request = parse_header(NotificationRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)
@@ -376,8 +377,8 @@ class PopRequests:
         hold.connection.reply(hold.command, hold.command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields()))
 
     def _look(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> tuple[bool, int | None]:
-        """Whether there are messages to pop, and if not, when the first blocked queue is free (ms since the epoch);
-        None if no queue is blocked."""
+        """Returns whether there are messages to pop, and if not, when the first blocked queue is free (ms since the
+        epoch); None if no queue is blocked."""
         now_ms = self._wall_clock_ms()
         blocked_until_ms = None
         for source in self._taker.sources(request, config, is_order=request.order):
@@ -394,7 +395,7 @@ class PopRequests:
         return False, blocked_until_ms
 
     async def polling_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 200055: how many requests of a group wait for a queue."""
+        """POLLING_INFO (200055): answers with how many requests of a group wait for a queue."""
         request = parse_header(PollingInfoRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)
