@@ -51,7 +51,8 @@ class SyncStateRule(Protocol):
         ...
 
     def acknowledged(self, end: int) -> int:
-        """Physical offset up to which puts may be acknowledged in a log that ends at `end`; -1 if none may be."""
+        """Returns the physical offset up to which puts may be acknowledged in a log that ends at `end`; -1 if none may
+        be."""
         ...
 
     def explain(self, offset: int) -> str:
@@ -168,8 +169,8 @@ class Acknowledgements:
             self.explained.note(PutStatus.FLUSH_SLAVE_TIMEOUT, Cause.STEPPED_DOWN, STEPPED_DOWN, len(stored))
 
     def begin(self, requests: list[PutRequest]) -> None:
-        """Starts the wait of `requests`, and answers them when it ends. They must be stored, in the order of the log,
-        and at least one.
+        """Starts the wait of `requests`, and answers them when it ends. `requests` must not be empty, and its messages
+        must be stored, in the order of the log.
 
         With the replica rule of RocketMQ 4.9, a request for which no slave is in sync waits for no slave: its status is
         SLAVE_NOT_AVAILABLE.
@@ -211,7 +212,8 @@ class Acknowledgements:
         return policy.in_sync_replicas if policy.in_sync_replicas > 1 else NO_REPLICAS
 
     def _acknowledged_to(self) -> int:
-        """Physical offset up to which enough slaves have acknowledged; -1 if there are too few, or the term is over."""
+        """Returns the physical offset up to which enough slaves have acknowledged; -1 if there are too few, or the term
+        is over."""
         ha, ack_count = self._ha, self._ack_count
         assert ha is not None
         if self._sync_state is not None:

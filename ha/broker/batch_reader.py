@@ -50,7 +50,7 @@ class BatchReader:
         return read
 
     def lost_since(self, failed_since: float) -> float:
-        """Returns the time (trio clock) from which failed reads of a record count towards UNREADABLE_S_MAX.
+        """Returns the time (Trio's clock) from which failed reads of a record count towards UNREADABLE_S_MAX.
 
         `failed_since`: time of the first failed read. The result is the current time while the log has damage that may
         still be repaired; otherwise `failed_since`, or the last time at which any read failed because too many files

@@ -214,8 +214,8 @@ class Broker:
         """Becomes the master of a term; returns False if the role was changed again meanwhile.
 
         `MessageStore.become_master` must have been called before, so that nothing else appends to the log. Connections
-        stay open. `acknowledges_until`: end of the lease (trio clock), as in `Standing`. If this is cancelled, the role
-        is undefined, and the broker has to stop.
+        stay open. `acknowledges_until`: end of the lease (Trio's clock), as in `Standing`. If this is cancelled, the
+        role is undefined, and the broker has to stop.
         """
         self._change_count += 1
         change = self._change_count
@@ -241,8 +241,9 @@ class Broker:
 
         `reason`: text for the remarks of refused puts; if empty, they say that this broker is a slave.
 
-        Before its first checkpoint, this stops admitting and acknowledging puts, and answers those that wait. On return
-        no put is queued, so that the log may be truncated. Cancellation does not interrupt it. Connections stay open.
+        Before its first checkpoint, this method stops admitting and acknowledging puts, and answers those that wait. On
+        return no put is queued, so that the log may be truncated. Cancellation does not interrupt it. Connections stay
+        open.
         """
         self._change_count += 1
         change = self._change_count

@@ -79,7 +79,7 @@ class ConfigTable(ABC, Generic[Config]):
         return len(self._table) + sum(name not in self._table for name in self._unlogged)
 
     def get(self, name: str) -> Config | None:
-        """The configuration of `name`, or None."""
+        """Returns the configuration of `name`, or None."""
         return self._table.get(name)
 
     @property
@@ -94,7 +94,7 @@ class ConfigTable(ABC, Generic[Config]):
 
     @abstractmethod
     def snapshot(self) -> TopicConfigTable | GroupTable | UserTable:
-        """A copy of the table: the answer to slaves, and the content of the file."""
+        """Returns a copy of the table, for answers to slaves and as the content of the file."""
 
     @abstractmethod
     def _add_to(self, journal: Journal, name: str, config: Config | None) -> None:

@@ -7,7 +7,7 @@ lost (delay_offsets.py). RocketMQ polls each level every 100 ms, and skips a mes
 (ScheduleMessageService.DeliverDelayedMessageTimerTask).
 
 Time: a message is due at the wall-clock time in its queue entry, which is its store time plus its level's delay. For
-messages that arrive while `serve` runs, this is converted to trio's clock, so that steps of the wall clock have no
+messages that arrive while `serve` runs, this is converted to Trio's clock, so that steps of the wall clock have no
 effect. For older messages the wall clock at the start of `serve` counts; one that would then have to wait longer than
 its level's delay is due at once, as in RocketMQ (correctDeliverTimestamp).
 """
@@ -68,7 +68,7 @@ class _Delivery(PutRequest, kw_only=True, gc=False):
 
 
 class StoreClock:
-    """The difference in seconds between store times and trio's clock, at the arrival of each message of one queue.
+    """The difference in seconds between store times and Trio's clock, at the arrival of each message of one queue.
 
     It is constant between steps of the wall clock. After a step back, store times do not advance until the wall clock
     has caught up, and the difference changes with every arrival.
@@ -102,7 +102,8 @@ class StoreClock:
                 self._step_s = CLOCK_STEP_S_MIN
 
     def ahead_s(self, offset: int) -> float:
-        """Seconds by which store times were ahead of trio's clock when the message at queue offset `offset` arrived."""
+        """Returns by how many seconds store times were ahead of Trio's clock when the message at queue offset `offset`
+        arrived."""
         return self._ahead_s[max(0, bisect_right(self._first_offsets, offset) - 1)]
 
 
@@ -111,7 +112,7 @@ class _Level:
 
     delay_ms: the level's delay; None if messageDelayLevel no longer has the level.
     known_from: queue offset of the first message that arrives after the start of `serve`.
-    ahead_s: seconds by which store times were ahead of trio's clock at the start of `serve`.
+    started_ahead_s: seconds by which store times were ahead of Trio's clock at the start of `serve`.
     """
 
     def __init__(self, level: int, delay_ms: int | None, known_from: int, ahead_s: float) -> None:
@@ -124,7 +125,8 @@ class _Level:
         self.arrived = trio.Event()
 
     def due_at(self, queue_offset: int, due_ms: int) -> float:
-        """Due time (trio clock) of the message at `queue_offset`, whose entry has the wall-clock time `due_ms`."""
+        """Returns the due time (Trio's clock) of the message at `queue_offset`, whose entry has the wall-clock time
+        `due_ms`."""
         due_at = due_ms / 1000 - self.clock.ahead_s(queue_offset)
         if queue_offset < self.known_from and self.delay_ms is not None:
             remaining_s = due_ms / 1000 - self.started_ahead_s - self.started_at
@@ -151,7 +153,7 @@ class DelayService:
         self._dropped_count = 0
 
     def statistics(self) -> DelayStatistics:
-        """A snapshot of the statistics."""
+        """Returns a snapshot of the statistics."""
         waiting = {}
         for queue_id in self._store.queues.topics().get(SCHEDULE_TOPIC, ()):
             queue = self._store.queues.get(SCHEDULE_TOPIC, queue_id)
@@ -164,7 +166,7 @@ class DelayService:
         )
 
     def figures(self) -> dict[str, str]:
-        """Returns the delivery progress and queue end of each level ever used, for request 28 (runtime statistics)."""
+        """Returns the delivery progress and queue end of each level ever used, for GET_BROKER_RUNTIME_INFO (28)."""
         queues = self._store.queues
         ids = queues.topics().get(SCHEDULE_TOPIC, ())
         found = [(queue_id + 1, queue) for queue_id in ids if (queue := queues.get(SCHEDULE_TOPIC, queue_id))]
@@ -173,7 +175,7 @@ class DelayService:
         }
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
 
     # ---- the table
@@ -188,7 +190,8 @@ class DelayService:
         return self._offsets.settled(self._put.acknowledgements.replicated_offset)
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Request 45, sent by slaves: answers with `replicated_offsets`."""
+        """GET_ALL_DELAY_OFFSET (45), sent by slaves: answers with `replicated_offsets`; SYSTEM_ERROR if there are
+        none."""
         settled = self.replicated_offsets()
         if settled is None:
             return command.reply(
@@ -294,7 +297,7 @@ class DelayService:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _head(self, level: _Level, queue: ConsumeQueue | None) -> tuple[int, Sequence[QueueEntry]]:
-        """Queue offset of the level's next message, and the entries from there on; none if nothing waits.
+        """Returns the queue offset of the level's next message, and the entries from there on; none if nothing waits.
 
         Corrects the progress if it is outside the queue.
         """
@@ -377,7 +380,7 @@ class DelayService:
 
 
 def _due(level: _Level, offset: int, entries: Sequence[QueueEntry]) -> tuple[int, float]:
-    """Returns how many of `entries`, which start at `offset`, are due, and when the next one is due (trio clock)."""
+    """Returns how many of `entries`, which start at `offset`, are due, and when the next one is due (Trio's clock)."""
     now = trio.current_time()
     for number, (_, size, due_ms) in enumerate(entries):
         if size <= 0 or size == BLANK_SIZE:

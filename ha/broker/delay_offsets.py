@@ -1,4 +1,5 @@
-"""Delivery progress of delay levels and timer messages: config/delayOffset.json, which slaves copy (request 45).
+"""Delivery progress of delay levels and timer messages: config/delayOffset.json, which slaves copy
+(GET_ALL_DELAY_OFFSET, 45).
 
 The file and the answers to slaves must not be ahead of the delivered copies: if an offset survived a power loss or the
 loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the end of
@@ -31,7 +32,7 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class DelayOffsetTable:
-    """The table: level (from 1) -> queue offset of the next message to deliver. `load` before use.
+    """The table: level (from 1) -> queue offset of the next message to deliver. Call `load` before use.
 
     Negative keys are the progress of timer messages (timers.py).
     """
@@ -69,7 +70,7 @@ class DelayOffsetTable:
         self._data_version = offsets.data_version or DataVersion()
 
     def get(self, level: int) -> int:
-        """Queue offset of the next message of a level; 0 if none was ever delivered."""
+        """Returns the queue offset of the next message of a level; 0 if none was ever delivered."""
         return self._table.get(level, 0)
 
     def set(self, level: int, queue_offset: int) -> None:
@@ -105,7 +106,7 @@ class DelayOffsetTable:
         return self._saved != self._table
 
     def settled(self, log_offset: int) -> DelayOffsets | None:
-        """The newest marked state whose delivered messages lie before physical offset `log_offset`, or None."""
+        """Returns the newest marked state whose delivered messages lie before physical offset `log_offset`, or None."""
         for mark in reversed(self._marks):
             if mark.log_end <= log_offset:
                 return DelayOffsets(data_version=self._data_version, offset_table=mark.table)

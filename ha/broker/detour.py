@@ -56,13 +56,14 @@ def parse_int(text: str) -> int:
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The requested delay level; 0 or less: no delay, as without DELAY. Raises ValueError if DELAY is not an int32."""
+    """Returns the requested delay level; 0 or less: no delay, as without DELAY. Raises ValueError if DELAY is not an
+    int32."""
     text = properties.get(DELAY)
     return parse_int(text) if text is not None else 0
 
 
 def is_half(properties: dict[str, str]) -> bool:
-    """Whether `properties` are those of a half message."""
+    """Returns whether `properties` are those of a half message."""
     return properties.get(TRANSACTION_PREPARED, "").lower() == "true"
 
 
@@ -82,7 +83,8 @@ def store_delayed(message: Message, properties: dict[str, str], level: int, leve
 
 
 def is_timer(properties: dict[str, str]) -> bool:
-    """Whether `properties` request a delivery time, and are not those of a timer message that has been delivered."""
+    """Returns whether `properties` request a delivery time, and are not those of a timer message that has been
+    delivered."""
     return TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Explained:
-    """Counts of one broker's puts, by status and cause, that were not answered PUT_OK since its start."""
+    """Counts the puts of one broker that were not answered PUT_OK since its start, by status and cause."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[PutStatus, Cause]] = Counter()

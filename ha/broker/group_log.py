@@ -123,7 +123,7 @@ class GroupLog:
         """Set while this broker writes records of its epoch"""
         self._snapshot_began = self._part_bytes = self._snapshot_bytes = 0
         self._snapshot_segment = -1
-        """Start (physical offset) of the segment that has the newest snapshot. If it is not the last segment, a new
+        """Start (physical offset) of the last segment if the newest snapshot is in it. With any other value, a new
         snapshot is due"""
         self._bytes_since = 0
         self._record_count = 0
@@ -482,9 +482,9 @@ class GroupLog:
         return _RecordPut(messages=(message,), waits=waits, record=record, size=len(body))
 
     def copied(self) -> None:
-        """Called when a slave has copied its master's tables: the replica takes them over.
+        """Replaces the replica with the tables, which a slave has just copied from its master.
 
-        As they do not come from this log, the replica counts as incomplete until the next snapshot.
+        As the tables do not come from this log, the replica counts as incomplete until the next snapshot.
         """
         self.is_copy = True
         self._replica.state = self._tables.state()

@@ -82,8 +82,8 @@ async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
 
 
 async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
-    """Whether the log contains the record at `position`. Also True if `position` is before the first record. Raises
-    OSError."""
+    """Returns whether the log contains the record at `position`. Also True if `position` is before the first record.
+    Raises OSError."""
     if position.queue_offset < 0:
         return True
     queue = store.queues.get(TABLES_TOPIC, 0)
@@ -97,7 +97,7 @@ async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
 
 
 def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
-    """Whether the queue still has the record at `position`. Also True if retention has deleted the record, or
+    """Returns whether the queue still has the record at `position`. Also True if retention has deleted the record, or
     `position` states no physical offset."""
     if position.queue_offset < queue.min_offset or position.physical_offset < 0:
         return True
@@ -154,7 +154,8 @@ def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> It
 
 
 async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[int, int] | None:
-    """Queue offsets of the first and the last part of the newest complete snapshot; None if there is none."""
+    """Returns the queue offsets of the first and the last part of the newest complete snapshot; None if there is
+    none."""
     last = epoch = missing = -1
     end = queue.max_offset
     while end > queue.min_offset:
@@ -181,7 +182,7 @@ async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[in
 
 
 async def _record(store: MessageStore, entry: QueueEntry) -> TablesRecord | None:
-    """The record that a queue entry points to; None if it can't be read."""
+    """Returns the record that a queue entry points to; None if it can't be read."""
     if entry.size <= 0 or entry.size == BLANK_SIZE:
         return None
     try:

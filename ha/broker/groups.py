@@ -48,8 +48,8 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
     async def find_or_create(self, group: str) -> GroupConfig | None:
         """Returns the group, created with defaults if it does not exist and auto-creation is on.
 
-        None if it can't be created: auto-creation is off, `group_count_max` is reached, its name or that of its retry
-        topic is invalid, or the group's log could not store it. On a slave a new group exists only in memory.
+        Returns None if it can't be created: auto-creation is off, `group_count_max` is reached, its name or that of its
+        retry topic is invalid, or the group's log could not store it. On a slave a new group exists only in memory.
         """
         found = self._table.get(group)
         if found is not None or not self._options.auto_create_group:
@@ -119,7 +119,8 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         self._data_version = version
 
     def snapshot(self) -> GroupTable:
-        """A copy of the table: the body of the answer to request 201, and the content of subscriptionGroup.json."""
+        """Returns a copy of the table: the body of the answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), and the
+        content of subscriptionGroup.json."""
         return GroupTable(data_version=self._data_version, subscription_group_table=dict(self._table))
 
     def _add_to(self, journal: Journal, name: str, config: GroupConfig | None) -> None:

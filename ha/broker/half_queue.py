@@ -28,12 +28,12 @@ _OFFSET_DIGITS_MAX = 19
 
 
 def encode_op(offsets: Iterable[int]) -> bytes:
-    """The body of an op message for half messages at `offsets` (queue offsets), in the form of 5.x."""
+    """Returns the body of an op message for half messages at `offsets` (queue offsets), in the form of 5.x."""
     return "".join(f"{offset}," for offset in offsets).encode()
 
 
 def decode_op(body: bytes) -> list[int]:
-    """The queue offsets in the body of an op message of 4.9 or 5.x. Raises ValueError if it is malformed."""
+    """Returns the queue offsets in the body of an op message of 4.9 or 5.x. Raises ValueError if it is malformed."""
     offsets = []
     for part in body.split(b","):
         if part:
@@ -90,23 +90,25 @@ class HalfWindow:
             self._ended[at] = 1
 
     def is_ended(self, offset: int) -> bool:
-        """Whether the half message at `offset` is ended or was stored again."""
+        """Returns whether the half message at `offset` is ended or was stored again."""
         at = offset - self.start
         return at < 0 or (at < len(self._ended) and self._ended[at] == 1)
 
     def next_open(self, offset: int) -> int:
-        """The first offset from `offset` on whose half message is not known to be ended or stored again."""
+        """Returns the first offset from `offset` on whose half message is not known to be ended or stored again."""
         at = max(0, offset - self.start)
         found = self._ended.find(0, at)
         return self.start + (found if found >= 0 else max(at, len(self._ended)))
 
     def next_ended(self, offset: int, limit: int) -> int:
-        """The first offset in [`offset`, `limit`) whose half message is ended or stored again; otherwise `limit`."""
+        """Returns the first offset in [`offset`, `limit`) whose half message is ended or stored again; otherwise
+        `limit`."""
         found = self._ended.find(1, max(0, offset - self.start), max(0, limit - self.start))
         return self.start + found if found >= 0 else limit
 
     def open_count(self, end: int) -> int:
-        """Number of half messages before queue offset `end` that are not known to be ended or stored again."""
+        """Returns the number of half messages before queue offset `end` that are not known to be ended or stored
+        again."""
         return max(0, end - self.start - self._ended.count(1, 0, max(0, end - self.start)))
 
     def advance(self) -> None:
@@ -144,8 +146,8 @@ class OpReads:
             )
 
     def needed_from(self, half_start: int) -> int:
-        """Queue offset of the first op message that may end half messages from `half_start` on. Forgets the op messages
-        before it."""
+        """Returns the queue offset of the first op message that may end half messages from `half_start` on. Forgets the
+        op messages before it."""
         reads = self._reads
         while reads and reads[0][1] < half_start:
             reads.popleft()

@@ -3,10 +3,10 @@
 `Holds` keeps their limits and deadlines, for pulls here and for pops in pop/pop_holds.py. A hold ends when it is woken,
 at its deadline, or when its connection closes (then without an answer). Deadlines are exact, in one heap with a timer.
 
-A held pull is woken by the arrival of a message in its queue, at its offset or later, with a selected tag hash. With a
-condition on properties every such arrival wakes it, and if no message is selected it is held again. Arrivals come in
-batches from the store's dispatch. RocketMQ checks deadlines only every 5 s, so that a pull that finds nothing is
-answered up to 5 s late (PullRequestHoldService).
+A held pull is woken by the arrival of a message in its queue, at its offset or later, with a selected tag hash. A pull
+with a condition on properties is woken by every message at its offset or later, and held again if none is selected.
+Arrivals come in batches from the store's dispatch. RocketMQ checks deadlines only every 5 s, so that a pull that finds
+nothing is answered up to 5 s late (PullRequestHoldService).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ more entries than twice the number of current holds plus STALE_COUNT_MIN."""
 class Hold(msgspec.Struct, eq=False, kw_only=True):
     """One held request. To save memory, `command` has no ext fields and no body.
 
-    deadline: by trio's clock.
-    is_waiting: from `Holds.add` until it is woken, expired or dropped.
+    deadline: by Trio's clock.
+    is_waiting: true from `Holds.add` until it is woken, expired or dropped.
     """
 
     connection: RemotingConnection
@@ -105,7 +105,7 @@ class Holds(ABC, Generic[HoldT]):
         return True
 
     def resume_by(self, hold: HoldT, deadline: float) -> None:
-        """Moves the deadline of a hold to `deadline` (trio clock), if that is earlier."""
+        """Moves the deadline of a hold to `deadline` (Trio's clock), if that is earlier."""
         if deadline < hold.deadline:
             hold.deadline = deadline
             self._schedule(hold)
@@ -226,6 +226,6 @@ class PullHolds(Holds[PullHold]):
 
 
 def wants(selection: Selection, tags_codes: Iterable[int]) -> bool:
-    """Whether one of these tag hashes is selected; True for a condition on properties."""
+    """Returns whether one of these tag hashes is selected; True for a condition on properties."""
     wanted = selection.tags_codes
     return wanted is None or any(code in wanted for code in tags_codes)

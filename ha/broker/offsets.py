@@ -85,19 +85,19 @@ class ConsumerOffsetTable:
             self._are_local_commits_dirty = bool(marks)  # a master's own table is authoritative
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The group's committed queue offset in a queue; None if there is none."""
+        """Returns the group's committed queue offset in a queue; None if there is none."""
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
-        """The group's committed offsets in a topic, by queue id; empty if there are none."""
+        """Returns the group's committed offsets in a topic, by queue id; empty if there are none."""
         return dict(self._table.get(f"{topic}@{group}", {}))
 
     def topics_of(self, group: str) -> list[str]:
-        """Topics for which the group has committed offsets."""
+        """Returns the topics for which the group has committed offsets."""
         return [key[: -len(group) - 1] for key in self._table if key.endswith(f"@{group}")]
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed offsets in the topic."""
+        """Returns the groups that have committed offsets in the topic."""
         return [key[len(topic) + 1 :] for key in self._table if key.startswith(f"{topic}@")]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
@@ -151,7 +151,7 @@ class ConsumerOffsetTable:
         return self._resets.pop((key, queue_id))
 
     def _pending_reset(self, key: str, queue_id: int) -> int | None:
-        """The offset of a reset that no pull has got yet, or None. Drops a reset that is out of date."""
+        """Returns the offset of a reset that no pull has got yet, or None. Drops a reset that is out of date."""
         offset = self._resets.get((key, queue_id))
         if offset is not None and self._table.get(key, {}).get(queue_id) != offset:
             # The group has committed at another master since: resetting it now would repeat messages.
@@ -232,8 +232,8 @@ class ConsumerOffsetTable:
         self._merge(changes)
 
     def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
-        """Called when this broker becomes master: logs offsets committed to it as a slave, and lowers offsets beyond
-        the end of their queue.
+        """Logs offsets committed to this broker as a slave, and lowers offsets beyond the end of their queue. Called
+        when the broker becomes master.
 
         `beyond` is called with a topic and a group's offsets by queue id; it yields the id and the end of each queue
         that ends before the group's offset.
@@ -257,7 +257,7 @@ class ConsumerOffsetTable:
     # ---- on a slave
 
     def local_commits(self) -> list[UpdateConsumerOffsetRequest]:
-        """Offsets committed to this slave that its master does not know, according to the last `merge`."""
+        """Returns the offsets committed to this slave that its master does not know, according to the last `merge`."""
         found = []
         for (key, queue_id), offset in self._local_commits.items():
             topic, _, group = key.partition("@")
@@ -275,7 +275,7 @@ class ConsumerOffsetTable:
             self._are_local_commits_dirty = True
 
     def on_master_contact(self, *, is_reachable: bool) -> None:
-        """Called after each attempt to reach the master, with the result.
+        """Records the result of an attempt to reach the master.
 
         The first call decides about marks loaded from the file: they are dropped if the master is reachable, and kept
         otherwise.
@@ -286,7 +286,8 @@ class ConsumerOffsetTable:
         self._restored = set()
 
     def snapshot(self) -> ConsumerOffsets:
-        """A copy of the table: the body of the answer to request 43, and the content of consumerOffset.json."""
+        """Returns a copy of the table: the body of the answer to GET_ALL_CONSUMER_OFFSET (43), and the content of
+        consumerOffset.json."""
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:

@@ -21,7 +21,8 @@ class BrokerRole(Enum):
 
 
 def memory_fraction_bytes(fraction: float = 0.4) -> int:
-    """A fraction of this machine's memory, in bytes; by default RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
+    """Returns `fraction` of this machine's memory, in bytes. The default is RocketMQ's
+    accessMessageInMemoryMaxRatio."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * fraction)
 
 

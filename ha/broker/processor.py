@@ -59,7 +59,7 @@ class Family(Protocol):
     """A family of requests; implemented by classes that are constructed with a `BrokerCore`."""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         ...
 
 

@@ -72,7 +72,7 @@ class PullProcessor:
         return term is not None and self._store.log.dispatched_offset.value < term.start_offset
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
+        """Returns the handlers by request code."""
         return {
             RequestCode.PULL_MESSAGE: self.handle,
             RequestCode.LITE_PULL_MESSAGE: self.handle,
@@ -135,7 +135,7 @@ class PullProcessor:
         return self.filters.select(subscription.expression, subscription.expression_type, is_registered=True)
 
     def _registered(self, request: PullMessageRequest, group: GroupConfig) -> Subscription:
-        """The subscription that the group's heartbeats registered. Raises RefusedError."""
+        """Returns the subscription that the group's heartbeats registered. Raises RefusedError."""
         name, topic = request.consumer_group, request.topic
         members = self._clients.consumer_group(name)
         if members is None:

@@ -55,7 +55,8 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def message_waits(properties: bytes | memoryview) -> bool:
-    """Whether a message with this property string waits for flush and replicas: all do except those with WAIT=false."""
+    """Returns whether a message with this property string waits for flush and replicas: all do except those with
+    WAIT=false."""
     raw = bytes(properties)
     if b"WAIT\x01" not in raw:
         return True

@@ -43,8 +43,8 @@ SCAN_COUNT_MAX = 8192
 """Maximum number of entries scanned per read, even if the request asks for more messages."""
 
 UNREADABLE_RETRY_S = 1.0
-"""Time in seconds after which a consumer that waits reads again if too many files were open: nothing tells when
-descriptors are free again. RocketMQ: 5 s."""
+"""Time in seconds after which the read of a waiting consumer is repeated if too many files were open, as nothing
+signals that descriptors are free again. RocketMQ: 5 s."""
 
 _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
@@ -70,7 +70,7 @@ class ReadStatus(Enum):
     OFFSET_RESET = "OFFSET_RESET"
 
     def response_code(self, asked_offset: int) -> ResponseCode:
-        """The response code for a pull at queue offset `asked_offset` with this status."""
+        """Returns the response code for a pull at queue offset `asked_offset` with this status."""
         match self:
             case ReadStatus.FOUND:
                 return ResponseCode.SUCCESS
@@ -215,7 +215,7 @@ class QueueReader:
             return None
 
     def limits(self, message_count_max: int, message_bytes_max: int, *, is_far_behind: bool) -> tuple[int, int]:
-        """The limits of an answer, in messages and bytes, given those of the consumer."""
+        """Returns the limits of an answer, in messages and bytes, given those of the consumer."""
         options = self._options
         count_max, bytes_max = options.transfer_hot_count_max, options.transfer_hot_bytes_max
         if is_far_behind:
@@ -249,7 +249,8 @@ class QueueReader:
         return msgspec.structs.replace(read, body=body, message_count=found.count)
 
     def _outside(self, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
-        """The result of a read outside the queue, with the queue offset to continue at; None if it is inside."""
+        """Returns the result of a read outside the queue, with the queue offset to continue at; None if it is
+        inside."""
         min_offset, max_offset = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         if max_offset == 0:
             status, corrected_offset = ReadStatus.NO_MESSAGE_IN_QUEUE, 0
@@ -361,13 +362,13 @@ def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Sp
 
 
 def _near_size(wanted: Wanted, begin: int, size_max: int) -> int:
-    """How many bytes to read from physical offset `begin`, which is within a message: see `near_end`."""
+    """Returns how many bytes to read from physical offset `begin`, which is within a message: see `near_end`."""
     number = bisect_right(wanted.physical_offsets, begin) - 1
     return near_end(wanted, number, begin, _GAP_BYTES_MAX, size_max) - begin
 
 
 def _wanted_from(wanted: Wanted, physical_offset: int) -> int | None:
-    """Physical offset of the first wanted byte at or after `physical_offset`; None if there is none."""
+    """Returns the physical offset of the first wanted byte at or after `physical_offset`; None if there is none."""
     places, sizes = wanted.physical_offsets, wanted.sizes
     behind = bisect_right(places, physical_offset)
     if places[behind - 1] + sizes[behind - 1] > physical_offset:  # the last read ended within a message
@@ -377,8 +378,8 @@ def _wanted_from(wanted: Wanted, physical_offset: int) -> int | None:
 
 @with_compiled_twin
 def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: int) -> int:
-    """Physical offset of the end of a read that begins at physical offset `begin`, within message `number`: the end of
-    the last message that is read with it.
+    """Returns the physical offset of the end of a read that begins at physical offset `begin`, within message `number`:
+    the end of the last message that is read with it.
 
     At most `gap_max` bytes lie between two messages of the read, and it has at most `size_max` bytes unless it is one
     message.
@@ -394,7 +395,7 @@ def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: in
 
 @with_compiled_twin
 def gathered(spans: list[Span], wanted: Wanted, queue_id: int) -> bytes:
-    """The records of `wanted` from `spans`, concatenated. Raises ValueError if `spans` lack bytes of one.
+    """Returns the records of `wanted` from `spans`, concatenated. Raises ValueError if `spans` lack bytes of one.
 
     Raises WrongEntryError unless each record states the position that its entry has.
     """

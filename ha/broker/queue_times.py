@@ -13,12 +13,12 @@ UNKNOWN_TIME_MS = 1 << 62
 
 
 def bounds(queue: ConsumeQueue | None) -> tuple[int, int]:
-    """Minimum and maximum queue offset; 0 for a queue that does not exist."""
+    """Returns the minimum and maximum queue offset; 0 for a queue that does not exist."""
     return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
 
 async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:
-    """Store time (ms) of the message at `queue_offset`; -1 if it was deleted.
+    """Returns the store time (ms) of the message at `queue_offset`; -1 if it was deleted.
 
     UNKNOWN_TIME_MS if the message or its entry is damaged: a search then ends before it rather than after it. Raises
     RefusedError if too many files are open.
@@ -48,7 +48,8 @@ async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, q
 async def offset_at(
     store: MessageStore, queue: ConsumeQueue | None, timestamp_ms: int, *, is_upper: bool = False
 ) -> int:
-    """Queue offset of the first message stored at or after `timestamp_ms`; the queue's end if there is none.
+    """Returns the queue offset of the first message stored at or after `timestamp_ms`; the queue's end if there is
+    none.
 
     With `is_upper`, that of the last message stored at or before `timestamp_ms`; the queue's start if there is none. 0
     for a queue that does not exist. Raises RefusedError if too many files are open.

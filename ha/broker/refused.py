@@ -47,7 +47,7 @@ def check_right(
 ) -> None:
     """Raises RefusedError if access control is enabled and the account of an admitted request lacks `right` on `topic`.
 
-    For a topic that is not named in the request, so that admission could not check it.
+    Needed for a topic that the request does not name, so that admission could not check it.
     """
     if guard is not None:
         try:

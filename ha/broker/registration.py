@@ -112,8 +112,8 @@ class NameServerState(msgspec.Struct, kw_only=True):
     other_seen_at: float = -math.inf
     """Time at which the broker at `other_address` was last found (Trio's clock); -inf if none was found"""
     looked_at: float
-    """Time of the last lookup of another broker with this name and id, at first of this broker's start (Trio's
-    clock)"""
+    """Time of the last lookup of another broker with this name and id; before the first lookup, the time at which this
+    state was created (Trio's clock)"""
 
 
 class NameServerRegistration:
@@ -138,7 +138,7 @@ class NameServerRegistration:
         """`why_not`: returns why the broker must not register at present, or "". `run_blocking`: runs the encoding of
         the topics.
 
-        Call `topics_changed` after changes.
+        Call `topics_changed` whenever the topics have changed.
         """
         self._identity = identity
         self._name_servers = tuple(dict.fromkeys(name_servers))
@@ -286,7 +286,7 @@ class NameServerRegistration:
         return "no answer before the role changed"
 
     def _has_its_id(self, state: NameServerState) -> bool:
-        """Whether this broker is still entitled to the id that it is registered under."""
+        """Returns whether this broker may still be registered under the id that `state` names."""
         standing = self._standing
         if self._why_not():
             return False

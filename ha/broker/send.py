@@ -245,7 +245,7 @@ class SendProcessor:
             connection.send_now(burst)
 
     def _answer_to(self, put: Send) -> RemotingCommand:
-        """The answer to a put that is stored."""
+        """Returns the answer to a put that is stored."""
         results = put.results
         header = SendMessageResponse(
             msg_id=encode_message_ids(self._store_host, [result.physical_offset for result in results]),
@@ -260,7 +260,7 @@ class SendProcessor:
         return put.command.reply(put.status.response_code, remark, header.to_ext_fields())
 
     def _make_usual_answer(self) -> CommandTemplate:
-        """The template of the answer to one message with PUT_OK.
+        """Returns the template of the answer to one message with PUT_OK.
 
         Its values: physical offset, queue id, queue offset, transaction id, opaque.
         """

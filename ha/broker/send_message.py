@@ -202,7 +202,7 @@ class MessageMaker:
         return queue_id
 
     def check_size(self, body: bytes | memoryview) -> None:
-        """Refuses a body above maxMessageSize."""
+        """Raises RefusedError for a body larger than maxMessageSize."""
         size_max = self._options.message_size_max
         if len(body) > size_max:
             raise RefusedError(
@@ -305,7 +305,7 @@ def _delay_level(properties: dict[str, str]) -> int:
 
 def take_timer(message: Message, properties: dict[str, str], now_ms: int, options: BrokerOptions) -> None:
     """Redirects a timer message to the timer topic, unless it is due already. Raises RefusedError if timers are
-    disabled, the delay is invalid or above `timer_delay_s_max`, or a recall is due already."""
+    disabled, the delay is invalid or above `timer_delay_s_max`, or the message is a recall and due already."""
     if not options.timer_enable:
         raise RefusedError(
             ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
@@ -331,7 +331,8 @@ def _queue_of_priority(properties: str, config: TopicConfig, queue_id: int) -> i
 
 
 def retries_max(group: GroupConfig, version: int, asked: int | None) -> int:
-    """Maximum number of retries: `asked`, if a client of `version` 3.4.9 or later states it, otherwise the group's."""
+    """Returns the maximum number of retries: `asked`, if a client of `version` 3.4.9 or later states it, otherwise the
+    group's."""
     return asked if version >= _V3_4_9 and asked is not None else group.retry_max_times
 
 

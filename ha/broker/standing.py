@@ -54,7 +54,7 @@ class Standing:
         self.refusal = self._slave_refusal() if is_slave else ""
         """Why nothing may be stored at present, for remarks; "" while storing is allowed"""
         self.acknowledges_until = NEVER if is_slave else FOREVER
-        """End of the lease (trio clock), after which nothing is acknowledged"""
+        """End of the lease (Trio's clock), after which nothing is acknowledged"""
         self.revision = 0
         """Incremented by each change, except the renewal of a lease"""
         self._changed = trio.lowlevel.ParkingLot()
@@ -80,14 +80,14 @@ class Standing:
         return self.acknowledges_until == FOREVER or trio.current_time() < self.acknowledges_until
 
     def why_not_stored(self) -> str:
-        """The reason why nothing may be stored at this moment; "" if storing is allowed."""
+        """Returns the reason why nothing may be stored at this moment; "" if storing is allowed."""
         # The second comparison, before `has_lease`, is for speed: this is asked twice for each chunk of sends.
         if self.refusal or self.acknowledges_until == FOREVER or self.has_lease:
             return self.refusal
         return "this broker was the master, but its lease ended and it could not renew it"
 
     def still_acknowledges(self, term: int) -> bool:
-        """Whether a put stored in `term` (an epoch) may be acknowledged at this moment."""
+        """Returns whether a put stored in `term` (an epoch) may be acknowledged at this moment."""
         return self.epoch == term and self.has_lease
 
     # ---- changes
@@ -148,5 +148,5 @@ class Standing:
 
 
 def fixed_standing(options: BrokerOptions) -> Standing:
-    """The standing of a broker whose role is configured and never changes."""
+    """Returns the standing of a broker whose role is configured and never changes."""
     return Standing(options.broker_name, options.broker_id, is_slave=options.role is BrokerRole.SLAVE)

@@ -1,6 +1,6 @@
 """The property string that a message is stored with: the producer's properties, without those that the broker sets, and
 then the broker's. POP_CK is left out, too: a producer may forward a popped message with its receipt handle, which
-clients would take for that of the new message.
+clients would mistake for that of the new message.
 
 RocketMQ writes the same properties in the order of a Java hash map; no reader depends on the order. Source:
 SendMessageProcessor, AbstractSendMessageProcessor.
@@ -39,8 +39,7 @@ a message is stored."""
 @with_compiled_twin
 def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> tuple[bytes, str] | None:
     """Returns the property string to store for a message with the property string `text`, encoded, and the message's
-    unique id: its own, or a new one.
-    `suffix`: the properties that the broker adds, encoded.
+    unique id: its own, or a new one. `suffix`: the properties that the broker adds, encoded.
 
     Returns None in unusual cases: `text` is not ASCII, has a property that the broker has to examine, or has an empty
     UNIQ_KEY or two.
@@ -72,7 +71,7 @@ class StoredProperties:
         self._suffix = encode_properties(self._pairs)
 
     def usual(self, text: str) -> tuple[bytes, str] | None:
-        """See `usual_properties`; also None for a string with POP_CK."""
+        """Returns the result of `usual_properties`, or None for a string with POP_CK."""
         return None if "POP_CK\x01" in text else usual_properties(text, self._suffix, self._unique_id)
 
     def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
@@ -104,7 +103,7 @@ class StoredProperties:
 
 
 def answered_properties(options: BrokerOptions) -> dict[str, str]:
-    """The properties set by the broker that are also ext fields of the responses to sends."""
+    """Returns the properties set by the broker that are also ext fields of the responses to sends."""
     return {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
 
 

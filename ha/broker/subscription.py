@@ -33,5 +33,5 @@ def parse_tag_expression(expression: str | None) -> frozenset[int] | None:
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Whether `expression_type` means TAG, which is the default if it is absent or empty."""
+    """Returns whether `expression_type` means TAG, which is the default if it is absent or empty."""
     return not expression_type or expression_type == TAG

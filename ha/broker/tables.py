@@ -204,7 +204,7 @@ class Tables:
         return self.group_log is not None and self.standing.is_slave and self.group_log.is_behind
 
     def accepts_copy(self, position: LogPosition | None) -> bool:
-        """Whether a slave copies its master's tables, which contain the group's log up to `position`.
+        """Returns whether a slave copies its master's tables, which contain the group's log up to `position`.
 
         False if this slave's tables come from the log alone, or contain a later record. A master without a position
         keeps its tables in files, as RocketMQ does; they are always copied.
@@ -215,7 +215,7 @@ class Tables:
         return not log.is_whole and position.queue_offset >= log.position.queue_offset
 
     def copied(self) -> None:
-        """Called when a slave has copied all of its master's tables."""
+        """Tells the group's log, if there is one, that a slave has copied all of its master's tables."""
         if self.group_log is not None:
             self.group_log.copied()
 
@@ -234,7 +234,7 @@ class Tables:
         )
 
     def state(self) -> TablesState:
-        """A copy of the current tables."""
+        """Returns a copy of the current tables."""
         view = self.view()
         return TablesState(
             topics=dict(self.topics.table),
@@ -249,7 +249,7 @@ class Tables:
         )
 
     def as_loaded(self) -> LoadedTables:
-        """The content of the files read by `load_files`."""
+        """Returns the content of the files read by `load_files`."""
         loaded = LoadedTables(state=self.state(), positions={}, foreign=set())
         for section, position in (
             (TOPICS, self.topics.file_position),
@@ -285,7 +285,7 @@ class Tables:
             self.delay_offsets.adopt({**self.delay_offsets.table, **record.delays}, self._store.log.max_offset.value)
 
     def begin_epoch(self) -> None:
-        """Called when this broker becomes master: see `ConsumerOffsetTable.begin_epoch`."""
+        """Prepares the offsets for an epoch of this broker as master: see `ConsumerOffsetTable.begin_epoch`."""
         self.offsets.begin_epoch(partial(cut_offsets, self._store))
 
     async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:
@@ -296,7 +296,7 @@ class Tables:
 def _file_content(
     section: str, replica: Replica
 ) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets | UserTable:
-    """A copy of table `section` of a replica, as its file stores it."""
+    """Returns a copy of table `section` of a replica, as its file stores it."""
     state, position = replica.state, replica.reported_position
     if section == TOPICS:
         version = state.topics_version

@@ -52,12 +52,13 @@ class GroupReads:
         current[key] = current.get(key, 0) + message_count
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
-        """Queue offset at which the group's last read of the queue that returned messages ended; -1 if there was none
-        since the broker's start."""
+        """Returns the queue offset at which the group's last read of the queue that returned messages ended; -1 if
+        there was none since the broker's start."""
         return self._positions.get((group, topic), {}).get(queue_id, -1)
 
     def per_s(self, group: str, topic: str) -> float:
-        """Messages per second that the group read of a topic, over the last six complete slices (one minute)."""
+        """Returns how many messages per second the group read of a topic, over the last six complete slices (one
+        minute)."""
         return sum(each.get((group, topic), 0) for each in list(self._slices)[:-1]) / (SLICE_S * SLICE_COUNT)
 
     def rotate(self, now: float) -> None:
@@ -108,8 +109,8 @@ class Throughput:
             await trio.sleep(SAMPLE_INTERVAL_S)
 
     def per_s(self) -> dict[str, str]:
-        """Rates per second by RocketMQ's names. Each is text with one rate for each of WINDOWS_S ("1.5 0.2 0.1"); the
-        rate of a window that is not complete yet is empty."""
+        """Returns the rates per second by RocketMQ's names. Each is text with one rate for each of WINDOWS_S ("1.5 0.2
+        0.1"); the rate of a window that is not complete yet is empty."""
         transferred = self._rates(4)
         return {
             "putTps": self._rates(1),

@@ -276,7 +276,7 @@ class TimerService:
             recall.indexed.set()
 
     def _is_pending(self, queue_offset: int, code: int) -> bool:
-        """Whether a message at or after FIRST still has to be delivered according to the progress."""
+        """Returns whether a message at or after FIRST still has to be delivered according to the progress."""
         seen, time_ms = self._progress.get(SEEN), self._progress.get(TIME)
         if self._standing.is_slave and self._progress.rocketmq_timers is not None:
             seen, time_ms = self._progress.rocketmq_timers
@@ -508,7 +508,7 @@ class TimerService:
 
     def figures(self) -> dict[str, str]:
         """Returns the number of pending messages, the number of those not indexed yet, and by how many seconds the
-        first pending one is overdue, for request 28 (runtime statistics)."""
+        first pending one is overdue, for GET_BROKER_RUNTIME_INFO (28)."""
         queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._next_due_ms()
         overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)
         return {
@@ -548,8 +548,8 @@ class TimerService:
         return found
 
     def _postpone(self, code: int, queue_offset: int, since: float) -> None:
-        """Keeps a due message that can't be read now for a later attempt; drops it after `UNREADABLE_S_MAX` in which it
-        may have been lost (`BatchReader.lost_since`). `since`: trio time since when it may have been lost."""
+        """Keeps a due message that can't be read now for a later attempt, or drops it once it may have been lost for
+        `UNREADABLE_S_MAX`. `since`: time (Trio's clock) since which it may be lost (`BatchReader.lost_since`)."""
         since = self._reader.lost_since(since)
         if trio.current_time() - since < UNREADABLE_S_MAX:
             self._postponed.add(code, queue_offset, since)

@@ -69,7 +69,7 @@ _INHERITED = _READ_WRITE | Permission.INHERIT
 
 
 def topic_fault(topic: str) -> str:
-    """Why `topic` is not a valid topic name, in RocketMQ's words; "" if it is valid."""
+    """Returns why `topic` is not a valid topic name, in RocketMQ's words; "" if it is valid."""
     if not topic.strip():
         return "The specified topic is blank."
     if _TOPIC_PATTERN.fullmatch(topic) is None:
@@ -82,7 +82,7 @@ def topic_fault(topic: str) -> str:
 
 
 def system_topics(options: BrokerOptions) -> list[TopicConfig]:
-    """The topics that every broker with these options has."""
+    """Returns the topics that every broker with these options has."""
     broker_perm = _INHERITED
     topics = [
         _topic("SELF_TEST_TOPIC", 1),
@@ -173,7 +173,8 @@ class Topics(ConfigTable[TopicConfig]):
             self._table.setdefault(config.topic_name, config)
 
     def snapshot(self) -> TopicConfigTable:
-        """A copy of the table, as sent in answers to request 21 and in registrations, and as stored in topics.json."""
+        """Returns a copy of the table, as sent in answers to GET_ALL_TOPIC_CONFIG (21) and in registrations, and as
+        stored in topics.json."""
         return TopicConfigTable(
             topic_config_table=dict(self._table),
             data_version=self._data_version,
@@ -204,8 +205,8 @@ class Topics(ConfigTable[TopicConfig]):
         """Returns the configuration of `topic`, created from the template `default_topic` if it doesn't exist; or the
         reason why it can't be created.
 
-        As TopicConfigManager.createTopicInSendMessageMethod: the template must have the inherit permission, which is
-        not passed on; the new topic gets the smaller of `queue_count` and the template's write queues.
+        Source: TopicConfigManager.createTopicInSendMessageMethod. The template must have the inherit permission, which
+        is not passed on; the new topic gets the smaller of `queue_count` and the template's write queues.
         """
         config = self._table.get(topic) or await self._settled(topic)
         if config is not None:
@@ -307,7 +308,7 @@ class Topics(ConfigTable[TopicConfig]):
         return ""
 
     async def wait_written(self, *names: str) -> None:
-        """See `ConfigTable.wait_written`."""
+        """Waits until no change of `names` is being written, like `ConfigTable.wait_written`."""
         for name in names:
             await self._settled(name)
         await super().wait_written(*names)

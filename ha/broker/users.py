@@ -33,7 +33,7 @@ def _read_table(content: bytes) -> UserTable:
 
 
 class Users(ConfigTable[UserConfig]):
-    """The users by name. `load` before use. A user is replaced as a whole, never changed in place."""
+    """The users by name. Call `load` before use. A user is replaced as a whole, never changed in place."""
 
     kind = "user"
 
@@ -85,7 +85,7 @@ class Users(ConfigTable[UserConfig]):
         self._data_version = version
 
     def snapshot(self) -> UserTable:
-        """A copy of the table: the content of users.json."""
+        """Returns a copy of the table: the content of users.json."""
         return UserTable(data_version=self._data_version, user_table=dict(self._table))
 
     async def create_missing(

@@ -52,7 +52,7 @@ async def finish_copied(store: MessageStore, state: PopState, records: ConsumeQu
 
 
 def _retry_topics(state: PopState) -> set[str]:
-    """The topics to which messages in flight are copied."""
+    """Returns the topics to which messages in flight are copied."""
     found = set()
     for (group, topic, _), queue in state.queues.items():
         if queue.batches:
@@ -73,8 +73,8 @@ async def _finish_original(store: MessageStore, state: PopState, group: str, phy
 
 
 async def _record(store: MessageStore, physical_offset: int, size: int) -> MessageRecord | None:
-    """The record at `physical_offset`; None if it is damaged or gone. `size`: its bytes, or 0 to read the size first.
-    Raises OSError if it can't be read for the moment (`is_passing`)."""
+    """Returns the record at `physical_offset`; None if it is damaged or gone. `size`: its bytes, or 0 to read the size
+    first. Raises OSError if it can't be read for the moment (`is_passing`)."""
     try:
         if not size:
             head = await store.log.read_all(physical_offset, RECORD_PLACE.size)

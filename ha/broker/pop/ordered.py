@@ -34,13 +34,13 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
     messages: Mapping[int, OrderedMessage]
 
     def due_ms(self, now_ms: int) -> int | None:
-        """Time at which the queue is no longer blocked, in ms since the epoch; None if it is not blocked at
+        """Returns the time at which the queue is no longer blocked, in ms since the epoch; None if it is not blocked at
         `now_ms`."""
         due = max((each.due_ms for each in self.messages.values() if not each.is_acknowledged), default=0)
         return due if due > now_ms else None
 
     def is_same_attempt(self, attempt_id: str | None) -> bool:
-        """Whether a pop is a retry of this one, whose answer the client did not get."""
+        """Returns whether a pop with `attempt_id` is a retry of this one, whose answer the client did not get."""
         return bool(attempt_id) and attempt_id == self.attempt_id
 
     @property
@@ -55,7 +55,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
         return sum(not each.is_acknowledged for each in self.messages.values())
 
     def is_acknowledged(self, offset: int) -> bool:
-        """Whether a message was acknowledged."""
+        """Returns whether a message was acknowledged."""
         message = self.messages.get(offset)
         return message is not None and message.is_acknowledged
 
@@ -80,7 +80,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, messages={**self.messages, offset: message})
 
     def to_record(self) -> OrderRecord:
-        """The batch in the form in which a record of POP state contains it."""
+        """Converts the batch for a record of POP state."""
         messages = [
             OrderedRecord(offset, each.count, each.due_ms, int(each.is_acknowledged))
             for offset, each in self.messages.items()
@@ -89,7 +89,7 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_record(cls, record: OrderRecord) -> OrderedBatch:
-        """The batch that a record of POP state contains."""
+        """Returns the batch contained in a record of POP state."""
         messages = {
             each.offset: OrderedMessage(each.count, each.due_ms, bool(each.is_acknowledged))
             for each in sorted(record.messages, key=lambda each: each.offset)
@@ -110,7 +110,7 @@ def ordered_batch(
     invisible_ms: int,
     attempt_id: str | None,
 ) -> OrderedBatch:
-    """The batch of a pop that returns the messages at `offsets`, at least one and ascending.
+    """Creates the batch of a pop that takes the messages at `offsets`, which must be ascending and not empty.
 
     `before`: the batch of the previous pop, if there is one.
     """

@@ -24,7 +24,7 @@ ALL_QUEUES = -1
 
 
 class PopHold(Hold):
-    """One held request. It is answered at `ends_at` by trio's clock; `deadline` may be earlier, to try again."""
+    """One held request. It is answered at `ends_at` by Trio's clock; `deadline` may be earlier, to try again."""
 
     request: PopMessageRequest | NotificationRequest
     selection: Selection
@@ -69,8 +69,8 @@ class PopHolds(Holds[PopHold]):
                     self._wake_for_retry(group)
 
     def wake_one(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> None:
-        """Wakes one request that waits for this queue or for all queues; with −1, one of those with each queue id, as
-        the messages may be in any queue."""
+        """Wakes one request that waits for this queue or for all queues. With ALL_QUEUES, wakes one of the requests
+        with each queue id, as the messages may be in any queue."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         if found is None:
             return

@@ -6,7 +6,7 @@ removal is in the log after the copy, so that a crash in between never loses it.
 (copies.py).
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
-    unreadable          tried again every RETRY_S; dropped after `UNREADABLE_S_MAX` in which it may have been lost
+    unreadable          tried again every RETRY_S; dropped once it may have been lost for `UNREADABLE_S_MAX`
                         (`BatchReader.lost_since`)
     gone                its record was deleted, by retention or with its topic: it leaves the state. It stays if its
                         topic is only missing in the table: the table of a new master may not have the topic yet
@@ -87,7 +87,7 @@ class Revival:
         self._earlier = trio.Event()
         self._sleeps_until_ms = math.inf
         self._unreadable: dict[_Due, float] = {}
-        """Each due message that can't be read -> trio time since when it may be lost"""
+        """Each due message that can't be read -> time (Trio's clock) since which it may be lost"""
         self.revived_counts: Counter[str] = Counter()
         """Group -> number of its messages delivered again since the start"""
         self.lost_count = 0
@@ -250,8 +250,8 @@ class Revival:
         return [offset for offset in offsets if offset >= next_offset]
 
     def _postpone(self, state: PopState, due: _Due) -> None:
-        """Keeps an unreadable message for a later attempt; drops it after `UNREADABLE_S_MAX` in which it was dispatched
-        and may have been lost (`BatchReader.lost_since`)."""
+        """Keeps an unreadable message for a later attempt, or drops it once it may have been lost for
+        `UNREADABLE_S_MAX` (`BatchReader.lost_since`). The time before its dispatch does not count."""
         now = trio.current_time()
         since = self._unreadable[due] = self._reader.lost_since(self._unreadable.get(due, now))
         _, topic, queue_id = due.batch.queue.key

@@ -85,7 +85,7 @@ class PopQueue:
         """The consumer offset as this state last saw or set it; a different one was reset or committed by others"""
 
     def in_flight(self, offset: int, pop_time_ms: int) -> Batch | None:
-        """The batch of the message at `offset` if it is in flight with this pop time; otherwise None."""
+        """Returns the batch of the message at `offset` if it is in flight with this pop time; otherwise None."""
         batch = self.batches.get(offset)
         return batch if batch is not None and batch.pop_time_ms == pop_time_ms else None
 
@@ -115,8 +115,8 @@ class Undo(msgspec.Struct):
         """Moves the messages at `offsets` to another object, for changes that are written after those left here;
         returns it, or None without messages.
 
-        `queue`: the queue with all changes. The next offset before the later ones is below the messages that these
-        take.
+        `queue`: the queue with all changes. The next offset in the returned object is at most the queue offset of the
+        first message that the later changes take.
         """
         if not offsets:
             return None
@@ -168,11 +168,11 @@ class PopState:
     # ---- reading
 
     def get(self, key: QueueKey) -> PopQueue | None:
-        """The state of a queue of a group; None if the group never popped from it."""
+        """Returns the state of a queue of a group; None if the group never popped from it."""
         return self.queues.get(key)
 
     def room(self, queue: PopQueue) -> int:
-        """Number of further messages of `queue` that may be in flight; 0 or less if none."""
+        """Returns the number of further messages of `queue` that may be in flight; 0 or less if none."""
         limits = self.limits
         return min(limits.per_queue - len(queue.batches), limits.total - self.in_flight_count)
 
@@ -190,11 +190,11 @@ class PopState:
         return schedule[0][0] if schedule else None
 
     def is_in_flight(self, batch: Batch, offset: int) -> bool:
-        """Whether the message is still in flight as part of `batch`."""
+        """Returns whether the message is still in flight as part of `batch`."""
         return batch.queue.batches.get(offset) is batch and self.queues.get(batch.queue.key) is batch.queue
 
     def left_of(self, batch: Batch) -> list[int]:
-        """The messages of `batch` that are still in flight, ascending."""
+        """Returns the queue offsets of the messages of `batch` that are still in flight, ascending."""
         return [offset for offset in batch.offsets if self.is_in_flight(batch, offset)]
 
     def take_due(self, now_ms: int, count_max: int) -> list[Batch]:
@@ -233,7 +233,7 @@ class PopState:
 
     def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
         """Records that the messages at the queue offsets `offsets` were popped, and are due again at `due_ms` (ms since
-        1970). The next pop begins at `next_offset`."""
+        the epoch). The next pop begins at `next_offset`."""
         undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         queue.next_offset = next_offset
@@ -500,13 +500,13 @@ def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mappi
 
 
 def _message_count(size_max: int) -> int:
-    """Number of messages of a queue, at least 1, that take at most `size_max` bytes, even if each is a run and a batch
-    of its own."""
+    """Returns the number of messages of a queue, at least 1, that take at most `size_max` bytes, even if each is a run
+    and a batch of its own."""
     return max(1, size_max // (4 * _RUN_SIZE))
 
 
 def _size_of(record: QueueRecord) -> int:
-    """Estimated size of `record` in bytes."""
+    """Returns the estimated size of `record` in bytes."""
     run_count = len(record.done) // 2 + sum(2 + len(taken.runs) // 2 for taken in record.taken)
     size = len(record.group) + len(record.topic) + 64 + _RUN_SIZE * run_count
     if record.order is not None:

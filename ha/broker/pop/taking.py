@@ -144,7 +144,7 @@ class Taker:
     # ---- which queues
 
     def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> tuple[Source, ...]:
-        """The queues to read from, in order."""
+        """Returns the queues to read from, in order."""
         normal = _queues_of(config.topic_name, config.read_queue_nums, NORMAL)
         if request.queue_id >= 0:
             normal = normal[request.queue_id : request.queue_id + 1]
@@ -167,7 +167,7 @@ class Taker:
         return found
 
     def position(self, state: PopState, group: str, source: Source) -> tuple[int, int]:
-        """The queue offset where a pop would begin, and that of the queue's end."""
+        """Returns the queue offsets at which a pop would begin, and at which the queue ends."""
         first, end = bounds(self._store.queues.get(source.topic, source.queue_id))
         queue = state.get((group, source.topic, source.queue_id))
         begin = self._offsets.get(group, source.topic, source.queue_id) if queue is None else queue.next_offset
@@ -331,11 +331,12 @@ class Taker:
             _add_counts(taken.info, source, batch, offsets)
 
     def _is_current(self, state: PopState, queue: PopQueue) -> bool:
-        """Whether the broker is still the master in the term of `state`, and the queue was not removed."""
+        """Returns whether the broker is still the master in the term of `state`, and the queue was not removed."""
         return self._pop_log.state is state and state.get(queue.key) is queue
 
     def _open(self, state: PopState, source: Source, request: PopMessageRequest) -> PopQueue | None:
-        """The state of the queue, created at the group's first pop from it; None if there are too many queues."""
+        """Returns the state of the queue, created at the group's first pop from it; None if there are too many queues.
+        Raises RefusedError if too many files are open."""
         group = request.consumer_group
         key = group, source.topic, source.queue_id
         queue = state.get(key)
@@ -349,7 +350,8 @@ class Taker:
         return queue
 
     def _first_offset(self, key: QueueKey, source: Source, init_mode: int) -> int:
-        """Queue offset at which the first pop of a group begins."""
+        """Returns the queue offset at which the first pop of a group begins. Raises RefusedError if too many files are
+        open."""
         committed = self._offsets.get(*key)
         if committed is not None:
             return max(0, committed)  # consumers may commit negative offsets, which no record can hold

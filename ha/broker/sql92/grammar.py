@@ -94,7 +94,7 @@ BLOCK_COMMENT.4: /\/\*[^*]*\*+(?:[^\/*][^*]*\*+)*\//
 
 @cache
 def parser(transformer: Any) -> Lark:
-    """The parser, which calls `transformer` for each completed rule. Cached, as building it is slow."""
+    """Returns the parser, which calls `transformer` for each completed rule. Cached, as building it is slow."""
     # Imported on first use: brokers that only filter by tags do not need it.
     from lark import Lark
 

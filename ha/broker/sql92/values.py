@@ -9,7 +9,7 @@
     null       None
 
 Properties are strings. A string is converted to the type that it is compared with. If that fails, evaluation ends
-(Incomparable) and the message is not selected, whatever the rest of the expression. Source:
+(Incomparable) and the message is not selected, even if the rest of the expression is true. Source:
 ComparisonExpression.__compare, Integer.valueOf, Double.valueOf.
 """
 
@@ -125,7 +125,7 @@ def _convert(text: str, other: Value) -> Value:
 
 
 def _compare_doubles(left: float, right: float) -> int:
-    """Double.compareTo: -0.0 is less than 0.0, NaN equals itself and is greater than all else."""
+    """Compares like Double.compareTo: -0.0 is less than 0.0, NaN equals itself and is greater than all else."""
     if left < right:
         return -1
     if left > right:
@@ -134,7 +134,7 @@ def _compare_doubles(left: float, right: float) -> int:
 
 
 def _rank(value: float) -> int:
-    """Rank among values that neither < nor > distinguishes: -0.0, then 0.0; NaN is above all."""
+    """Returns a rank that orders values which < and > do not distinguish: -0.0 before 0.0, NaN above all."""
     if math.isnan(value):
         return 2
     return int(value != 0 or math.copysign(1, value) > 0)
