@@ -36,7 +36,8 @@ class AddressPattern:
         return f"AddressPattern({self.text!r})"
 
     def matches(self, host: str) -> bool:
-        """Whether the pattern matches `host`. A host that is not an address only matches "any"."""
+        """Returns whether the pattern matches `host`. Only a pattern for any address matches a host that is not an IP
+        address."""
         if self.is_any:
             return True
         try:
@@ -55,7 +56,7 @@ class AddressPattern:
 
 
 def _split(text: str) -> list[str]:
-    """Returns the alternatives in `text`. Raises ValueError."""
+    """Returns the alternatives in `text`. Raises ValueError if braces stand for anything but the whole last part."""
     if text.endswith("}"):
         head, brace, tail = text.partition("{")
         if not brace or "{" in tail or head[-1:] not in (".", ":"):

@@ -64,7 +64,7 @@ class Resource(NamedTuple):
     name: str
 
     def covers(self, kind: str, name: str) -> bool:
-        """Whether the entry is about the resource `name` of `kind`."""
+        """Returns whether the entry is about the resource `name` of `kind`."""
         if self.kind == ANY:
             return True
         if self.kind != kind:
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
     is_denied: bool
 
     def is_from(self, host: str) -> bool:
-        """Whether the entry applies to requests from `host`."""
+        """Returns whether the entry applies to requests from `host`."""
         if self.networks is None:
             return True
         try:
@@ -129,8 +129,8 @@ def parse_resource(text: str | None) -> Resource:
 
 
 def parse_actions(names: Iterable[str] | None) -> int:
-    """Returns the bits of `names`; unknown ones are left out, as in RocketMQ. Raises PolicyError if none is left, or
-    for Any."""
+    """Returns the bits of `names`; unknown names are ignored, as in RocketMQ. Raises PolicyError if no known name is
+    left, or if one is Any."""
     known = {known_name(name, ACTIONS) for name in names or ()} - {None}
     if not known:
         raise PolicyError("The actions is empty.")

@@ -4,9 +4,9 @@
     authorization:  MQv2-HMAC-SHA1 Credential=<access key>[/region/service], SignedHeaders=x-mq-date-time,
                     Signature=<hex of HMAC-SHA1(secret key, the value of x-mq-date-time)>
 
-It covers only the time, not the call: an attacker who overhears it can make any call in the client's name, at any
-time, as no server checks the time (clients send local time as UTC). Sources: DefaultAuthenticationContextBuilder, the
-clients of Java, Python and Go.
+The signature covers only the time, not the call: an attacker who overhears it can make any call in the client's name,
+at any later time, because no server checks the time (clients send local time as UTC). Sources:
+DefaultAuthenticationContextBuilder, the clients of Java, Python and Go.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class GrpcSignature(NamedTuple):
     digest: bytes = b""
 
     def is_by(self, key: SigningKey) -> bool:
-        """Whether the signature was made with `key`; takes constant time."""
+        """Returns whether the signature was made with `key`; takes constant time."""
         return hmac.compare_digest(key.digest(self.content), self.digest)
 
 
 def read_signature(metadata: Mapping[str, str]) -> GrpcSignature:
     """Returns the signature in a call's metadata (names in lower case).
 
-    Raises RemoteProtocolError, without its values, if it is malformed.
+    Raises RemoteProtocolError if the signature is malformed; the error does not quote it.
     """
     authorization, date_time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
     if not authorization:

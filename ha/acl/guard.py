@@ -1,12 +1,18 @@
 """Checks requests before the handlers of a broker or name server.
 
 Accounts come from plain_acl.yml and from the users of ACL 2.0 (source.py); an access key in both is the file's. The
-order is RocketMQ's (PlainPermissionManager.validate). Addresses in globalWhiteRemoteAddresses, and this process itself,
-may do anything, and requests in the whitelists need no checks (`_is_exempt`). Otherwise, if TLS is required, the
-connection must be encrypted; the access key must be known; from its whiteRemoteAddress it may do anything; the account
-must be usable, and the signature valid; the account needs the permission of the request; and the changes of an admin
-must come from aclAdminFrom. A refusal has the response code and text of RocketMQ 4.9 for accounts of the file, and of
-RocketMQ 5 for users of ACL 2.0.
+checks are in RocketMQ's order (PlainPermissionManager.validate):
+
+    1. All requests of this process, and from globalWhiteRemoteAddresses, are allowed.
+    2. Requests in the whitelists are allowed (`_is_exempt`).
+    3. If aclRequireTls is set, the connection must be encrypted.
+    4. The access key must be known. All requests from the account's whiteRemoteAddress are allowed.
+    5. The account must be usable, and the signature valid.
+    6. The account must have the permissions that the request needs.
+    7. Changes by admins must come from aclAdminFrom.
+
+A refusal has the response code and text of RocketMQ 4.9 for accounts of the file, and of RocketMQ 5 for users of ACL
+2.0.
 
 A connection is closed after repeated authentication failures. Denied permissions do not count, as the client has proved
 who it is.
@@ -112,8 +118,8 @@ class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AclRefusal(Exception):  # noqa: N818
-    """A request is refused. `code` and `remark` are those of the response; `is_authentication`: whether authentication
-    failed, and not a permission is missing."""
+    """A request is refused. `code` and `remark` are those of the response; `text` is the reason, a part of `remark`.
+    `is_authentication`: True if authentication failed, False if a permission is missing."""
 
     def __init__(self, dialect: Dialect, text: str, *, is_authentication: bool) -> None:
         super().__init__(text)
@@ -128,7 +134,7 @@ class AclGuard:
     against the new ones.
 
     One guard serves all ports of a process. A request code without a rule needs only a signature, because no handler
-    carries it out.
+    supports it.
     """
 
     def __init__(
@@ -138,9 +144,9 @@ class AclGuard:
         users: PolicySource | None = None,
     ) -> None:
         self.policy = AclPolicy() if policy is None else policy
-        """The accounts of plain_acl.yml"""
+        """The accounts of plain_acl.yml."""
         self.users = users
-        """The users of ACL 2.0; None if it is off"""
+        """The users of ACL 2.0; None if ACL 2.0 is off."""
         self._options = options or AclGuardOptions()
         self._failures: WeakKeyDictionary[RemotingConnection, int] = WeakKeyDictionary()
         self._log_limiter = LogRateLimiter()
@@ -197,8 +203,8 @@ class AclGuard:
             raise AclRefusal(account.dialect, NOT_FROM_HERE.format(command.code), is_authentication=False)
 
     def _is_exempt(self, rule: Rule | None, code: str) -> bool:
-        """Whether a request needs neither a signature nor a permission. Rights can be checked only for an account that
-        has signed, so a request that needs rights is exempt only if it is in both whitelists."""
+        """Returns whether a request needs neither a signature nor a permission. Rights can be checked only for an
+        account that has signed, so a request that needs rights is exempt only if it is in both whitelists."""
         if not self._needs_no_signature(code):
             return False
         return code in self._options.unauthorized_codes or rule is None or rule.kind is Needs.SIGNATURE
@@ -207,8 +213,8 @@ class AclGuard:
         return code in self._options.unauthenticated_codes and not self._options.requires_tls
 
     def _needs_no_right(self, account: Account | None, code: str) -> bool:
-        """Whether a request of `account` (None: it is not signed) needs no right, because its code is in
-        authorizationWhitelist. For an account of plain_acl.yml this holds only if the code needs no signature
+        """Returns whether a request of `account` (None: it is not signed) needs no right, because its code is in
+        authorizationWhitelist. For an account of plain_acl.yml, that is so only if the code needs no signature
         either."""
         if code not in self._options.unauthorized_codes:
             return False
@@ -249,7 +255,8 @@ class AclGuard:
     # For handlers: permissions on resources that only they can determine
 
     def may(self, connection: RemotingConnection, access_key: str, resource: str, right: int) -> bool:
-        """Whether the account `access_key`, on `connection`, has `right` on `resource` at present."""
+        """Returns whether the account `access_key`, on `connection`, has at least one of the rights in `right` on
+        `resource` at present."""
         host = connection.peer[0]
         if connection.is_own or self._admits(host):
             return True
@@ -259,7 +266,8 @@ class AclGuard:
         return account.trusts(host) or not account.denial_of(resource, right, host)
 
     def check(self, connection: RemotingConnection, command: RemotingCommand, resource: str, right: int) -> None:
-        """Raises AclRefusal unless the account of an admitted request has `right` on `resource`."""
+        """Raises AclRefusal unless the account of an admitted request has at least one of the rights in `right` on
+        `resource`, or the request needs no right."""
         access_key, host = command.ext_fields.get(ACCESS_KEY, ""), connection.peer[0]
         if self.may(connection, access_key, resource, right):
             return
@@ -275,7 +283,7 @@ class AclGuard:
         raise refusal
 
     def is_admin(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
-        """Whether an admitted request comes from an admin, a super user or a trusted address."""
+        """Returns whether an admitted request comes from an admin, a super user, a trusted address or this process."""
         host = connection.peer[0]
         if connection.is_own or self._admits(host):
             return True
@@ -287,10 +295,11 @@ class AclGuard:
     def authenticate(
         self, metadata: Mapping[str, str], peer: tuple[str, int], call: str, *, is_encrypted: bool = False
     ) -> str:
-        """Returns the access key that signed a gRPC call; "" if none did, and the call needs none.
+        """Returns the access key of a gRPC call; "" for any call from globalWhiteRemoteAddresses, and for a call that
+        has no valid signature and needs none.
 
-        `metadata`: the call's, with names in lower case; `call`: the full name of its request message, as
-        `authenticationWhitelist` has it. Raises AclRefusal if authentication fails.
+        `metadata`: the metadata of the call, with names in lower case; `call`: the full name of its request message, as
+        in authenticationWhitelist. Raises AclRefusal if authentication fails.
         """
         host = peer[0]
         if self._admits(host):
@@ -309,9 +318,10 @@ class AclGuard:
     def authorize(
         self, access_key: str, peer: tuple[str, int], call: str, needs: Iterable[tuple[str | None, int]]
     ) -> None:
-        """Checks that `access_key`, which `authenticate` returned, has one of the rights on each resource of `needs`.
+        """Raises AclRefusal unless `access_key`, which `authenticate` returned, has one of the rights on each resource
+        of `needs`.
 
-        `needs`: as `requirements.Rule.needs` yields them. Raises AclRefusal if not.
+        `needs`: pairs of a resource and rights, as `requirements.Rule.needs` returns them.
         """
         host = peer[0]
         if self._admits(host):

@@ -32,5 +32,5 @@ class AdminOrigins:
         self._hosts = HostFilter(AddressPattern(word) for word in words if word != TLS)
 
     def match(self, connection: RemotingConnection) -> bool:
-        """Whether `connection` has one of these origins."""
+        """Returns whether `connection` has one of these origins."""
         return (self._takes_tls and connection.is_encrypted) or self._hosts.matches(connection.peer[0])

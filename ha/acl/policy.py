@@ -42,7 +42,7 @@ class HostFilter:
         return bool(self._patterns)
 
     def matches(self, host: str) -> bool:
-        """Whether a pattern matches `host`."""
+        """Returns whether a pattern matches `host`."""
         known = self._known.get(host)
         if known is None:
             known = any(pattern.matches(host) for pattern in self._patterns)
@@ -85,7 +85,7 @@ class Account:
         return f"Account({self.access_key!r}, is_admin={self.is_admin}, rights={len(self._rights)})"
 
     def may(self, resource: str, needed: int) -> bool:
-        """Whether the account has one of the rights `needed` on `resource`.
+        """Returns whether the account has one of the rights `needed` on `resource`.
 
         A file grants only PUB and SUB: either one on a topic, or SUB on a group, includes GET, and other rights need an
         admin. An admin has all rights, unless the file lists rights for it: then it has these and the defaults, as in
@@ -109,7 +109,7 @@ class Account:
         return not owned & _DENY and owned & needed != 0
 
     def trusts(self, host: str) -> bool:
-        """Whether requests from `host` with this access key need no signature and no rights."""
+        """Returns whether requests from `host` with this access key need no signature and no rights."""
         return bool(self.white_hosts) and self.white_hosts.matches(host)
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
@@ -154,5 +154,5 @@ class AclPolicy:
         return self.accounts.get(access_key)
 
     def admits(self, host: str) -> bool:
-        """Whether everything is allowed from `host`."""
+        """Returns whether everything is allowed from `host`."""
         return bool(self.global_white_hosts) and self.global_white_hosts.matches(host)

@@ -36,7 +36,7 @@ SETTLE_S = 0.2
 
 
 class AclPolicyFiles:
-    """Reads the policy from `file` and all files in `directory`, on `disk`, and reads it again when they change.
+    """Reads the policy from `file` and all files in `directory`, on `disk`, and reads it again when the files change.
     Blocking calls go through `run_blocking`.
 
     `is_open_to_others`: whether every user of the machine can read a file.
@@ -59,7 +59,7 @@ class AclPolicyFiles:
         self._loaded = b""
         self._seen = b""
         self._filled: frozenset[Path] = frozenset()
-        """Files of the loaded policy that have accounts or addresses"""
+        """Files of the loaded policy that have accounts or addresses."""
 
     async def load(self) -> AclPolicy:
         """Reads all files. Raises ConfigError, with the file name but no values, if they are missing or invalid."""
@@ -79,7 +79,8 @@ class AclPolicyFiles:
         return None if digest == self._loaded else await self._load(found)
 
     async def keep_loaded(self, guard: AclGuard, interval_s: float) -> NoReturn:
-        """Updates `guard` when the files have changed, checking every `interval_s`, until cancelled."""
+        """Replaces the policy of `guard` when the files have changed, checking every `interval_s` seconds, until
+        cancelled. If they can't be used, logs an error and keeps the policy."""
         while True:
             await trio.sleep(interval_s)
             try:

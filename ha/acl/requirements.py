@@ -6,33 +6,39 @@ the codes that are answered.
 
 The rules are those of RocketMQ 4.9.7 (PlainAccessValidator, Permission.ADMIN_CODE), with these departures, all of them
 narrower:
-- A send is checked for the topic that it goes to, whatever the names of its fields. Batches (request 320) and lite
-  pulls (request 361) are checked, too. 4.9.7 lets every batch through, and looks for the topic only in the field that
-  the request code prescribes.
-- A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, in a field that request 10
-  SEND_MESSAGE does not have, and that contains CLIENT_INNER_PRODUCER in request 310.
-- A reply (request 324 or 325) needs PUB on a reply topic. Otherwise PUB on any topic would suffice to push a message to
-  every producer whose client id is known. 4.9.7 requires no right.
-- A request that names a message by its offset needs the right on the topic of the record at that offset, whatever topic
-  the request names: request 37 needs PUB on the topic of the half message, requests 36 and 33 need SUB. 4.9.7 requires
-  no right for requests 37 and 33, and copies any message for request 36.
-- A request about a topic needs PUB or SUB on it, one about a group SUB on the group. 4.9.7 requires no right. Queue
-  entries (request 321) tell where messages are, so they need SUB.
-- plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and check requests (request
-  39) are sent only on connections whose account has PUB on the topic of the half message.
+- A send is checked for the topic that it goes to, regardless of the names of its fields. Batches (SEND_BATCH_MESSAGE,
+  320) and lite pulls (LITE_PULL_MESSAGE, 361) are checked, too. 4.9.7 lets every batch through, and looks for the topic
+  only in the field that the request code prescribes.
+- A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, in a field that SEND_MESSAGE (10)
+  does not have, and that contains CLIENT_INNER_PRODUCER in SEND_MESSAGE_V2 (310).
+- A reply (SEND_REPLY_MESSAGE, 324, or SEND_REPLY_MESSAGE_V2, 325) needs PUB on a reply topic. Otherwise PUB on any
+  topic would suffice to push a message to every producer whose client id is known. 4.9.7 requires no right.
+- A request that names a message by its offset needs the right on the topic of the record at that offset, even if the
+  request names another topic: END_TRANSACTION (37) needs PUB on the topic of the half message, CONSUMER_SEND_MSG_BACK
+  (36) and VIEW_MESSAGE_BY_ID (33) need SUB. 4.9.7 requires no right for 37 and 33, and copies any message for 36.
+- A request about a topic needs PUB or SUB on the topic, a request about a group needs SUB on the group. 4.9.7 requires
+  no right. The entries of a queue (QUERY_CONSUME_QUEUE, 321) tell where messages are, so they need SUB.
+- plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and transaction checks
+  (CHECK_TRANSACTION_STATE, 39) are sent only on connections whose account has PUB on the topic of the half message.
 - Reading system topics (policy.py), and asking about them, needs an admin. 4.9.7 applies the account's defaults.
 - Locking and unlocking queues and checking a subscription need the rights of a subscriber. 4.9.7 requires no right.
-- Changing settings or other clients' offsets, and tables of what all groups do, need an admin. 4.9.7 requires one for
-  five codes.
+- Changing settings or the offsets of other clients, and reading tables with the state of all groups, need an admin.
+  4.9.7 requires an admin for five codes.
 
 For users of ACL 2.0 the same rules name the actions, as 5.5.0 does (the annotations RocketMQAction of its headers, and
-DefaultAuthorizationContextBuilder), with these departures. Narrower: sends, replies and requests that name a message
-are checked as described above; codes for which 5.5.0 checks only the signature need Get or Update on the cluster
-(requests 25, 26, 43, 45, 306, 316, 329), or Create on the group (requests 200, 225); directly consuming a message
-(request 309), which can read any message, needs Update on the cluster instead of Sub on the group; reading system
-topics needs a super user. Wider: Sub is also enough for requests 33 and 321, which need Get in 5.5.0; statistics
-(request 315) need Get on the topic and group that they are about, instead of Get on the cluster; sending traces needs
-no permission.
+DefaultAuthorizationContextBuilder), with these departures. Narrower:
+- Sends, replies and requests that name a message are checked as described above.
+- Requests for which 5.5.0 checks only the signature need a permission. Those about the configuration (25, 26), the
+  offsets of all groups (43) or of delayed messages (45), and the deletion of expired files (306, 329) and of unused
+  queues (316) need Get or Update on the cluster; creating or changing groups (200, 225) needs Create on each group.
+- CONSUME_MESSAGE_DIRECTLY (309) can read any message, so it needs Update on the cluster instead of Sub on the group.
+- Reading system topics needs a super user.
+
+Wider:
+- Sub suffices for VIEW_MESSAGE_BY_ID (33) and QUERY_CONSUME_QUEUE (321), which need Get in 5.5.0.
+- VIEW_BROKER_STATS_DATA (315) needs Get on the topic and group that the statistics are about, instead of Get on the
+  cluster.
+- Sending traces needs no permission.
 """
 
 from __future__ import annotations
@@ -103,7 +109,7 @@ class Right:
 
 
 def is_internal(topic: str) -> bool:
-    """Whether only admins may read `topic`."""
+    """Returns whether only admins may read `topic`."""
     return topic in INTERNAL_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
@@ -114,7 +120,7 @@ class Needs(Enum):
     RIGHTS = "rights"
     ADMIN = "an admin"
     ADMIN_CHANGE = "an admin (it changes something)"
-    """An admin, on a connection that `aclAdminFrom` allows"""
+    """An admin, on a connection that aclAdminFrom allows."""
 
 
 class Rule(NamedTuple):

@@ -49,7 +49,8 @@ ACL2_DISABLED = "User:{} is disabled."
 
 
 def refuses_user(answer: RemotingCommand, access_key: str) -> bool:
-    """Whether a broker with ACL 2.0 refuses the user `access_key` itself, not one request for lack of a permission."""
+    """Returns whether `answer` of a broker with ACL 2.0 refuses the user `access_key` itself, and not only one request
+    for lack of a permission."""
     texts = ACL2.unknown_key, ACL2.wrong_signature, ACL2_DISABLED
     return answer.code == ACL2.code and answer.remark in [text.format(access_key) for text in texts]
 
@@ -83,7 +84,7 @@ class Account(Protocol):
         ...
 
     def trusts(self, host: str) -> bool:
-        """Whether the account's requests from `host` need no signature and no rights."""
+        """Returns whether the account's requests from `host` need no signature and no rights."""
         ...
 
     def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
@@ -110,5 +111,5 @@ class PolicySource(Protocol):
         ...
 
     def admits(self, host: str) -> bool:
-        """Whether everything is allowed from `host`, without an account."""
+        """Returns whether everything is allowed from `host`, without an account."""
         ...

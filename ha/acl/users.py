@@ -1,7 +1,7 @@
 """Users of ACL 2.0 as accounts: a source of the guard beside plain_acl.yml.
 
-The users are a table of the broker (ha/broker/users.py). An account is made from a user at its first request and made
-again when the user has changed.
+The users are a table of the broker (ha/broker/users.py). An account is created from a user at the user's first
+request, and created again when the user has changed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class UserAccount:
 
     def __init__(self, user: UserConfig, cluster: str, *, authorizes: bool) -> None:
         """`cluster`: the name of the resource for settings and whole tables. Without `authorizes`
-        (authorizationEnabled=false) every user may do everything, except for what requests 3001 to 3003 allow only to
-        super users."""
+        (authorizationEnabled=false) every user may do everything, except for the changes of users that AUTH_CREATE_USER
+        (3001), AUTH_UPDATE_USER (3002) and AUTH_DELETE_USER (3003) allow only to super users."""
         self.user = user
         self.access_key = user.username
         self.key = SigningKey(user.password)
@@ -40,7 +40,7 @@ class UserAccount:
         self._authorizes = authorizes
         try:
             self._policies = Policies(user.policies)
-        except PolicyError as error:  # only in another broker's copy; here request 3006 refuses it
+        except PolicyError as error:  # only in a table copied from another broker: AUTH_CREATE_ACL refuses it
             self.fault = f"User:{user.username} has an invalid policy: {error}"
             self._policies = Policies(())
 
