@@ -42,8 +42,8 @@ def fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
 
 
 def parse(key: str, field_type: inspect.Type, text: str) -> Any:
-    """Parses `text`. Raises ConfigError for a boolean or number in the wrong form; `check_value` checks everything
-    else."""
+    """Parses `text` as a value of `field_type`. Raises ConfigError for `key` if a boolean or number has the wrong form;
+    `check_value` checks everything else."""
     match _without_none(field_type):
         case inspect.BoolType():
             if text.lower() not in ("true", "false"):
@@ -148,7 +148,8 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether `text` can be encoded: other bytes in files and the environment are read as lone surrogates."""
+    """Returns whether `text` can be encoded as UTF-8: bytes of files and of the environment that are not UTF-8 are read
+    as lone surrogates."""
     return not any(0xD800 <= ord(character) < 0xE000 for character in text)
 
 

@@ -59,7 +59,7 @@ REMOVED = frozenset(
 """Keys of earlier releases; they are ignored, and docs/upgrading.md lists what replaced them."""
 
 _SIMILARITY_MIN = 0.7
-"""How similar (0 to 1) a known key must be to be proposed for an unknown one"""
+"""Minimum similarity, from 0 to 1, of a known key that is suggested for an unknown one."""
 _KEYS_HINT = "the keys that --print-config and docs/configuration.md list"
 
 STANDARD_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otelEndpoint"}

@@ -1,10 +1,10 @@
 """The configuration keys: one frozen struct each for a broker node, a name server, and a front for gRPC clients.
 
-`name` is the key as RocketMQ spells it; keys marked "own" exist only in halog. The type and its bounds define the
-accepted values. Numbers keep RocketMQ's units, and field names end in the unit. A field that another package uses has
-the name of that package's option (options.py). DERIVED, "" or None on a field marked "derived" stands for a value that
-depends on other fields; `__post_init__` fills it in, so a Config always shows the effective values. Creating a struct
-checks everything, and raises ConfigError with further errors in its `others`.
+The first argument of `_key` is the key as RocketMQ spells it; keys marked "own" exist only in halog. The type and its
+bounds define the accepted values. Numbers keep RocketMQ's units, and field names end in the unit. A field that another
+package uses has the name of that package's option (options.py). DERIVED, "" or None on a field marked "derived" stands
+for a value that depends on other fields; `__post_init__` fills it in, so a Config always shows the effective values.
+Creating a struct checks everything, and raises ConfigError with further errors in its `others`.
 """
 
 from __future__ import annotations
@@ -467,7 +467,7 @@ class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is a loopback address."""
+    """Returns whether `host` is a loopback address or localhost."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 

@@ -1,11 +1,12 @@
-"""Handles the requests of a name server.
+"""Handles the requests of a name server, by request code:
 
-    100, 101, 102, 219     settings
-    103, 104, 322, 904     brokers: register, unregister, compare versions, heartbeat
-    105                    clients: the route of a topic
-    106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, system topics (cluster and broker names),
-    901, 205, 327, 216     replicas of a broker name, remove and restore write permission, delete a topic
-    217, 319, 318          add a topic, show the configuration, and reject a change to it
+    settings   100 put, 101 get and 102 delete a setting, 219 list the settings of a namespace
+    brokers    103 register, 104 unregister, 322 compare data versions, 904 heartbeat
+    clients    105 get the route of a topic
+    tools      106 show the clusters and brokers, 901 the replicas of a broker name, 206 all topics, 224 the topics of a
+               cluster, and 304 the names of clusters and brokers, which are system topics
+               205 remove and 327 restore the write permission of a broker name, 217 add and 216 delete a topic
+               319 show the configuration, 318 change it (rejected)
 
 All other codes are answered with REQUEST_CODE_NOT_SUPPORTED, as in 5.x (a 4.9 name server does not answer at all).
 Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
@@ -63,7 +64,8 @@ RunBlocking = Callable[..., Awaitable[Any]]
 
 
 class SettingRequest(Header):
-    """Request 100 PUT_KV_CONFIG. Requests 101 and 102 have no value; request 219 has neither key nor value."""
+    """Request PUT_KV_CONFIG (100). GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102) have no value,
+    GET_KVLIST_BY_NAMESPACE (219) has neither key nor value."""
 
     namespace: str
     key: str = ""
@@ -71,13 +73,13 @@ class SettingRequest(Header):
 
 
 class ClusterRequest(Header):
-    """Request 224 GET_TOPICS_BY_CLUSTER."""
+    """Request GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: str
 
 
 class HeartbeatRequest(Header):
-    """Request 904 BROKER_HEARTBEAT."""
+    """Request BROKER_HEARTBEAT (904)."""
 
     cluster_name: str
     broker_addr: str
@@ -238,7 +240,8 @@ class NameServerProcessor:
                 )
 
     async def _registered(self, body: bytes | memoryview, *, is_compressed: bool) -> tuple[DataVersion, Topics]:
-        """Returns the version and topics in the body of request 103. The body is empty for a broker without topics."""
+        """Returns the version and topics in the body of REGISTER_BROKER (103), which is empty for a broker without
+        topics."""
         if not body:
             return DataVersion(), {}
         if not is_compressed and (found := read_usual(body)) is not None:

@@ -125,11 +125,12 @@ class RouteTable:
     # Registration
 
     def register(self, broker: Registration, now: float) -> MasterAddresses:
-        """Registers a broker and returns its master, if it is a slave.
+        """Registers a broker. Returns the addresses of its master; both are None for a master, for a slave without a
+        registered master in its cluster, and for a broker that is ignored.
 
-        Raises RemoteProtocolError if a limit is exceeded, or if a broker whose ID is not registered registers a single
-        topic, because such a body is an update of one topic. A broker is ignored if another address with a newer state
-        version has its ID. A slave gets None for both addresses if no master of its cluster is known.
+        A broker is ignored if another address with a newer state version has its ID. Raises RemoteProtocolError if a
+        limit is exceeded, or if a broker whose ID is not registered registers a single topic, because such a body is
+        an update of one topic.
         """
         self._check_bounds(broker)
         key = (broker.cluster_name, broker.broker_address)

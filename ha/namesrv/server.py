@@ -50,7 +50,8 @@ class NameServer:
         guard: AclGuard | None = None,
         run_blocking: RunBlocking = trio.to_thread.run_sync,
     ) -> None:
-        """`guard` decides which requests are admitted; without one, all are. `run_blocking` runs long computations."""
+        """`guard` decides which requests are admitted; without one, all are. `tls`: as for `RemotingServer`.
+        `run_blocking` runs long computations in a worker thread."""
         self.options = NameServerOptions() if options is None else options
         self.routes = RouteTable(
             brokers_max=self.options.brokers_max,

@@ -23,7 +23,8 @@ from .files import TlsFiles, read_pem
 logger = logging.getLogger(__name__)
 
 EXPIRY_WARNING_MS = 30 * 86_400_000
-"""Time before its expiry, in ms, from which on a certificate is reported: in the status, and once a day in the log."""
+"""Time before the expiry of a certificate, in ms, at which it begins to be reported: in the status, and once a day in
+the log."""
 DAY_MS = 86_400_000
 
 _Fingerprints = tuple[tuple[int, int, int] | None, ...]
@@ -45,7 +46,8 @@ class CredentialStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Credentials:
     """The current context for a set of files.
 
-    The constructor and `refresh` block to read them. The constructor raises CertificateUnusable if one can't be used.
+    The constructor and `refresh` block while they read the files. The constructor raises CertificateUnusable if a file
+    can't be used.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Credentials:
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`make` creates a context from `files`; `role` ("server", "client", …) identifies it in the log."""
+        """`make` creates a context from `files`; `role` ("server", "client", …) identifies the credentials in the log;
+        `wall_clock_ms` returns the time in ms since the epoch."""
         self.role = role
         self.files = files
         self._make = make

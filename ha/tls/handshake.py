@@ -63,8 +63,8 @@ class Handshakes:
         )
 
     async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext, received: bytes = b"") -> TlsStream:
-        """Performs the server's handshake, and returns the encrypted stream. Raises HandshakeFailed; `stream` is then
-        closed, as it is on cancellation.
+        """Performs the server's handshake, and returns the encrypted stream. Raises HandshakeFailed if it fails, times
+        out, or makes room for a newer handshake; `stream` is then closed, as it is on cancellation.
 
         `received`: bytes that were already read from the stream.
         """
@@ -87,8 +87,8 @@ class Handshakes:
         raise await self._failure(stream, "cancelled for a newer handshake")
 
     async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:
-        """Performs the client's handshake with `host`, and returns the encrypted stream. Raises HandshakeFailed;
-        `stream` is then closed, as it is on cancellation."""
+        """Performs the client's handshake with `host`, and returns the encrypted stream. Raises HandshakeFailed if it
+        fails or times out; `stream` is then closed, as it is on cancellation."""
         return await self._shake(TlsStream(stream, context, host=host))
 
     async def _shake(self, secured: TlsStream) -> TlsStream:

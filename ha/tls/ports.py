@@ -37,8 +37,8 @@ def load(
     keys: tuple[str, str, str],
     wall_clock_ms: Callable[[], int],
 ) -> Credentials:
-    """Loads credentials. Blocks. Raises ConfigError for an unusable file, which names one of `keys`: the configuration
-    keys of the certificate, the private key and the CAs."""
+    """Loads credentials. Blocks. Raises ConfigError if a file can't be used; the error is for one of `keys`, the
+    configuration keys of the certificate, the private key and the CAs."""
     try:
         return Credentials(role, files, make, wall_clock_ms=wall_clock_ms)
     except CertificateUnusable as error:
@@ -102,7 +102,8 @@ def connecting(handshakes: Handshakes, credentials: Credentials, connect: Connec
 def securing(
     handshakes: Handshakes, credentials: Credentials
 ) -> Callable[[trio.abc.Stream, bytes], Awaitable[trio.abc.Stream]]:
-    """Returns a function that encrypts a stream whose first bytes were already read. It raises HandshakeFailed."""
+    """Returns a function that encrypts a stream whose first bytes were already read. It raises HandshakeFailed if the
+    handshake fails."""
 
     async def secure(stream: trio.abc.Stream, first: bytes) -> trio.abc.Stream:
         return await handshakes.accept(stream, credentials.context, first)
@@ -111,7 +112,7 @@ def securing(
 
 
 async def keep_fresh(credentials: Collection[Credentials], interval_s: float, run_blocking: RunBlocking) -> NoReturn:
-    """Refreshes all `credentials` now and every `interval_s`, until cancelled."""
+    """Refreshes all `credentials` now and every `interval_s` seconds, until cancelled."""
     while True:
         for each in credentials:
             await run_blocking(each.refresh)

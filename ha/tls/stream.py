@@ -182,8 +182,8 @@ class TlsStream(trio.abc.Stream):
         return (host, port)
 
     def getpeercert(self) -> dict[str, Any]:
-        """Returns the peer's certificate like ssl.SSLSocket; {} if it presented none, or the context doesn't verify
-        it."""
+        """Returns the peer's certificate as ssl.SSLSocket.getpeercert does; {} if the peer presented none, or the
+        context doesn't verify it."""
         return self._object.getpeercert() or {}
 
     def selected_alpn_protocol(self) -> str | None:
