@@ -18,8 +18,8 @@ class Confirmed:
     """The confirmed ends of queues (in entries) and of the log, each found when it is first asked for.
 
     A node adds a record to a queue only when it is complete and confirmed, so the end of the last queued record is the
-    end of the log. RocketMQ does not clear entries that it truncates after a crash: a queue's last entries count only
-    if they lie before the confirmed end or agree with their record.
+    log's confirmed end. RocketMQ does not clear entries that it truncates after a crash: a queue's last entries count
+    only if they lie before the confirmed end or agree with their record.
     """
 
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], *, examines_all: bool = False) -> None:
@@ -42,7 +42,7 @@ class Confirmed:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset of the log's end. Examines all queues."""
+        """Physical offset of the log's confirmed end. Examines all queues."""
         self._examine_all()
         return self.known_end_offset
 

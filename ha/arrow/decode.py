@@ -1,8 +1,8 @@
 """Decodes the records of one buffer into a record batch: only the requested columns, each for all rows at once.
 
-The reference is the codec of `ha.protocol.record`; this reads the same layout column by column. Only irregular values
-(compressed bodies, IPv6 hosts, malformed property strings) are decoded row by row, and all rows of a buffer with inner
-batches, by the reference.
+The reference is the codec of `ha.protocol.record`; this module reads the same layout column by column. Irregular values
+(compressed bodies, IPv6 hosts, malformed property strings) are decoded row by row. In a buffer with inner batches, the
+reference decodes all rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode_batches(
     responses). `places`: the consume-queue entry of each record; a record that disagrees with it is damaged. With
     `options.decompress`, an inner batch yields a row for each of its messages. Adds to `counts`.
 
-    Yields a single batch, or with `options.decompress` as many as keep the decompressed bodies of each within
+    Yields a single batch; with `options.decompress` several, if the decompressed bodies of one would exceed
     `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many.
 
     Raises CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail". Raises OptionError if
@@ -350,8 +350,8 @@ class _Decoder:
         return patched(bodies, rows, inflated)
 
     def _handle_damaged_body(self, heads: Heads, row: int, reason: str) -> None:
-        """Count a body that can't be decompressed or divided, unless it is counted because of its CRC. Raises
-        CorruptLog if `options.on_damage` is "fail"."""
+        """Count a body that can't be decompressed, or divided into messages, as damaged, unless its CRC is wrong: then
+        it is counted already. Raises CorruptLog if `options.on_damage` is "fail"."""
         if not heads.has_wrong_crc[row]:
             self.counts.damaged += 1
         if self.options.on_damage == "fail":
@@ -401,9 +401,9 @@ class _Decoder:
     # ---- inner batches, row by row
 
     def _unwrap(self, heads: Heads, places: Places | None) -> pa.RecordBatch:
-        """Decode a buffer with inner batches, each message of which is a row.
+        """Decode the records of a buffer with inner batches, whose messages become a row each.
 
-        Rare, so the reference codec decodes all rows.
+        Inner batches are rare, so the reference codec decodes all rows.
         """
         where = self.options.where
         rows: list[dict[str, object]] = []

@@ -63,13 +63,15 @@ class Heads:
     """Fixed fields of the records at `positions` (bytes from the start of `raw`), one row for each position. `sound`
     masks the rows with a valid record.
 
-    In other rows only `total_size` and `physical_offset` have a meaning: the values found there, unchecked.
+    In other rows only `total_size` and `physical_offset` have a meaning: the values found at the position, unchecked,
+    or those at the start of `raw` if no record fits at the position.
     """
 
     def __init__(self, raw: Bytes, positions: Int64s, base_offset: int | None, *, check_parts: bool = True) -> None:
         """`base_offset`: the physical offset of `raw`'s first byte, None if the records' own offsets are not checked.
 
-        `check_parts`: also read each record's end, where topic and properties are.
+        `check_parts`: also read and check each record's end, where topic and properties are. Otherwise their positions
+        and sizes are not set.
         """
         self.raw = raw
         self.positions = positions

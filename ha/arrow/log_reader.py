@@ -109,9 +109,9 @@ class LogReader:
         """Read the directories again: new and deleted segments, new queues, a replaced log. Raises StoreUnreadable if
         the log can't be listed.
 
-        Returns False, and keeps the state, if nothing has changed: the segments are the same, and the log has no record
-        after its confirmed end, as before the queues were last read. This avoids reading thousands of queues. After
-        _UNCHANGED_MAX_S they are read again in any case.
+        Returns False, and keeps the state, if nothing has changed: the segments are the same, and so is the log's
+        confirmed end, after which there is no record. This avoids reading thousands of queues. After _UNCHANGED_MAX_S
+        they are read again in any case.
         """
         has_changed = self._segments.refresh()
         confirmed = self._confirmed
@@ -136,7 +136,8 @@ class LogReader:
         return self._segments.min_offset
 
     def end_offset(self) -> int:
-        """Physical offset up to which the log can be read by ranges: every record before it is in its queue."""
+        """Return the physical offset up to which the log can be read by ranges: every record before it is in its
+        queue."""
         if self._settled is None:
             confirmed = self._confirm()
             if self._may_change():
@@ -146,7 +147,8 @@ class LogReader:
         return self._settled
 
     def queued_end(self) -> int:
-        """Physical offset after the last queued record; earlier records may still be missing in their queues."""
+        """Return the physical offset after the last queued record; earlier records may still be missing in their
+        queues."""
         return self._confirm().end_offset
 
     def size_min(self) -> int:
@@ -235,8 +237,8 @@ class LogReader:
         return total
 
     def offset_for_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after `timestamp_ms` (ms since the epoch); None if there is
-        none."""
+        """Return the queue offset of the first message that was stored at or after `timestamp_ms` (ms since the epoch);
+        None if there is none."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -259,8 +261,8 @@ class LogReader:
         return queue.physical_offset(queue_offset) if found is None else found
 
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return the first physical offset of a queued record stored at or after `timestamp_ms`; the log's end if
-        there is none."""
+        """Return the lowest physical offset of a queued record that was stored at or after `timestamp_ms` (ms since the
+        epoch); the log's confirmed end if there is none."""
         confirmed = self._confirm()
         found = confirmed.end_offset
         for key, queue in self._queues.items():
@@ -437,7 +439,7 @@ class LogReader:
 
     def walk(self, begin: int, end: int, *, on_damage: str = "fail") -> Iterator[Int64s]:
         """Yield the physical offsets of all records that begin in [begin, end), queued or not, as `Walker.walk` does.
-        With `on_damage` "skip", damage is added to `damages`, otherwise it raises CorruptLog."""
+        Damage is added to `damages` if `on_damage` is "skip"; otherwise the walk raises CorruptLog."""
         walker = Walker(self._segments, self._queues, self._confirm())
         return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
 
@@ -510,7 +512,8 @@ class LogReader:
             return start, entries[: max(0, stop - start)], max(stop, begin)
 
     def _wait_settled(self, end: int) -> None:
-        """Wait until the log can be read by ranges up to `end` (physical) again, as it could at planning."""
+        """Wait until the log can be read by ranges up to `end` (physical) again, as it could at planning. Returns after
+        _REWRITE_TIMEOUT_S in any case, and at once if no broker runs or crashed."""
         deadline = monotonic() + _REWRITE_TIMEOUT_S
         while self.end_offset() < end:
             may_change = self._may_change() and monotonic() < deadline

@@ -164,12 +164,13 @@ class PropertyTable:
 
     @cached_property
     def _names(self) -> pa.Array:
-        """Return the name of each piece."""
+        """The name of each piece."""
         return take_slices(self._buffer, self._starts, self._separators - self._starts, pa.string())
 
     @cached_property
     def _shared_names(self) -> list[bytes]:
-        """Return the names of a row if all rows have the same in the same order, as usual for one producer; else []."""
+        """The names in each row, if all rows have the same names in the same order, as the messages of one producer
+        usually do; otherwise empty."""
         each = self._each
         if not each:
             return []

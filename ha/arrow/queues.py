@@ -184,7 +184,8 @@ class QueueFiles:
         return UNWRITTEN if self.lacks_end(position) else -1
 
     def lacks_end(self, position: int) -> bool:
-        """Return whether a missing entry is one that a recovering node removed, not one that retention deleted."""
+        """Return whether a missing entry is one that a recovering node removed, not one that retention deleted. Reads
+        the directory again."""
         self.refresh()
         return self.has_files and position >= self.first
 

@@ -124,6 +124,6 @@ class ReadCounts(msgspec.Struct):
     missing"""
 
     def add(self, other: ReadCounts) -> None:
-        """Add the counts of another reader."""
+        """Add the counts of `other` to these."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -27,7 +27,7 @@ def stored_broker_name(path: Path) -> str | None:
 
 def is_same_log(one: Path, other: Path) -> bool | None:
     """Return whether two stores have copies of the same log: the same bytes at the first physical offset that both logs
-    hold. None if they share no record."""
+    hold. None if they share no record. Raises StoreUnreadable or OSError if a log can't be read."""
     if not all((path / "commitlog").is_dir() or is_set_aside(path / "commitlog") for path in (one, other)):
         return None
     with closing(Segments(one / "commitlog")) as first, closing(Segments(other / "commitlog")) as second:

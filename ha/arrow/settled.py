@@ -22,7 +22,7 @@ from ha.protocol.record_digest import VISIBLE
 from ha.protocol.topic_names import is_queue_directory
 
 _TAIL_BYTES = 2 << 20
-"""Size of the examined tail: the last queued record, and the MiB of records before it"""
+"""Size in bytes of the examined end of the log: the last queued record, and the MiB of records before it"""
 
 
 def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Confirmed) -> int:

@@ -72,8 +72,9 @@ class Walker:
                 at = resumed
 
     def _anchor(self, begin: int) -> int:
-        """Return a physical offset at or before `begin` at which a record starts: one that a queue
-        entry has, or the start of the segment."""
+        """Return a physical offset from which records can be followed to `begin`: that of the last record at or before
+        `begin` that a queue has in the same segment, or the segment's start. If no segment contains `begin`, return
+        `begin`, or the log's first offset if that is higher."""
         segment = self._segments.find(begin)
         if segment is None:
             return max(begin, self._segments.min_offset)
