@@ -75,7 +75,8 @@ class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Record of a member, which exists while the member's lease does. In an election it also has the end of its log."""
+    """Record of a member, which exists while the member's lease does. In an election it also contains the end of the
+    member's log."""
 
     epoch: int
     """Last term in its log; 0 for an empty log."""

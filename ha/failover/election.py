@@ -301,8 +301,9 @@ def _next(
 def _is_complete(member: MemberRecord) -> bool:
     """Whether a member of a group that has had a master is known to have every byte that it acknowledged.
 
-    A log without a term is never known to be complete: it may have been deleted. `is_complete` alone does not exclude
-    that, as a start detects it only with a state file (durable_state.py), and members of release 0.1.0 never do.
+    A log without a term is never known to be complete: it may have been deleted. `MemberRecord.is_complete` alone does
+    not exclude that: a member that has no state file when it starts (durable_state.py), or that runs release 0.1.0,
+    does not detect a deleted log.
     """
     return member.is_complete and member.epoch > 0
 

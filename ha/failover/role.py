@@ -82,4 +82,4 @@ class Role(Protocol):
         """As master, with puts on hold: wait until member `broker_id` has the whole log, and all puts are answered."""
 
     def release_puts(self) -> None:
-        """Accept messages again."""
+        """As master: accept messages again after `hold_puts`."""

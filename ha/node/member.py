@@ -39,7 +39,7 @@ from .node import NOT_JOINED, Node
 logger = logging.getLogger(__name__)
 
 LEAVE_SHARE = 0.3
-"""Share (0 to 1) of shutdownTimeout for handing over the master role."""
+"""Share (0 to 1) of shutdownTimeout for handing over the master role and ending the lease."""
 
 STATE_FILE = "memberstate"
 """Name of the file with the member's durable state, in the store's directory."""

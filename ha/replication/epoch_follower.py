@@ -34,9 +34,10 @@ TO_FOLLOW = "to follow it nevertheless, stop this node and empty its store"
 
 
 class Terms(Protocol):
-    """The newest term of the group that this node knows; implemented by HAClient."""
+    """What this node knows of its group beyond one connection; implemented by HAClient."""
 
     min_epoch: int
+    """Latest term of the group that is known: masters of earlier terms are not followed."""
 
     def adopt_epoch(self, epoch: int) -> None:
         """Record that the group has reached `epoch`."""
@@ -178,7 +179,8 @@ class EpochFollower:
             self._terms.note_caught_up()
 
     def confirm(self) -> None:
-        """Make all confirmed records readable for consumers; call after bytes were appended, or a frame came."""
+        """Make all confirmed records readable for consumers. Call it after bytes were appended, or a frame was
+        received."""
         offset = min(self._master_confirm_offset, self._log.max_offset.value)
         if offset > self._confirm_offset:
             self._limit(offset)

@@ -90,7 +90,7 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needed_count(member_count: int, ack_count: int | None) -> int:
-    """Return how many members must have a byte so that it is confirmed: every member that may be elected has it.
+    """Return how many members must have a byte before it is confirmed. Then every member that may be elected has it.
 
     These are all members if `ack_count` is None or more than the set has, and with ALONE: consumers must not read
     unreplicated bytes, although those are acknowledged.
