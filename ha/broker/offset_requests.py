@@ -149,8 +149,8 @@ class OffsetProcessor:
         """SEARCH_OFFSET_BY_TIMESTAMP (29): answers with the offset of the first message stored at or after a time (ms);
         the queue's end if there is none.
 
-        With boundaryType upper, it is the offset of the last message stored at or before that time; the queue's start
-        if there is none. 0 if the queue does not exist.
+        With boundaryType upper, the answer is the offset of the last message stored at or before that time; the queue's
+        start if there is none. 0 if the queue does not exist.
         """
         if not self._tables.are_complete:
             return _refuse(command)

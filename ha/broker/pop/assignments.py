@@ -160,7 +160,8 @@ class Assignments:
 
 
 def _averagely(queues: Sequence[tuple[str, int]], index: int, client_count: int) -> Sequence[tuple[str, int]]:
-    """Selects neighbouring queues; the first clients get one more (RocketMQ: AllocateMessageQueueAveragely)."""
+    """Selects neighbouring queues; if they can't be divided evenly, the first clients get one more (RocketMQ:
+    AllocateMessageQueueAveragely)."""
     size, rest = divmod(len(queues), client_count)
     begin = index * size + min(index, rest)
     return queues[begin : begin + size + (index < rest)]

@@ -223,8 +223,8 @@ class Revival:
     async def _read_some(
         self, queue: ConsumeQueue, offsets: list[int], found: dict[int, MessageRecord | None]
     ) -> list[int]:
-        """Reads the messages at the first of `offsets`, as many as fit one batch, into `found`; returns the later
-        offsets."""
+        """Reads messages from the first of `offsets` on, as many as fit one batch, into `found`. Returns the offsets
+        that are left to read."""
         wanted = set(offsets[:BATCH_COUNT_MAX])
         try:
             read = await self._reader.read(queue, offsets[0], min(BATCH_COUNT_MAX, offsets[-1] - offsets[0] + 1))
