@@ -15,8 +15,9 @@ def compare(
 ) -> None:
     """Add findings for the records and fillers in which two views of a range differ.
 
-    `right` is taken as correct, so findings are about the copies `other_names`. They are about `right_names` if `right`
-    is damaged where `other` has a record, or if its record is bad (CRC or physical offset) and that of `other` is not.
+    `right_names` and `other_names` are the copies whose bytes each view shows. `right` is taken as correct, so findings
+    are about the copies `other_names`. They are about `right_names` if `right` is damaged where `other` has a record,
+    or if its record is bad (CRC or physical offset) and that of `other` is not.
     """
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)
@@ -39,7 +40,7 @@ def compare(
         if right.raw(right_row) != other.raw(other_row):
             is_right_bad = bool(right.is_bad[right_row]) and not bool(other.is_bad[other_row])
             detail = _difference(right, right_row, other, other_row)
-            # The finding describes the record as the copy that counts as right has it.
+            # The finding has the fields of the record that is taken as correct.
             blamed, view, row = (right_names, other, other_row) if is_right_bad else (other_names, right, right_row)
             against = other_names[0] if is_right_bad else right_names[0]
             for name in blamed:

@@ -47,7 +47,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     copy: str
     physical_offset: int = -1
     length: int = 0
-    """Number of bytes for "unreadable", of queue offsets for "hole", else 0."""
+    """Number of bytes for "unreadable" and the kinds that only `ha log verify` reports (checksum, overlap,
+    missing_file, tail); number of queue offsets for "hole"; else 0."""
     topic: str = ""
     queue_id: int = -1
     queue_offset: int = -1
@@ -88,7 +89,7 @@ class Findings(msgspec.Struct):
         self.cells[cell] = self.cells.get(cell, 0) + count
 
     def by_kind(self) -> dict[str, int]:
-        """Return the count of each kind over all copies, sorted."""
+        """Return the count of each kind over all copies, sorted by kind."""
         counts: dict[str, int] = {}
         for (kind, _), count in sorted(self.counts.items()):
             counts[kind] = counts.get(kind, 0) + count

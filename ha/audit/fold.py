@@ -1,4 +1,4 @@
-"""Folds the facts of ranges in the order of the log: checks that span ranges, and the totals of each copy."""
+"""Combines the facts of ranges in the order of the log: runs the checks that span ranges, and totals each copy."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def unjoined_tasks(
 def check_tails(places: Sequence[CopyPlace], findings: Findings) -> None:
     """Add a finding for each shorter copy whose bytes after its end differ from the longest copy's record there.
 
-    If a copy's last record is damaged, the copy ends before it, and looks shorter rather than damaged.
+    If a copy's last record is damaged, the copy ends before it, and looks shorter rather than damaged. The beginning of
+    the record, followed by zeros, is an unfinished write, and no finding.
     """
     longest = max(places, key=lambda place: place.end)
     log = RawLog(longest.path)

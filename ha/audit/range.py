@@ -47,7 +47,7 @@ class CopyPlace(msgspec.Struct, frozen=True):
 
 
 class RangeTask(msgspec.Struct, frozen=True):
-    """An order to examine the physical offsets [begin, end), which all of `copies` hold.
+    """The arguments of `examine_range`: the physical offsets [begin, end), which all of `copies` hold.
 
     `starts`: for each copy, the physical offset of the first record that begins in the range (at or after `end` if one
     record covers the whole range), or None to search for it.
@@ -96,7 +96,7 @@ class RangeFacts(msgspec.Struct):
 
 
 def examine_range(task: RangeTask) -> RangeFacts:
-    """Run all checks of one range and return the facts. Raises StoreUnreadable if a copy can't be read at all.
+    """Run all checks of one range and return the facts. Raises StoreUnreadable if a file of a copy can't be read.
 
     If retention deletes the first bytes of the range in one copy meanwhile, the facts of that copy are marked
     `is_gone`, and the other copies are examined again without it.

@@ -152,7 +152,7 @@ class Walked(msgspec.Struct):
     data: bytes
     positions: Int64s
     misplaced: Int64s
-    """Positions of records whose own field has another physical offset"""
+    """Positions of records whose physical offset field names another offset."""
     fillers: list[tuple[int, int]]
     """(physical offset, size in bytes) of each filler record."""
     damaged: list[Damaged]
