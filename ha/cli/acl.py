@@ -41,7 +41,7 @@ _Default = Annotated[
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A user with its policies, as the commands print it."""
+    """A user with its policies, as `ha acl list` prints it."""
 
     user: str
     type: str

@@ -108,7 +108,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Timers(msgspec.Struct, frozen=True):
-    """Pending timer messages. `next_due_ms`: ms since the epoch. `due_counts`: messages by the time until due."""
+    """Pending timer messages. `next_due_ms`: ms since 1970. `due_counts`: messages by the time until due."""
 
     pending_count: Int64 = 0
     next_due_ms: Int64 | None = None
@@ -213,7 +213,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Answer:
-    """Response of an admin port."""
+    """Response of an admin port. `code`: HTTP status; `clock_ahead_s`: see `Page`."""
 
     code: int
     body: bytes
@@ -263,7 +263,7 @@ class AdminFlags:
         return self.admin or DEFAULT_ADMINS
 
     def token(self) -> str:
-        """Returns the token, "" for none. Raises UsageError."""
+        """Returns the token, "" for none. Raises UsageError if the token's file can't be read or is not one line."""
         try:
             return read_secret_key(self.token_file) if self.token_file else os.environ.get("HALOG_ADMIN_TOKEN", "")
         except ValueError as error:
@@ -352,9 +352,10 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
 
 
 def open_directly(request: urllib.request.Request | str, timeout_s: float, tls: ssl.SSLContext | None = None) -> Any:
-    """Returns the response to a request, sent without the proxy of `http_proxy`. Raises OSError, HTTPException.
+    """Returns the response to a request, sent without the proxy of `http_proxy`.
 
-    A proxy does not reach nodes on loopback, and would see the token.
+    A proxy does not reach nodes on loopback, and would see the token. Raises OSError if the request fails (HTTPError
+    for an HTTP error), HTTPException for a response that is not HTTP.
     """
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if tls is not None:

@@ -18,7 +18,10 @@ Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 
 
 def ask(question: Callable[[Admin, Client], Awaitable[AnswerT]], flags: ClientFlags) -> AnswerT:
-    """Runs `question` with an Admin client and returns its result. Raises UsageError, and the errors of Admin."""
+    """Runs `question` with an Admin and the Client that it uses, and returns its result.
+
+    Raises UsageError for invalid flags, and the errors of `question`.
+    """
     servers, options = flags.addresses(), flags.options()
 
     async def run() -> AnswerT:

@@ -1,7 +1,8 @@
 """`ha broker …`: adds a broker to a running cluster, and takes one out of it, without a failed send.
 
 Producers no longer send to a drained broker, and it can be stopped once all its messages are consumed. The commands use
-requests 205 and 327 of the name servers (mqadmin: wipeWritePerm, addWritePerm).
+requests WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327) of the name servers (mqadmin: wipeWritePerm,
+addWritePerm).
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ def drain(
 ) -> int:
     """Make producers send to other brokers, and wait until everything on this one is consumed.
 
-    Repeat it until it succeeds, then stop the broker. It removes the broker's write permission at the name servers, so
-    consumers still read it. The name servers restore the permission when a topic of the broker changes, and when the
-    broker restarts; while this command waits, it removes the permission again.
+    Repeat the command until it succeeds, then stop the broker. It removes the broker's write permission at the name
+    servers, so consumers can still read from the broker. The name servers restore the permission when a topic of the
+    broker changes, and when the broker restarts; while this command waits, it removes the permission again.
 
     Exit codes: 0 drained; 1 not drained within --wait; 2 usage, or no other broker takes messages of a topic; 69 a
     name server or the broker can't be reached.
@@ -128,7 +129,8 @@ async def drain_broker(
     """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` have passed.
 
     After `wait_s` it returns with `is_drained` false. Calls `report` with each new `Left`, unless it is empty.
-    Raises UsageError, and the errors of Admin.
+    Raises UsageError if no broker has this name, or if no other broker takes messages of one of its topics;
+    ConnectionFailed if it has no master; and the errors of Admin.
     """
     brokers = await _brokers(admin, name)
     address = brokers[name].addresses[MASTER_ID]
@@ -193,8 +195,8 @@ async def _takers(admin: Admin, topic: str) -> set[str]:
 async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
     """Returns what the broker at `address` still holds.
 
-    Messages move meanwhile: half, timer and delayed messages into queues, and those that a consumer sends back from a
-    queue to the delayed ones. So queues come after the first three, and delayed messages are counted again after them.
+    Messages move meanwhile: half, timer and delayed messages become messages of a queue, and a message that a consumer
+    sends back becomes a delayed one. So queues are counted after the first three, and then delayed messages again.
     """
     half_count = await _left_of(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC)
     timer_count = await _timer_count(client, address)
@@ -240,7 +242,7 @@ class _TimerMetrics(msgspec.Struct, rename="camel"):
 
 
 async def _timer_count(client: Client, address: str) -> int:
-    """Returns the number of pending timer messages (request 61); 0 if the broker has no timers."""
+    """Returns the number of pending timer messages (GET_TIMER_METRICS, 61); 0 if the broker has no timers."""
     try:
         answer = await client.connections.request(address, RemotingCommand(RequestCode.GET_TIMER_METRICS))
     except BrokerError as error:
@@ -290,10 +292,11 @@ def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIE
 
 
 async def join_broker(admin: Admin, name: str) -> Joined:
-    """Creates the missing users, groups and topics, and returns what it created. Raises UsageError, and the errors of
-    Admin.
+    """Creates the missing users, groups and topics, and returns what it created.
 
-    Topics come last, because clients use the broker once it has topics.
+    Topics come last, because clients use the broker once it has topics. Raises UsageError if no broker has this name,
+    or if the account of this command may not read users or their passwords; ConnectionFailed if the broker has no
+    master; and the errors of Admin.
     """
     brokers = await _brokers(admin, name)
     own_groups, own_topics = await admin.groups(broker_names=[name]), await admin.topic_configs(name)
@@ -331,7 +334,7 @@ async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and not is_told:
             raise
         return []
-    if not known:  # without other brokers, too; this one may be without users
+    if not known:  # also if there are no other brokers; this one is not asked, because it may not support users
         return []
     own = {user.username for user in await admin.users(broker_names=[name])}
     missing = [user for user in known if user.username not in own]

@@ -160,8 +160,8 @@ class _Work:
                 raise KeyboardInterrupt
 
     async def _commit_reached(self, consumer: PullConsumer) -> None:
-        """Commits all queues, but no further ones of a broker that can't be reached or is silent. Raises the first
-        error at the end."""
+        """Commits the offset reached in each queue. Once a broker can't be reached or does not respond, its other
+        queues are skipped. Raises the first error at the end."""
         failure: ClientError | RemoteProtocolError | None = None
         unreachable: set[str] = set()
         for queue, offset in self._reached.items():
@@ -287,7 +287,7 @@ class _Member:
             await anyio.sleep_forever()  # leave the message to another member
         if message.body_error is not None and not self._json:
             _print_body_error(message)
-            raise RetryLater(-1)
+            raise RetryLater(-1)  # the message becomes a dead letter
         try:
             sys.stdout.buffer.write(_line(message, self._json))
             sys.stdout.buffer.flush()

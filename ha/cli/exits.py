@@ -1,4 +1,4 @@
-"""Exit codes, and the error for an invalid command line."""
+"""Exit codes, which docs/cli.md explains, and the error for an invalid command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UsageError(Exception):
 
 @contextmanager
 def needs_extra(command: str, extra: str) -> Iterator[None]:
-    """Turns a failed import into a UsageError that names the extra."""
+    """Turns the ModuleNotFoundError of an import in the block into a UsageError that names the missing extra."""
     try:
         yield
     except ModuleNotFoundError as error:

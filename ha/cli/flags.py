@@ -41,14 +41,17 @@ class ClusterFlags:
     ] = None
 
     def addresses(self) -> list[str]:
-        """Returns the name servers. Raises UsageError."""
+        """Returns the name servers. Raises UsageError if one is not host:port, or if there is none."""
         try:
             return list(name_server_addresses(self.servers))
         except ValueError as error:
             raise UsageError(f"--servers: {error}") from None
 
     def credentials(self) -> AclCredentials | None:
-        """Returns the credentials from flags and environment, or None. Raises UsageError."""
+        """Returns the credentials from flags and environment, None without any.
+
+        Raises UsageError if one of the two keys is missing or the file can't be used.
+        """
         try:
             return environment_credentials(access_key=self.access_key, secret_key_file=self.secret_key_file)
         except ValueError as error:
@@ -110,7 +113,7 @@ class WaitFlags:
     timeout: Annotated[float, Parameter(help="Timeout of each request to a name server or broker, in seconds.")] = 5.0
 
     def timeout_s(self) -> float:
-        """Returns the timeout in seconds. Raises UsageError."""
+        """Returns the timeout in seconds. Raises UsageError unless it is above 0 and at most 3600."""
         if not 0 < self.timeout <= 3600:
             raise UsageError("--timeout must be greater than 0 and at most 3600 s")
         return self.timeout
@@ -122,7 +125,7 @@ class ClientFlags(WaitFlags, TlsFlags, ClusterFlags):
     """Flags of a command that uses the SDK."""
 
     def options(self) -> ClientOptions:
-        """Returns the SDK's options. Raises UsageError."""
+        """Returns the SDK's options. Raises UsageError if a flag is invalid or a file can't be used."""
         timeout_s = self.timeout_s()
         return ClientOptions(
             credentials=self.credentials(),

@@ -61,7 +61,7 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def readiness_problem(self) -> str:
-        """A sentence why the node is not ready, or why that is unknown; "" if it is ready."""
+        """Text that says that the node is not ready, or that this is unknown, and why; "" if it is ready."""
         if self.is_ready:
             return ""
         what = f"can't tell whether {self.name} is ready" if self.is_ready is None else f"{self.name} is not ready"
@@ -123,7 +123,7 @@ class Flow:
 
 def _link(link: SlaveSide) -> str:
     if link.state == "transfer" and link.condition not in ("connected", "out_of_range"):
-        return "transfer (no data yet)"  # in 0.1.0, the condition is still why the previous connection ended
+        return "transfer (no data yet)"  # halog 0.1.0 still reports why the previous connection ended
     return f"{link.state} ({link.detail or link.condition})"
 
 

@@ -121,8 +121,8 @@ def create(
 ) -> None:
     """Create a consumer group on every master, or change an existing one.
 
-    An existing group keeps the settings that are not given. If a broker set has no master, it exits with 69 after the
-    change on the others.
+    An existing group keeps the settings that are not given. If a broker set has no master, the command exits with 69
+    after the change on the others.
     """
     if retries is not None and not -1 <= retries <= 1000:
         raise UsageError("--retries must be from -1 to 1000")

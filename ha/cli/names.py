@@ -104,5 +104,5 @@ async def find_group(admin: Admin, group: str) -> GroupConfig:
 
 
 def explain_missing_topic(error: RouteNotFound) -> str:
-    """Returns a message that no broker has the topic, and what to do."""
+    """Returns a message that says that no broker has the topic, and what to do."""
     return f"no topic {safe(error.topic)}; ha topic list shows the topics, ha topic create adds one"

@@ -33,10 +33,10 @@ class NodePages(NamedTuple):
 
 
 def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:
-    """Returns the pages of the nodes that `admins` names, by default of all that the name servers know. Raises
-    UsageError.
+    """Returns the pages of the nodes that `admins` names, by default of all that the name servers know.
 
-    The default includes the nodes of this machine, which need not be registered.
+    The default includes the nodes of this machine, which need not be registered. Raises UsageError if a flag is
+    invalid or a file can't be used.
     """
     asked, files = admins.checked(), tls.client_tls()
     if not admins.admin:

@@ -80,9 +80,10 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     status_address: str = ""
     """The admin port that `status` comes from"""
     topics: frozenset[str] | None = None
-    """A master's topics, without the brokers' own; only `ha doctor` asks, and only with several groups"""
+    """A master's topics, without the brokers' own; only `ha doctor` asks for them, and only in a cluster with several
+    broker groups"""
     is_drained: bool = False
-    """Whether the name servers tell producers to send to other groups"""
+    """Whether the name servers tell producers to send to other broker groups; known only together with `topics`"""
 
     @property
     def label(self) -> str:
@@ -169,9 +170,10 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
-    """Collects the facts, with concurrent requests where possible. Raises UsageError.
+    """Collects the facts, with concurrent requests where possible.
 
-    Asks the admin ports that `admins` names; if it names none, those of the brokers found and of this machine.
+    Asks the admin ports that `admins` names; if it names none, those of the brokers found and of this machine. Raises
+    UsageError if a flag is invalid or a file can't be used.
     """
     servers, files = cluster.addresses(), tls.client_tls()
     options = client_options(cluster, tls, admins.timeout)
@@ -203,7 +205,10 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
 
 
 def client_options(cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> ClientOptions:
-    """Returns the options of a client that asks brokers, each within a timeout. Raises UsageError."""
+    """Returns the options of a client whose connection attempts and requests each have the timeout `timeout_s`.
+
+    Raises UsageError if a flag is invalid or a file can't be used.
+    """
     return ClientOptions(
         credentials=cluster.credentials(),
         tls=tls.client_tls(),
@@ -232,7 +237,8 @@ def is_local(host: str) -> bool:
 
 
 def _drop_repeated(facts: Facts) -> None:
-    """Drops pages of nodes that responded at another address, too, unless the user named the admin ports."""
+    """Keeps only the first page of a node that responded at several addresses, unless the user named the admin
+    ports."""
     seen: set[tuple[str, int, str | None]] = set()
     for address, page in list(facts.admins.items()):
         if isinstance(page, Page) and not facts.named_admins:
@@ -344,7 +350,7 @@ def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float)
 
 
 def properties(raw: bytes) -> dict[str, str]:
-    """Parses a broker's configuration (response to request 26)."""
+    """Parses a broker's configuration (response to GET_BROKER_CONFIG, 26)."""
     found = {}
     for line in raw.decode("utf-8", "replace").splitlines():
         key, separator, value = line.partition("=")

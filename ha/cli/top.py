@@ -130,7 +130,7 @@ class _Poller:
 
 
 def _end(number: int, _frame: object) -> None:
-    """Handles SIGTERM like Ctrl-C, so that the terminal is restored."""
+    """Handles SIGTERM: ends the command with exit code 143 by an exception, so that the terminal is restored."""
     raise SystemExit(128 + number)
 
 

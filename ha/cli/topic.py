@@ -119,8 +119,8 @@ def create(
 ) -> None:
     """Create a topic on every master, or change an existing one.
 
-    An existing topic keeps the settings that are not given. If a broker set has no master, it exits with 69 after the
-    change on the others.
+    An existing topic keeps the settings that are not given. If a broker set has no master, the command exits with 69
+    after the change on the others.
     """
     if permission is not None and permission not in _PERMISSIONS:
         raise UsageError(f"--permission {permission!r}: accepted are rw, r and w")

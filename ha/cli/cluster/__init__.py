@@ -152,10 +152,10 @@ def _run(directory: Path, wakeup: int, timeout_s: float, background: Background 
 
 @contextmanager
 def _interruptible() -> Iterator[int]:
-    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe's read end that gets a byte per START_MISSING.
+    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields the read end of a pipe.
 
-    After the first SIGTERM or Ctrl-C, SIGTERM is ignored, so that a second `ha cluster down` also waits for the stop. A
-    second Ctrl-C kills the nodes.
+    The pipe gets a byte per signal START_MISSING. After the first SIGTERM or Ctrl-C, SIGTERM is ignored, so that a
+    second `ha cluster down` also waits for the stop. A second Ctrl-C kills the nodes.
     """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)

@@ -115,7 +115,10 @@ def add_nodes(
 
 @contextmanager
 def _adding(directory: Path) -> Iterator[None]:
-    """Excludes other processes that add nodes, as two would choose different ports for one node. Raises UsageError."""
+    """Excludes other processes that add nodes, as two would choose different ports for one node.
+
+    Raises UsageError if another process is adding nodes.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,10 +180,11 @@ def _add_nodes(
 def _ports_for(
     service_count: int, broker_count: int, others: Set[int], first: int | None
 ) -> AbstractContextManager[list[int]]:
-    """Reserves one port for each service and three for each broker, none of `others`. Raises UsageError, NodeError.
+    """Reserves one port for each service and three for each broker, none of `others`.
 
     With `first`, the services get the ports from there on, and each broker three ports that begin 11, 21, 31 and so on
-    above it: for 10900, those are 10911 to 10913, 10921 to 10923.
+    above it: for 10900, those are 10911 to 10913, 10921 to 10923. Raises UsageError if one of them would be above
+    PORT_MAX, NodeError if one is in use, or if there are too few free ports.
     """
     if first is None:
         return reserved_ports(service_count + 3 * broker_count, others)

@@ -36,7 +36,12 @@ when the thread that started the process ends, so only the main thread starts no
 
 
 class NodeError(Exception):
-    """A process failed to start, respond or stop. The text says which and how, and shows the end of its log."""
+    """A process failed to start, respond or stop, or a port is not free. The text says which and how, with the end of
+    the process's log.
+
+    `exit_code` is that of the process, negative for a signal, or 69 (os.EX_UNAVAILABLE) for a port in use and for a
+    stop that takes too long; None if there is none.
+    """
 
     def __init__(self, what: str, log_tail: str = "", exit_code: int | None = None) -> None:
         super().__init__(f"{what}\n{log_tail}" if log_tail else what)
@@ -109,8 +114,8 @@ class NodeProcess:
         self.ready = dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
 
     def _read_line(self, deadline: float) -> str | None:
-        """Returns the first line of its output, or the beginning of it if the output ends or the line has
-        _LINE_SIZE_MAX bytes before that; None at the deadline."""
+        """Returns the first line of the process's output, cut off at _LINE_SIZE_MAX bytes or where the output ends;
+        None at the deadline."""
         stdout = self._popen.stdout
         assert stdout is not None
         line = b""
@@ -167,8 +172,8 @@ class NodeProcess:
 
 @contextmanager
 def reserved_ports(count: int, others: Collection[int] = ()) -> Iterator[list[int]]:
-    """Yields free ports on 127.0.0.1, none of `others`, that no concurrent call returns during the block. Raises
-    NodeError.
+    """Yields `count` free ports on 127.0.0.1, none of `others`, that no concurrent call returns during the block.
+    Raises NodeError if there are fewer.
 
     A node opens its ports seconds after they are chosen, and again at each start, so this function can't keep them
     bound. It binds the UDP ports with the same numbers instead.

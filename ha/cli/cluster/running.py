@@ -161,9 +161,11 @@ class LocalCluster:
         self._running: dict[str, tuple[LocalNode, NodeProcess]] = {}
 
     def start(self, timeout_s: float) -> list[LocalNode]:
-        """Starts the nodes that don't run, and waits until they serve. Returns all nodes. Raises NodeError, UsageError.
+        """Starts the nodes that don't run, and waits until they serve. Returns all nodes.
 
-        Brokers start together, after etcd and the name server. An error leaves the nodes that were started running.
+        Brokers start together, after etcd and the name server. Raises NodeError if a node does not serve within
+        `timeout_s`, UsageError if a configuration can't be read or etcd is not installed. An error leaves the nodes
+        that were started running.
         """
         deadline = time.monotonic() + timeout_s
         nodes = read_nodes(self._directory)
@@ -279,7 +281,7 @@ def start_missing(runner: int) -> None:
 
 def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float, runner: int | None = None) -> None:
     """Waits until every broker of `directory` is ready and registered, and every group has a master with its slaves in
-    sync. Raises NodeError with the reason for the first that is not, or if `runner`, a pidfd, ends.
+    sync. Raises NodeError after `timeout_s`, with the reason for the first that is not, or if `runner`, a pidfd, ends.
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}

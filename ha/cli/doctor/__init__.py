@@ -1,8 +1,9 @@
 """`ha doctor`: checks a cluster and reports each finding with a solution.
 
-It connects to name servers, each broker's ports and halog's admin ports, and asks brokers for their state (requests 28,
-26, 906, 907, and with several groups 21, which RocketMQ supports, too). It changes nothing; --write-test writes a
-temporary file.
+It connects to name servers, each broker's ports and halog's admin ports, and asks brokers for their state, with
+requests that RocketMQ supports, too: GET_BROKER_RUNTIME_INFO (28), GET_BROKER_CONFIG (26), EXCHANGE_BROKER_HA_INFO
+(906), GET_BROKER_HA_STATUS (907), and in a cluster with several broker groups GET_ALL_TOPIC_CONFIG (21). It changes
+nothing; --write-test writes a temporary file.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from ha.protocol.addresses import split_address
 CLOCK_WARNING_S = 5.0
 CLOCK_ERROR_S = 60.0
 DISK_WARNING, DISK_ERROR = 0.75, 0.90
-"""Used shares (0 to 1) of a disk from which on a warning or an error is reported: RocketMQ's diskMaxUsedSpaceRatio,
-above which expired files are deleted at any time, and the ratio at which RocketMQ stops storing messages"""
+"""Used shares of a disk (0 to 1) at which a warning and an error are reported: RocketMQ's diskMaxUsedSpaceRatio, above
+which expired files are deleted at any time, and the share at which RocketMQ stops storing messages"""
 UNDISPATCHED_MAX = 64 << 20
 """Maximum number of bytes of the log that may be missing in the consume queues without a warning"""
 FILES_MIN = 16_384

@@ -59,7 +59,7 @@ def examine_own_limit() -> Iterator[Finding]:
 
 
 def examine_directory(path: Path) -> Iterator[Finding]:
-    """Checks free space and inodes at `path`. Raises UsageError if there is no such directory."""
+    """Checks free space and inodes at `path`. Raises UsageError if `path` does not exist or can't be read."""
     try:
         usage = shutil.disk_usage(path)
         files = os.statvfs(path)

@@ -1,4 +1,4 @@
-"""Checks that clients use all groups of a cluster: asks masters for their topics, and name servers for a route."""
+"""Checks that clients use all broker groups: asks masters for their topics, and name servers for a route of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ha.protocol.codes import Permission
 
 
 def ask_topics(facts: Facts, cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> None:
-    """Sets `topics` and `is_drained` of masters that share a cluster with others, except where a request fails."""
+    """Sets `topics` and `is_drained` of each master that shares its cluster with other masters, unless a request to it
+    fails."""
     masters = [broker for broker in facts.brokers if broker.is_master and broker.figures is not None]
     clusters = [broker.cluster for broker in masters]
     several = [broker for broker in masters if clusters.count(broker.cluster) > 1]
@@ -48,8 +49,8 @@ async def _ask(admin: Admin, master: BrokerFacts, masters: list[BrokerFacts], ti
 
 
 def examine_topics(facts: Facts) -> Iterator[Finding]:
-    """Yields a finding for each broker group that clients don't use, because it is drained or lacks the topics of the
-    other groups."""
+    """Yields a finding for each broker group that clients don't use, because it is drained or has none of the topics of
+    the other groups."""
     masters = [broker for broker in facts.brokers if broker.topics is not None]
     for master in masters:
         of_others = {topic for each in masters if each.cluster == master.cluster for topic in each.topics or ()}

@@ -76,7 +76,10 @@ def diff(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> DiffResult:
-    """Compare the range that both stores hold, until `stop` is set. Raises StoreUnreadable, UsageError."""
+    """Compare the part of [from_, to) that both stores hold, until `stop` is set.
+
+    Raises StoreUnreadable if a store can't be read, UsageError if the stores share bytes but none in [from_, to).
+    """
     started_s = time.monotonic()
     with opened(left, right) as readers:
         begin = max(reader.min_offset for reader in readers)

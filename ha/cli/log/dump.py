@@ -72,7 +72,11 @@ class Dumped(msgspec.Struct):
 
 
 def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
-    """Print the chosen records of the store at `path`, until `stop` is set. Raises StoreUnreadable, UsageError."""
+    """Print the chosen records of the store at `path`, until `stop` is set.
+
+    Raises StoreUnreadable if the store can't be read, or if topics or keys are chosen and a store with records has no
+    consume queues; UsageError if the log has no bytes in the chosen physical offsets.
+    """
     done = Dumped()
     with opened(path) as (reader,):
         if _is_by_queue(choice):

@@ -55,7 +55,11 @@ class Examination:
         return "" if self.is_complete else f"--from {self.reached}" + ("" if to is None else f" --to {to}")
 
     def run(self, stop: threading.Event, progress: Callable[[int, int], None], watch: Watch | None = None) -> None:
-        """Examine the span. If `stop` is set meanwhile, the part examined by then counts as the whole span."""
+        """Examine the span. If `stop` is set meanwhile, the part examined by then counts as the whole span.
+
+        After each range, calls `watch` with its facts, and `progress` with the number of bytes examined and in total.
+        Raises StoreUnreadable if a store can't be read.
+        """
         begin, end = self.span.begin, self.span.end
         start_is_unknown = self._starts_inside
         while self.reached < end and not stop.is_set():

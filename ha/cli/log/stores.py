@@ -27,7 +27,7 @@ def opened(*paths: Path) -> Iterator[list[LogReader]]:
         try:
             yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
         except OSError as error:
-            if error.filename is None:  # of the output
+            if error.filename is None:  # an error of writing the output
                 raise
             raise StoreUnreadable(Path(error.filename), error.strerror or str(error)) from None
 

@@ -77,7 +77,11 @@ def verify(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> VerifyResult:
-    """Examine [from_, to) of the store at `path`, until `stop` is set. Raises StoreUnreadable, UsageError."""
+    """Examine [from_, to) of the store at `path`, until `stop` is set.
+
+    Raises StoreUnreadable if the store can't be read, UsageError if its log is not empty but has no bytes in
+    [from_, to).
+    """
     started_s = time.monotonic()
     with opened(path) as (reader,):
         span = span_of(reader.min_offset, reader.end_offset(), from_, to)

@@ -123,7 +123,7 @@ def _counts(by_topic: dict[str, int]) -> str:
 
 def _schema(pair: str, columns_from: str | None) -> tuple[str, str | tuple[bytes, str]]:
     """Return the topic and the content of the file in TOPIC=FILE; with Protobuf also the message in
-    TOPIC=FILE:MESSAGE."""
+    TOPIC=FILE:MESSAGE. Raises UsageError if `pair` has another form, or if the file can't be read."""
     topic, _, file = pair.partition("=")
     message = ""
     if columns_from == "protobuf":
@@ -187,7 +187,10 @@ def erase(
 
 
 def _interval_s(text: str) -> float:
-    """Parse an interval such as 500ms, 5s, 2m or 1h, or a number of seconds; return seconds. Raises UsageError."""
+    """Parse an interval such as 500ms, 5s, 2m or 1h, or a number of seconds; return seconds.
+
+    Raises UsageError for 0 and for other texts.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
     if found is None or not float(found[1]):
         raise UsageError(f"--every {text!r} is no interval: use for example 5s, 500ms or 2m")

@@ -40,7 +40,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def _own_error(error: BaseException) -> tuple[str, str] | None:
-    """Return class and text of the last of halog's errors in an executor's traceback."""
+    """Return class and text of the last of halog's errors in an executor's traceback; None if it has none."""
     found = _PYTHON_ERROR.findall(str(error))
     return found[-1] if found else None
 

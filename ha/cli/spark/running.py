@@ -65,7 +65,7 @@ def restarting(job: Callable[[], Made], stop: Event | None = None) -> Made:
 
 
 def check_stores(*paths: str) -> None:
-    """Raise StoreUnreadable before a JVM is started for a wrong path."""
+    """Raise StoreUnreadable if one of the paths is not a readable store. Called before a JVM is started."""
     from ha.arrow import LogReader
 
     for path in paths:
