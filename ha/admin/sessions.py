@@ -28,7 +28,7 @@ _NAME_LENGTH = 8
 
 
 class AdminKey:
-    """Recognises adminToken without storing it. `token`: None if none is configured."""
+    """Recognizes adminToken without storing it. `token`: None if none is configured."""
 
     def __init__(self, token: str | None = None) -> None:
         self._digest = None if token is None else sha256(token.encode()).digest()

@@ -65,7 +65,7 @@ class Acting:
             return self._page(request, "missing.html", 403, title="Not done", reason=reason)
         is_confirmed = values.pop("confirmed", "") == "1"
         if is_confirmed:
-            sessions.use_form(token)  # before anything waits, or the same form could be carried out twice
+            sessions.use_form(token)  # before the next await: otherwise a second request could use the form, too
         plan = await operation.plan(values)
         if isinstance(plan, Refusal):
             return self._show(request, operation, "form", values, error=plan.reason, status=400)

@@ -46,7 +46,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     stored_per_s: float | None
     read_per_s: float | None
     eta_s: Mapping[str, float | None]
-    """Estimated time until each slave has caught up; None if never or unknown."""
+    """Identity of each slave -> estimated time in seconds until it has caught up; None if it has, never will, or if the
+    time is unknown."""
 
 
 class LiveView:

@@ -1,7 +1,7 @@
 """The dashboard's routes and pages.
 
     /dashboard              overview: cluster, rates, lag, recent events
-    /dashboard/topics       ?q=&page=&own=1        topics
+    /dashboard/topics       ?q=&page=&own=1        topics; own=1: the system's, too
     /dashboard/topic        ?name=&page=&at=       a topic and its queues; at: offsets at a time
     /dashboard/queue        ?topic=&queue=&offset=&at=   messages of a queue
     /dashboard/messages     ?q=&topic=             search for messages
@@ -256,7 +256,7 @@ class Dashboard:
     def _shows_content(self, request: Request) -> bool:
         """Whether the content of messages is visible to this user."""
         if self._guard.sessions is not None:
-            return True  # the guard has checked the session
+            return True  # the guard has checked the token or the session
         return self._source.is_content_open and _is_local(request)
 
     def _checked(self, handler: Handler) -> Handler:

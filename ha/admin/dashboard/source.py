@@ -2,7 +2,7 @@
 
 The node implements `DashboardSource` and `DashboardActions`. Results are limited by the arguments, and no call blocks
 the event loop for long. Calls that read files raise SourceBusyError if that is not possible at present. Queue offsets
-are entries, physical offsets bytes, times ms since the epoch. `Missing` explains why there is no result.
+count messages, physical offsets bytes; times are in ms since 1970. `Missing` explains why there is no result.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Topics(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A queue with the range [`min_offset`, `max_offset`)."""
+    """A queue with its range of queue offsets [`min_offset`, `max_offset`)."""
 
     queue_id: int
     min_offset: int
@@ -296,7 +296,7 @@ class DashboardSource(Protocol):
         """
 
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
-        """Returns the message at a physical offset."""
+        """Returns the message at a physical offset, with up to `body_size_max` bytes of its body."""
 
     async def message_by_id(self, message_id: str) -> int | Missing:
         """Returns the physical offset of a message by the ID that its broker assigned."""
@@ -305,7 +305,8 @@ class DashboardSource(Protocol):
         """Returns up to `count` groups whose name contains `search` (ignoring case), sorted, from index `begin`."""
 
     async def group(self, name: str, *, topic_count_max: int, queue_count_max: int) -> GroupDetail | Missing:
-        """Returns a consumer group with its first topics and queues."""
+        """Returns a consumer group with up to `topic_count_max` topics, and for each the first `queue_count_max`
+        queues."""
 
 
 class DashboardActions(Protocol):
