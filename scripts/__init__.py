@@ -1,1 +1,1 @@
-"""The repository's commands: venv, test, lint, demo. Not part of the package."""
+"""The repository's commands, such as venv, test, lint and demo. Not part of the package."""

@@ -1,6 +1,6 @@
 """Runs a writer, an archiver and readers of one topic against each other, and kills them (see `scripts/archive-soak`).
 
-Exit code 0 if each message was there once, in the stream and in every table, else 1; then the files are kept.
+Exit code 0 if each message was there once, in the stream and in every table; 1 if not, and the files are kept.
 """
 
 from __future__ import annotations

@@ -142,7 +142,10 @@ async def send_all(
 
 
 async def read_all(name_server: str, on_progress: Callable[[int], None]) -> dict[str, bytes]:
-    """Returns message ID -> body for all queues of the slave. DemoError for a duplicate ID or an incomplete queue."""
+    """Returns message ID -> body for all queues of the slave.
+
+    Raises DemoError if an ID occurs twice, or if a queue can't be read to its end.
+    """
     found: dict[str, bytes] = {}
 
     async def read(queue: MessageQueue) -> None:
@@ -169,7 +172,10 @@ async def read_all(name_server: str, on_progress: Callable[[int], None]) -> dict
 
 
 def wait_until_replicated(nodes: Cluster, on_progress: Callable[[int], None] = lambda done: None) -> tuple[int, int]:
-    """Waits until both logs have the same end, and returns the range that both hold."""
+    """Waits until both logs have the same end, and returns the range [begin, end) that both hold, in bytes.
+
+    Raises DemoError after REPLICATED_TIMEOUT_S.
+    """
     give_up = time.monotonic() + REPLICATED_TIMEOUT_S
     while True:
         master, slave = log_range(nodes.master), log_range(nodes.slave)
@@ -181,7 +187,7 @@ def wait_until_replicated(nodes: Cluster, on_progress: Callable[[int], None] = l
 
 
 def commitlog_digest(store: Path, first: int, end: int) -> str:
-    """Returns the SHA-256 of the commitlog bytes [first, end) of a store."""
+    """Returns the SHA-256 of the commitlog bytes [first, end) of a store. Raises DemoError if some are missing."""
     digest = hashlib.sha256()
     done = first
     for file in sorted((store / "commitlog").iterdir()):
@@ -202,7 +208,7 @@ def commitlog_digest(store: Path, first: int, end: int) -> str:
 
 
 def compare(nodes: Cluster) -> tuple[int, str]:
-    """Compares both commitlogs, and returns their size in bytes and their digest."""
+    """Compares both commitlogs, and returns their size in bytes and their digest. Raises DemoError if they differ."""
     first, end = wait_until_replicated(nodes)
     ours, theirs = (commitlog_digest(store, first, end) for store in (nodes.master_store, nodes.slave_store))
     say(f"master  {end - first:,} bytes  SHA-256 {ours}")
@@ -329,7 +335,10 @@ def add_pipeline(nodes: Cluster, table: Table, sent: dict[str, bytes], more: lis
 
 
 def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
-    """Adds the common options, and returns the demo's directory and all options. SystemExit."""
+    """Adds the common options, and returns the demo's directory and all options.
+
+    Raises SystemExit for invalid options, and for a directory with files that no demo has made.
+    """
     parser.add_argument(
         "--directory",
         type=Path,
@@ -344,7 +353,7 @@ def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
 
 
 def run(directory: Path, story: Callable[[], Table]) -> int:
-    """Runs a demo in an empty directory and returns its exit code."""
+    """Deletes the files of an earlier demo in `directory`, runs a demo there, and returns its exit code."""
     interrupt_on_signals()
     if directory.exists():
         shutil.rmtree(directory)

@@ -100,7 +100,7 @@ class Load:
         wait(lambda: len(self.acknowledged_at) >= wanted, f"{count} more sends are acknowledged")
 
     def gap_since(self, number: int) -> float:
-        """Returns the longest time in seconds without an acknowledgement, starting with acknowledgement `number`."""
+        """Returns the longest time in seconds without an acknowledgement since the first `number` acknowledgements."""
         at = self.acknowledged_at[max(0, number - 1) :]
         return max(after - before for before, after in itertools.pairwise(at))
 
@@ -149,7 +149,7 @@ class Group:
         return self._directory / f"store-{id_}"
 
     def start_etcd(self) -> float:
-        """Starts etcd and returns the seconds until it responds. NodeError."""
+        """Starts etcd and returns the seconds until it responds. Raises NodeError if it ends, or after SETTLE_S."""
         started = time.monotonic()
         with (self._directory / "etcd.log").open("w") as log:
             process = subprocess.Popen(
@@ -207,7 +207,7 @@ class Group:
         wait(lambda: self.membership(master_id).get("sync_state_set") == list(IDS), "all three are in sync")
 
     def ha(self, *words: str) -> str:
-        """Runs the `ha` command and returns its output. NodeError unless it exits with 0."""
+        """Runs the `ha` command and returns its output. Raises NodeError unless it exits with 0."""
         done = subprocess.run(
             [sys.executable, "-m", "ha.cli", *words],
             env=os.environ | {"HALOG_ADMIN_TOKEN": ADMIN_TOKEN},
@@ -224,7 +224,7 @@ class Group:
 
 
 def wait(is_so: Any, what: str) -> None:
-    """Polls `is_so()` 50 times a second until it is true. NodeError."""
+    """Polls `is_so()` 50 times a second until it is true. Raises NodeError, which names `what`, after SETTLE_S."""
     give_up = time.monotonic() + SETTLE_S
     while not is_so():
         if time.monotonic() > give_up:

@@ -61,7 +61,8 @@ def run_pipeline(
 ) -> dict[str, str]:
     """Streams while more flights are sent, archives and plots. Returns rows of the result table.
 
-    `send_more` sends more flights and returns all bodies in the topic. PipelineError if a result is wrong.
+    `send_more` sends more flights and returns all bodies in the topic. Raises PipelineError if a result is wrong, or if
+    the stream ends or does not read all flights within STREAM_TIMEOUT_S.
     """
     import ha.spark
     from ha.spark.jobs.archive import ArchiveOptions, archive

@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def home(readme: str) -> str:
     """Returns README.md as the home page: with buttons, and what speaks for and against halog side by side.
 
-    PluginError if README.md has no such parts."""
+    Raises PluginError if README.md has no such parts."""
     parts = re.fullmatch(
         r"(?s)(?P<title># .+?\n)\n(?P<promise>.+?)\n\n(?P<start>```sh\n.+?)(?P<picture>!\[[^\n]+\n)\n"
         r"(?P<for>## Use it if.+?)(?P<against>## Don't use it if.+?\n)\n(?P<rest>\[halog or .+)",
@@ -95,7 +95,10 @@ def home(readme: str) -> str:
 
 
 def linked(markdown: str, here: str) -> str:
-    """Returns `markdown`, the text of page `here`, with links to files replaced by links to pages. PluginError."""
+    """Returns `markdown`, the text of page `here`, with links to files replaced by links to pages.
+
+    Raises PluginError for a link to a file that is not a page of the site.
+    """
     paths = {page: path for path, page in OUTSIDE.items()}
     folder = posixpath.dirname(paths.get(here, f"docs/{here}"))
 

@@ -54,7 +54,7 @@ ACTIVATE = ". .venv/bin/activate"
 
 @dataclass(frozen=True)
 class Visit:
-    """One user's way through both pages. Durations are in seconds."""
+    """The results of one run through both pages. Durations are in seconds."""
 
     debian: str
     origin: Origin
@@ -76,7 +76,7 @@ class Visit:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether the first message was consumed as early as it should be."""
+        """Whether the first message was consumed within MESSAGE_MAX_S."""
         return self.total_s <= MESSAGE_MAX_S[self.origin]
 
 
@@ -85,7 +85,7 @@ def installing(block: str, origin: Origin) -> tuple[str, str]:
     apt, others = block.split("\n", 1)
     assert " apt install " in apt, block
     if origin == "wheel":
-        others, count = re.subn(r"pip install ('?)\.", r"pip install \1halog", others)  # what is typed after a release
+        others, count = re.subn(r"pip install ('?)\.", r"pip install \1halog", others)  # as typed after a release
         assert count == 1, block
     else:
         apt += f"\n{COMPILER}"
@@ -102,7 +102,7 @@ def readme_commands() -> str:
 
 @contextmanager
 def bare_container(docker: Docker, image: str, mounts: dict[Path, str], environment: dict[str, str]) -> Iterator[str]:
-    """A container that runs nothing, and its name."""
+    """Yields the name of a container that runs nothing, and removes the container at the end."""
     name = f"first-hour-{image.replace(':', '-')}"
     options = ["--network", "none", "--hostname", "localhost"]
     for source, target in mounts.items():
@@ -117,8 +117,10 @@ def bare_container(docker: Docker, image: str, mounts: dict[Path, str], environm
 
 
 def visit(docker: Docker, debian: str, origin: Origin, sources: Path, flight_count: int) -> Visit:
-    """Follows both pages in a new container. `sources` has the wheels or the clone. DockerError if a command fails;
-    AssertionError if one prints something else than it should."""
+    """Follows both pages in a new container. `sources` has the wheels or the clone.
+
+    Raises DockerError if a command fails, AssertionError if one does not print what the pages say.
+    """
     directory = f"{HOME}/halog" if origin == "source" else HOME
     environment = {"HOME": HOME, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     # Installations reach package indexes as this machine does.
@@ -173,7 +175,7 @@ def visit(docker: Docker, debian: str, origin: Origin, sources: Path, flight_cou
 
 
 def cloned(folder: Path) -> Path:
-    """Returns a copy of the files that a clone of the current commit has."""
+    """Clones the current commit below `folder`, and returns the directory of the clone."""
     clone = folder / "halog"
     subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(clone)], check=True)
     return clone
@@ -181,7 +183,8 @@ def cloned(folder: Path) -> Path:
 
 @contextmanager
 def docker_with_images(debians: list[str]) -> Iterator[tuple[Docker, Path]]:
-    """A daemon with an image `debian:N` for each release, and a folder for other files."""
+    """Yields a Docker daemon with an image `debian:N` for each release, and a folder for other files. At the end, stops
+    the daemon and deletes the folder."""
     folder = Path(tempfile.mkdtemp(prefix="halog-first-hour-"))
     try:
         with open_docker(folder, network="host") as docker:
@@ -204,7 +207,7 @@ def report(visits: list[Visit]) -> Table:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs all visits and prints the table. Returns 1 if a visit failed or took too long, else 0."""
     parser = argparse.ArgumentParser(prog="scripts/first-hour", description=__doc__)
     parser.add_argument("--debian", choices=RELEASES, help="Debian release (default: both)")
     parser.add_argument("--origin", choices=MESSAGE_MAX_S, help="what pip installs halog from (default: both)")

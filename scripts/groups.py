@@ -43,14 +43,14 @@ class Load:
         self._numbers = count()
 
     async def handle(self, message: ReceivedMessage) -> None:
-        """Handles a message of the consumer."""
+        """Counts a message of the consumer."""
         self.consumed[message.body] += 1
 
     async def send_on(self, producer: Producer, pause_s: float) -> None:
         """Sends messages one after the other until it is cancelled."""
         while True:
             body = b"%d" % next(self._numbers)
-            with trio.CancelScope(shield=True):  # a send that is cancelled may be stored, and is not in `sent`
+            with trio.CancelScope(shield=True):  # a cancelled send may be stored and yet not in `sent`
                 try:
                     result = await producer.send(Message(TOPIC, body))
                     self.sent[body] = result.queue.broker_name
@@ -59,7 +59,8 @@ class Load:
             await trio.sleep(pause_s)
 
     async def wait_groups(self, names: set[str]) -> None:
-        """Waits until the last thousand messages were sent to exactly these groups. NodeError."""
+        """Waits until the last thousand messages were sent to exactly these groups. Raises NodeError after
+        _ALL_USED_S_MAX."""
         give_up = trio.current_time() + _ALL_USED_S_MAX
         while True:
             known = len(self.sent)
@@ -90,7 +91,7 @@ class Load:
 
 
 def ha(*words: object) -> str:
-    """Runs a command and returns its output. NodeError with its errors if it fails."""
+    """Runs the `ha` command and returns its output. Raises NodeError with its errors if it fails."""
     command = [sys.executable, "-m", "ha.cli", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S_MAX, check=False)
     if done.returncode:
@@ -131,14 +132,14 @@ class Cluster:
         await trio.to_thread.run_sync(ha, "cluster", "down", "--dir", self.directory, *words)
 
     async def remove(self, group: str) -> None:
-        """Stops a group for good."""
+        """Stops a group and deletes its files."""
         await self.down("--group", group)
         for file in sorted(self.directory.glob(f"{group}-*")):
             shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 async def change_groups(options: argparse.Namespace, directory: Path, say: Callable[[str], None]) -> Load:
-    """Runs the cluster, the load and the rounds. NodeError, for example if a group can't be drained."""
+    """Runs the cluster, the load and the rounds. Raises NodeError, for example if a group can't be drained."""
     load = Load()
     cluster = Cluster(directory, options.replicas)
     try:

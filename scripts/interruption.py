@@ -16,7 +16,7 @@ def interrupt_on_signals() -> None:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the first exception of a group of groups, or the exception itself."""
+    """Return the first exception inside nested exception groups; `error` itself if it is not a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -18,7 +18,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(sys.prefix, "newest-spark")
-"""An installation of PySpark alone, in a folder named after its version, which shadows the environment's."""
+"""Has one installation of PySpark alone, in a folder named after its version. PYTHONPATH gives that folder precedence
+over the environment's PySpark."""
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
@@ -30,7 +31,7 @@ def supported() -> SpecifierSet:
 
 
 def newest(listing: str, allowed: SpecifierSet) -> str:
-    """Return the newest allowed version in the output of `pip index versions`. ValueError if there is none."""
+    """Return the newest allowed version in the output of `pip index versions`. Raises ValueError if there is none."""
     known = re.search(r"^Available versions: (.*)$", listing, re.MULTILINE)
     fitting: list[str] = list(allowed.filter(known[1].split(", "))) if known is not None else []
     if not fitting:

@@ -1,6 +1,6 @@
 """Starts, queries and stops halog processes on free ports, for the demo and the benchmarks.
 
-They are the processes that a user starts.
+The processes are those that users start.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ class Node(NodeProcess):
         self.admin_token = admin_token
 
     def start(self, timeout_s: float = READY_TIMEOUT_S) -> float:
-        """Starts the process and returns the seconds until its READY line."""
+        """Starts the process and returns the seconds until its READY line. Raises NodeError if there is none."""
         started = time.monotonic()
         self.spawn()
         self.wait_ready(timeout_s)
         return time.monotonic() - started
 
     def stop(self) -> float:
-        """Sends SIGTERM and returns the seconds until the process exits. NodeError unless it exits with 0."""
+        """Sends SIGTERM and returns the seconds until the process exits. Raises NodeError unless it exits with 0."""
         started = time.monotonic()
         self.send_signal(signal.SIGTERM)
         self.wait_exit()
         return time.monotonic() - started
 
     def status(self) -> dict[str, Any]:
-        """Returns the status page of the admin port."""
+        """Returns the status page of the admin port. Raises NodeError if it does not respond."""
         return self.page("/status")
 
     def page(self, path: str, method: str = "GET") -> dict[str, Any]:
-        """Returns a page of the admin port. NodeError if it does not respond."""
+        """Returns a page of the admin port. Raises NodeError if it does not respond."""
         url = f"http://{self.ready['admin']}{path}"
         headers = {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
         try:
@@ -170,12 +170,12 @@ def log_range(node: Node) -> tuple[int, int]:
 
 
 def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: int = 1) -> None:
-    """Waits until `slave_count` slaves are in sync with the master."""
+    """Waits until `slave_count` slaves are in sync with the master. Raises NodeError after `timeout_s`."""
     wait_in_sync(nodes.master, timeout_s, slave_count)
 
 
 def wait_in_sync(master: Node, timeout_s: float = 30.0, slave_count: int = 1) -> None:
-    """Waits until `slave_count` slaves are in sync with a master."""
+    """Waits until `slave_count` slaves are in sync with a master. Raises NodeError after `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     while master.status()["ha"]["in_sync"] < slave_count:
         if time.monotonic() > give_up:

@@ -1,7 +1,7 @@
 """Generates the permission tables of docs/security.md from the rules of ha/acl, for `scripts/reference`.
 
-What users of ACL 2.0 need is what a rule yields for a request that names a topic and a group. Text outside the marked
-tables is unchanged. A test fails if the file is out of date.
+The column for users of ACL 2.0 is what a rule requires for a sample request that names a topic and a group. Text
+outside the marked tables is unchanged. A test fails if the file is out of date.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _MIB = 1 << 20
 
 @dataclass
 class Peaks:
-    """Peak values in MiB.
+    """Peak memory in MiB, and CPU time.
 
     "Own" is anonymous memory; the rest of a resident set is file pages, mostly mapped log segments, which the kernel
     reclaims when needed.
@@ -30,7 +30,7 @@ class Peaks:
     driver_jvm: float = 0.0
     driver_python: float = 0.0
     cpu_s: float = 0.0
-    """Total of all processes"""
+    """Total CPU time of all processes, in seconds"""
 
 
 @dataclass

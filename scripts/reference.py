@@ -142,7 +142,8 @@ def _codes_in(node: ast.AST) -> set[RequestCode]:
 
 
 def _answered(path: Path) -> Iterator[RequestCode]:
-    """Yields the codes that a module handles: keys of handler tables, match cases, and sets named …_CODES."""
+    """Yields the codes that a module handles: keys of handler tables, match cases, sets named …_CODES, and in
+    client/client.py comparisons with a request's code."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Dict(keys=keys):

@@ -101,7 +101,8 @@ def virtual(hours: int) -> bool:
 
 
 def stops(count: int, directory: Path) -> bool:
-    """Alternates stops and kills; an incorrect response raises. Returns True."""
+    """Stops and kills a loaded master in turn, `count` times. Returns True; raises AssertionError if a response was
+    incorrect."""
     tally = StopTally()
     for number in range(count):
         kind = Kind.STOP if number % 2 == 0 else Kind.KILL

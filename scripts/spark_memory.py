@@ -54,7 +54,8 @@ def measure(
 ) -> Iterator[Measured]:
     """Runs `jobs` over `store`, each with new executors unless `together`. Output goes below `folder`.
 
-    A failed job is reported in `said`, with its traceback in a log in `folder`. RuntimeError if Spark doesn't start.
+    A failed job is reported in `said`, with its traceback in a log in `folder`. Raises RuntimeError if the driver's
+    process fails, for example because Spark doesn't start.
     """
     for group in [jobs] if together else [[job] for job in jobs]:
         command = [sys.executable, "-m", "scripts.spark_memory", "--child", ",".join(group)]

@@ -49,7 +49,7 @@ def standalone_cluster(
 ) -> Iterator[str]:
     """Runs a cluster during the block and yields its URL. Logs and work files go below `directory`.
 
-    Each worker offers `cores` and `memory_mb` (MiB). ClusterError if one doesn't start within a minute.
+    Each worker offers `cores` and `memory_mb` (MiB). Raises ClusterError if a process doesn't start within a minute.
     """
     ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:

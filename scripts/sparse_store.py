@@ -45,7 +45,7 @@ class Written:
 
 
 def write_sparse_store(wanted: SparseStore) -> Written:
-    """Writes `root`/commitlog, which must not exist. OSError if the disk is full."""
+    """Writes `root`/commitlog. Raises OSError if it exists already, or if the disk is full."""
     commitlog = wanted.root / "commitlog"
     commitlog.mkdir(parents=True)
     number = 0

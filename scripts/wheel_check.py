@@ -19,7 +19,7 @@ TIMEOUT_S = 60
 
 
 async def send_and_receive(name_server: str) -> bytes:
-    """Returns the body of the message that was sent."""
+    """Sends a message, receives and acknowledges it, and returns its body."""
     async with Producer(name_server) as producer:
         await producer.send(Message("greetings", b"hello"))
     async with SimpleConsumer(name_server, group="readers", subscriptions={"greetings": "*"}) as consumer:
@@ -30,7 +30,8 @@ async def send_and_receive(name_server: str) -> bytes:
 
 
 def check_version(kind: str) -> str:
-    """Returns the version, which says how many modules run compiled. SystemExit if they are not those of `kind`."""
+    """Returns the version, which says how many modules run compiled. Raises SystemExit unless all do (`kind` compiled)
+    or none does (pure)."""
     version = ha.cli.version()
     found = re.search(r"\((\d+) of (\d+) modules run compiled", version)
     expected = found and (found[2] if kind == "compiled" else "0")
