@@ -99,7 +99,7 @@ def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
 def chosen(
     parser: argparse.ArgumentParser, flag: str, words: str, known: tuple[str, ...], **groups: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Returns the names of a comma-separated list, in the order of `known`."""
+    """Returns the names of a comma-separated list, in the order of `known`. Exits with 2 for an unknown name."""
     groups = {"all": known, "none": (), **groups}
     wanted = [name for word in words.split(",") for name in groups.get(word, (word,))]
     unknown = set(wanted) - set(known)
@@ -122,7 +122,7 @@ def sides_of(names: Sequence[str], terms: Terms, directory: Path, scripts: Path)
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Runs the blocks that the file lacks."""
+    """Runs the blocks that the file lacks, appends their results to it, and prints its tables."""
     terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client, not options.no_ballast)
     file = File(options.out)
     file.check(terms)

@@ -62,7 +62,7 @@ WRITES = (
     Metric("file_max_ms", "longest ms", 1),
 )
 Neighbour = Callable[[Path], AbstractContextManager[dict[str, int]]]
-"""Runs other load, whose files belong in a folder, and returns its process ids"""
+"""Runs other load during a block, with its files in the given folder; yields its process ids by name"""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Tools:
 
 @dataclass(frozen=True)
 class Case:
-    """A measurement. `block` runs it against brokers that speak RocketMQ's protocol, `peers` names the part of another
-    peer's own benchmark; `panels` are plotted over points that are numbers.
+    """A measurement. `block` runs it against brokers that speak RocketMQ's protocol. `peers`: name of another peer ->
+    variables that select the same part of that peer's own benchmark. `panels` are plotted over points that are numbers.
     """
 
     name: str
@@ -131,7 +131,7 @@ def _java(tools: Tools, servers: Servers, mode: str, count: int, *words: int) ->
 
     def run() -> dict[str, Any]:
         found = java.run(servers.name_server, TOPIC, mode, count, tools.terms.size, *words, warm_up=CLIENT_WARM_UP)
-        # The servers' processor time includes them.
+        # The servers' processor time includes the warm-up requests.
         found["messages"] += CLIENT_WARM_UP * (words[0] if mode == "produce-batch" else 1)
         return found
 
@@ -194,7 +194,7 @@ def _writes(tools: Tools, side: Brokers) -> Iterator[Run]:
 
 @contextmanager
 def _warm_servers(tools: Tools, side: Brokers, flush: str) -> Iterator[Servers]:
-    """Servers that the cheap load generator has warmed up."""
+    """Yields servers that the cheap load generator has warmed up."""
     with side.replicated(flush) as servers:
         words = ["--topic", TOPIC, "--size", tools.terms.size, "--seconds", 0.1]
         servers.until_ready(lambda: run_load(servers.broker, *words, "--warm", 0.1))

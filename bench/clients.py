@@ -36,8 +36,10 @@ def output_of(
     timeout_s: float = 600,
     hopeless: str | None = None,
 ) -> str:
-    """Returns the output of a command, stderr included; RunError with its last lines. The command is ended after a line
-    that starts with `hopeless`, and when its time is over.
+    """Returns the output of a command, stderr included. Kills the command after a line that starts with `hopeless`, and
+    after `timeout_s`.
+
+    Raises RunError, with the end of the output, if the command was killed or its exit code is not 0.
     """
     words = [str(word) for word in command]
     name = " ".join(Path(word).name for word in words[:2])
@@ -90,7 +92,7 @@ class JavaClient:
     version: str
 
     def run(self, name_server: str, topic: str, *words: object, warm_up: int = 0) -> dict[str, Any]:
-        """Runs Bench once; `warm_up` is the number of requests before the measured ones."""
+        """Runs Bench once; `warm_up` is the number of requests before the measured ones. Raises RunError."""
         command = ["bash", self.scripts / "bench.sh", self.installed, self.version, topic, *words]
         environment = {"RMQ_NAMESRV": name_server, "BENCH_JVM_OPTS": f"-Dwarmup={warm_up}"}
         # If main fails, the client's other threads keep the JVM alive.
@@ -98,7 +100,10 @@ class JavaClient:
 
 
 def read_bench(text: str) -> dict[str, Any]:
-    """Parses the result line of Bench.java (produce-sync, produce-batch, consume or consume-push)."""
+    """Parses the result line of Bench.java (produce-sync, produce-batch, consume or consume-push).
+
+    Raises RunError if there is none, or if a message was not sent with SEND_OK or not consumed in order.
+    """
     for line in text.splitlines():
         mode, _, rest = line.partition(" ")
         if mode not in ("produce-sync", "produce-batch", "consume", "consume-push"):
@@ -131,7 +136,7 @@ def run_sdk(name_server: str, mode: str, *words: object) -> dict[str, Any]:
 
 
 def read_load(text: str) -> dict[str, Any]:
-    """Parses the line of load.py or sdk_load.py. RunError if a slave did not acknowledge every message."""
+    """Parses the line of load.py or sdk_load.py. Raises RunError if a slave did not acknowledge every message."""
     run = json.loads(text.splitlines()[-1])
     outcomes = run.get("codes") or run.get("statuses") or {}
     if outcomes.keys() - {"0", "SEND_OK"}:
@@ -164,7 +169,7 @@ def read_harness(lines: Iterable[str]) -> list[tuple[str, Any, dict[str, Any]]]:
 def read_catch_up(text: str) -> list[dict[str, Any]]:
     """Parses the "# catch-up …: {…}" and "# resync {…}" lines of peers' benchmarks, without warm-up rounds.
 
-    Peers measure until the bytes are copied; they have no queues to build.
+    Peers measure until the bytes are copied; they have no queues to build. Raises RunError if there is no such line.
     """
     found = []
     for line in text.splitlines():
@@ -184,7 +189,8 @@ def read_catch_up(text: str) -> list[dict[str, Any]]:
 
 
 def ask(broker: str, code: int, body: bytes = b"", timeout_s: float = 5.0) -> bytes:
-    """Returns the body of a broker's response to a request without fields. OSError while it does not respond."""
+    """Returns the body of a broker's response to a request without fields. Raises OSError if the broker does not
+    respond, or rejects the request."""
     fields = {"code": code, "flag": 0, "language": "OTHER", "opaque": 1, "version": 0}
     header = json.dumps(fields, separators=(",", ":")).encode()
     host, port = broker.rsplit(":", 1)
@@ -203,7 +209,7 @@ def ask(broker: str, code: int, body: bytes = b"", timeout_s: float = 5.0) -> by
 
 
 def runtime_info(broker: str) -> Mapping[str, str]:
-    """Returns a broker's runtime information. OSError while it does not respond."""
+    """Returns a broker's runtime information. Raises OSError while it does not respond."""
     table: dict[str, str] = json.loads(ask(broker, _GET_BROKER_RUNTIME_INFO))["table"]
     return table
 
@@ -215,7 +221,7 @@ def log_end(broker: str) -> int:
 
 def watch_catch_up(slave: str, target: int, *, limit_s: float = 600, poll_s: float = 0.02) -> dict[str, Any]:
     """Watches a starting slave until its log ends at `target` and its queues are built up to there. The measurement
-    begins at the last query before its log grows.
+    begins at the last query before its log grows. Raises RunError after `limit_s`, and if the log is too short.
     """
     started = time.monotonic()
     began = first = reached = None

@@ -58,7 +58,7 @@ def frames(kind: str, mib: int, body_size: int, frame_size: int) -> list[bytes]:
 
 
 class _LongestStep(trio.abc.Instrument):
-    """Measures the longest time for which a task blocks the event loop."""
+    """Measures the longest processor time of a step of a task, during which no other task runs."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -72,7 +72,8 @@ class _LongestStep(trio.abc.Instrument):
 
 
 async def _dispatch(root: Path, log: list[bytes]) -> tuple[int, float, float, float]:
-    """Returns records, seconds, processor seconds of the loop's thread, and the longest step."""
+    """Returns the number of records, the seconds, the processor seconds of the loop's thread, and those of the longest
+    step."""
     options = StoreOptions(root=root, is_slave=True)
     store = MessageStore(options, OsDisk(), run_in_thread, wall_clock_ms)
     for name in ("commitlog", "consumequeue", "index", "checksums"):

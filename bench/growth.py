@@ -160,7 +160,8 @@ def _busy_groups(tools: Tools, side: Brokers) -> Iterator[Run]:
 
 
 def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, *load: object) -> Run:
-    """Measures a cluster of `count` groups under load, and after it. `log_bytes`: what the load adds to each master."""
+    """Measures a cluster of `count` groups under load, and after it. The figure `log_bytes` is what the load adds to
+    the log of each master."""
     terms = tools.terms
     keys = {"mappedFileSizeCommitLog": GROUP_SEGMENT_BYTES}
     with empty_folder(side.directory) as folder, cluster(folder, **keys) as nodes:
@@ -174,7 +175,7 @@ def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, *load: ob
         servers = Servers(side.name, nodes.name_server_address, first, pids, ready_s[nodes.master.name])
         words: list[object] = [word for broker in others for word in ("--broker", broker)]
         words += ["--topic", TOPIC, "--size", terms.size]
-        # Without limit, so not part of the figures.
+        # The warm-up has no rate limit, so it is not part of the figures.
         run_load(first, *words, "--in-flight", _IN_FLIGHT, "--seconds", 0.1, "--warm", terms.warm_s)
         words += ["--rate", rate, *load, "--seconds", terms.seconds, "--warm", 0]
         begins = [log_end(broker) for broker in (first, *others)]

@@ -31,7 +31,7 @@ VERSION = "5.5.0"
 PREFIX, TOPIC, GROUP = "grpc", "grpc-bench", "grpc-bench-g"
 RECEIVE = "receive and ack"
 _DEFAULT_SIZES = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000"
-"""RocketMQ's; start-proxy.sh sets smaller ones"""
+"""RocketMQ's default sizes of files; start-proxy.sh sets smaller ones"""
 _PROXY_PORT, _NAME_SERVER_PORT = 30881, 30876
 _SEND = re.compile(r"send flight=(\d+) (\d+)/s p50 ([\d.]+) ms p99 ([\d.]+) ms failed (\d+)")
 _RECEIVE = re.compile(r"receive\+ack (\d+)/s \(received \d+, acknowledged \d+, empty \d+, failed (\d+)\)")
@@ -49,7 +49,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def halog(directory: Path) -> Iterator[Server]:
-    """A master that serves gRPC itself."""
+    """Runs a master that serves gRPC itself, and a name server."""
     with empty_folder(directory) as folder, reserved_ports(1) as (port,):
         keys = {"brokerRole": "ASYNC_MASTER", "grpcListenPort": port}
         with cluster(folder, **keys) as nodes:
@@ -60,7 +60,7 @@ def halog(directory: Path) -> Iterator[Server]:
 
 @contextmanager
 def rocketmq(directory: Path, scripts: Path) -> Iterator[Server]:
-    """Broker and proxy of RocketMQ in one process."""
+    """Runs RocketMQ's broker and proxy in one process, and its name server."""
     stop = ["bash", scripts / "stop-proxy.sh", directory]
     output_of(stop)  # left behind by a killed run
     try:
@@ -73,7 +73,7 @@ def rocketmq(directory: Path, scripts: Path) -> Iterator[Server]:
 
 
 async def create_topic(admin: Admin, topic: str, queue_count: int) -> None:
-    """Creates a topic, as soon as the broker is registered."""
+    """Creates a topic as soon as the broker is registered. Raises trio.TooSlowError after _READY_S_MAX."""
     with trio.fail_after(_READY_S_MAX):
         while True:
             try:
@@ -91,7 +91,7 @@ async def set_up(name_server: str) -> None:
 
 
 def parse(text: str) -> list[dict[str, Any]]:
-    """Returns the results in Bench5's output, without the warm-up. RunError if a call has failed."""
+    """Returns the results in Bench5's output, without the warm-up. Raises RunError if a call failed."""
     _, *sends = _SEND.findall(text)
     received = _RECEIVE.search(text)
     if len(sends) != 3 or received is None:
@@ -107,7 +107,10 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def until_ready(command: list[object]) -> None:
-    """Runs the client briefly until that succeeds: its start fails if a server that has just started is slow."""
+    """Runs the client briefly until that succeeds: its start fails if a server that has just started is slow.
+
+    Raises RunError if a run fails after _READY_S_MAX.
+    """
     give_up = time.monotonic() + _READY_S_MAX
     while True:
         try:

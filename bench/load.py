@@ -161,7 +161,7 @@ class Load:
     def _failed(self, header: bytes) -> None:
         answer = json.loads(header.decode())
         self.codes[answer["code"]] += 1
-        if answer["code"] not in (10, 11, 12):
+        if answer["code"] not in (10, 11, 12):  # FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT
             raise SystemExit(f"the broker rejected a send: {answer}")
 
 
@@ -198,8 +198,8 @@ def _options() -> argparse.Namespace:
 
 
 def send_evenly(loads: Iterable[Load], poller: select.epoll, rate: float, seconds: float) -> list[int]:
-    """Sends one request every 1 / rate seconds, to the connection that has waited longest, if it has no request in
-    flight. Returns the latencies in nanoseconds.
+    """Sends one request every 1 / `rate` seconds, each on the connection that has been idle for longest; while each
+    connection has a request in flight, requests are delayed. Returns the latencies in nanoseconds.
     """
     latencies_ns: list[int] = []
     by_descriptor = {load.fileno(): load for load in loads}

@@ -46,7 +46,7 @@ class Broker(NamedTuple):
     topics: list[str]
 
     def registration(self) -> bytes:
-        """Its request."""
+        """Returns its request to the name server."""
         config = {"order": False, "perm": 6, "readQueueNums": 8, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
         table = {topic: {**config, "topicName": topic, "writeQueueNums": 8} for topic in self.topics}
         wrapper = {"dataVersion": {"counter": 1, "timestamp": 1_700_000_000_000}, "topicConfigTable": table}

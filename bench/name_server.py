@@ -34,7 +34,7 @@ NAMES = (
 
 
 def ask_name_server(side: Brokers, terms: Terms) -> Run:
-    """Measures the name server of one side; at least two periods of its brokers and clients."""
+    """Measures the name server of one side, for at least two periods of its brokers and clients."""
     seconds = max(terms.seconds, 2 * PERIOD_S)
     raise_file_limit(BROKERS + CLIENTS + SPARE_CONNECTIONS)
     words = ["--brokers", BROKERS, "--clients", CLIENTS, "--period", PERIOD_S, "--seconds", seconds]
@@ -52,7 +52,7 @@ def ask_name_server(side: Brokers, terms: Terms) -> Run:
 
 
 class Watched:
-    """A load program with `--wait`, whose steady phase is measured from outside. RunError if it fails."""
+    """A load program with `--wait`, whose steady phase is measured from outside. Methods raise RunError if it fails."""
 
     def __init__(self, words: Sequence[object]) -> None:
         command = [sys.executable, "-m", *map(str, words), "--wait"]

@@ -68,7 +68,7 @@ def saturated_disk(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def fill_disk(folder: Path) -> None:
-    """Writes and syncs a file of FILE_BYTES in `folder` again and again, until it is stopped."""
+    """Writes and syncs a file of FILE_BYTES in `folder` repeatedly, until the process is stopped."""
     chunk = os.urandom(CHUNK_BYTES)
     written, began = 0, time.monotonic()
     with (folder / "neighbour").open("wb", buffering=0) as file:
@@ -85,7 +85,10 @@ def fill_disk(folder: Path) -> None:
 
 @contextmanager
 def traced_writes(pid: int, output: Path) -> Iterator[None]:
-    """Records the duration of each write of the process's main thread, which runs its event loop, with strace."""
+    """Records the duration of each write of the process's main thread, which runs its event loop, with strace.
+
+    Raises RunError if strace is not installed, or can't attach to the process.
+    """
     command = ["strace", "-p", str(pid), "-T", "-ttt", "-y", "-s", "0", "-e", f"trace={_WRITES}", "-o", str(output)]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

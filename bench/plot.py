@@ -14,7 +14,7 @@ Line = dict[str, Any]
 
 
 def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
-    """Writes a PNG for each case that has curves and returns the paths. SystemExit without matplotlib."""
+    """Writes a PNG for each case that has curves and returns the paths. Raises SystemExit without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -46,7 +46,7 @@ def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
 
 
 def _against_axis(axes: Any, runs: Sequence[Line], case: Case) -> None:
-    """One panel per group of figures; if a panel has two figures, the first is dotted."""
+    """Draws a panel per group of figures; if a panel has several figures, the first is dotted."""
     found = medians(runs, case)
     for each, panel in zip(axes, case.panels, strict=True):
         for number, side in enumerate(dict.fromkeys(side for _, side in found)):
@@ -70,7 +70,7 @@ def _heading(case: Case, key: str) -> str:
 
 
 def _over_time(axes: Any, runs: Sequence[Line]) -> None:
-    """The bytes of each run over time, with one colour per side."""
+    """Draws the bytes of each run over time, with one color per side."""
     sides = list(dict.fromkeys(run["side"] for run in runs if "curve" in run))
     for run in runs:
         if "curve" in run:

@@ -2,7 +2,7 @@
 
 Each side is one ASYNC_MASTER with ASYNC_FLUSH and no slave, started for each run, with a full topic of 8 queues. The
 consumer is `bench.pop_load` with 8 connections: it acknowledges each message by a request of its own, then, as another
-group, those of each queue together. Needs Java 17 and Maven.
+group, all messages of a pop by one request. Needs Java 17 and Maven.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """A POP consumer over remoting that needs less processor time than the servers: blocking sockets, no event loop.
 
-As RocketMQ's push consumer, it pops the next messages as soon as it has some, together with the acknowledgements of
-those, while at most UNACKNOWLEDGED_MAX of them are unanswered: up to 32 messages per pop (200050), and for each message
-an acknowledgement of its own (200051), or with `--batches` one for those of a queue (200151). Bodies are not looked at.
-Works with any broker that speaks RocketMQ's protocol. Prints one line of JSON: acknowledged messages per second.
+Like RocketMQ's push consumer, a connection acknowledges the messages of a pop as soon as it has them, and sends the
+next pop in the same write, unless more than UNACKNOWLEDGED_MAX messages have no response to their acknowledgement. A
+pop (POP_MESSAGE, 200050) returns up to 32 messages. Each is acknowledged by a request of its own (ACK_MESSAGE, 200051);
+with `--batches` all of a pop by one request (BATCH_ACK_MESSAGE, 200151), with an entry for each queue. Bodies are
+ignored. Works with any broker that speaks RocketMQ's protocol. Prints one line of JSON with the acknowledged messages
+per second.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ POLL_MS = 5_000
 _EMPTY = (19, 209, 210)
 """Codes of a pop without messages: PULL_NOT_FOUND, POLLING_FULL, POLLING_TIMEOUT."""
 UNACKNOWLEDGED_MAX = 96
-"""Messages of one connection; RocketMQ's popThresholdForQueue"""
+"""Number of messages of a connection without a response to their acknowledgement, above which it does not pop: the
+default of RocketMQ's popThresholdForQueue"""
 _OPAQUE = 2_000_000_001
 """Placeholder in the templates"""
 
 
 def templates(topic: str, group: str) -> tuple[CommandTemplate, CommandTemplate]:
-    """Returns those of a pop (time, opaque), and of an acknowledgement (queue id, handle, offset, opaque)."""
+    """Returns the templates of a pop (to fill in: time, opaque), and of an acknowledgement (queue id, handle, queue
+    offset, opaque)."""
     common = {"consumerGroup": group, "topic": topic}
     pop = common | {
         "queueId": "-1",
@@ -71,9 +75,9 @@ class Consumer:
         self._buffer = b""
         self._opaque = FIRST_OPAQUE
         self._pop_mark: bytes | None = None
-        """Identifies the answer of the pop that is under way, if one is"""
+        """Part of the header of the response to the pop in flight; None if there is no pop in flight"""
         self._unanswered: deque[int] = deque()
-        """Messages of each acknowledgement, in the order of the requests"""
+        """Number of messages of each acknowledgement without a response, in the order of the requests"""
         self._unacknowledged = 0
         self.acknowledged = 0
         self.pops = self.empty = 0
@@ -83,7 +87,8 @@ class Consumer:
         self._connection.sendall(self._next_pop())
 
     def receive(self) -> None:
-        """Reads what is available, and goes on."""
+        """Reads the available responses, acknowledges the messages in them, and sends the next pop. Raises SystemExit
+        if the broker closes the connection or rejects a request."""
         chunk = self._connection.recv(READ_BYTES)
         if not chunk:
             raise SystemExit("the broker closed the connection")

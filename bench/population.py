@@ -27,7 +27,10 @@ FLAG_RESPONSE = 1
 
 
 def raise_file_limit(connection_count: int) -> None:
-    """Allows this process, and those that it starts, so many connections. OSError without the right to."""
+    """Raises the limit of open files of this process, and of those that it starts, as this many connections need.
+
+    Raises OSError without the permission to.
+    """
     needed = connection_count + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -59,7 +62,7 @@ class Connection:
         self.sent_at = 0.0
 
     def ask(self) -> bool:
-        """Sends its request; returns whether all of it was accepted."""
+        """Sends its request; returns whether the system accepted all of it."""
         self.sent_at = time.perf_counter()
         self._unsent = memoryview(self.request)
         return self.send_rest()
@@ -74,7 +77,8 @@ class Connection:
         return True
 
     def receive(self) -> int | None:
-        """Returns the code of the response, or None if it is not complete. Ignores requests of the server."""
+        """Returns the code of the response, or None if it is not complete. Ignores requests of the server. Raises
+        SystemExit if the server closes the connection."""
         chunk = self.socket.recv(READ_BYTES)
         if not chunk:
             raise SystemExit("the server closed a connection")
@@ -107,7 +111,7 @@ class Population:
         self._poller.close()
 
     def connect(self, request: bytes) -> Connection:
-        """Opens one more connection, whose request is this."""
+        """Opens another connection, which `ask` sends `request` on."""
         source = f"127.0.1.{1 + len(self._by_descriptor) // MAX_PER_ADDRESS}"
         made = Connection(self._target, source, request)
         self._by_descriptor[made.socket.fileno()] = made
@@ -115,14 +119,14 @@ class Population:
         return made
 
     def close(self, connection: Connection) -> None:
-        """Closes one."""
+        """Closes a connection."""
         self._in_flight.discard(connection)
         del self._by_descriptor[connection.socket.fileno()]
         connection.socket.close()
 
     @property
     def in_flight_count(self) -> int:
-        """Requests that are not answered."""
+        """Number of requests without a response."""
         return len(self._in_flight)
 
     def ask(self, connection: Connection) -> None:
@@ -134,7 +138,8 @@ class Population:
             self._poller.modify(connection.socket, select.EPOLLIN | select.EPOLLOUT)
 
     def answered(self, timeout_s: float) -> Iterator[tuple[Connection, int, float]]:
-        """Yields connections that have their response, its code, and its latency in seconds."""
+        """Waits up to `timeout_s`, and yields each connection whose response has arrived, its code, and its latency in
+        seconds."""
         for descriptor, events in self._poller.poll(max(0.0, timeout_s), 512):
             connection = self._by_descriptor.get(descriptor)
             if connection is None:
@@ -149,7 +154,8 @@ class Population:
 
 
 def ask_all(population: Population, connections: Sequence[Connection]) -> list[float]:
-    """Sends each connection's request once; returns the latencies in seconds. SystemExit unless all are accepted."""
+    """Sends each connection's request once; returns the latencies in seconds. Raises SystemExit if a request is
+    rejected, or if a response is missing after ANSWER_S_MAX."""
     waiting = deque(connections)
     latencies: list[float] = []
     latest = time.monotonic() + ANSWER_S_MAX
@@ -168,7 +174,8 @@ def ask_all(population: Population, connections: Sequence[Connection]) -> list[f
 def keep_asking(
     population: Population, connections: Sequence[Connection], period_s: float, seconds: float
 ) -> dict[Connection, list[float]]:
-    """Sends each connection's request every `period_s`, at a time of its own; returns its latencies in seconds."""
+    """Sends each connection's request every `period_s` for `seconds`, at times that are spread randomly; returns its
+    latencies in seconds. Raises SystemExit if a request is rejected."""
     began = time.monotonic()
     due = [(began + random.random() * period_s, number) for number in range(len(connections))]
     heapq.heapify(due)
@@ -199,7 +206,8 @@ def quantiles(name: str, latencies_s: list[float]) -> dict[str, float]:
 
 
 def watched_from_outside(is_watched: bool, steady: Callable[[], None]) -> None:
-    """Runs `steady`. If it is watched, prints STEADY before and DONE after it, and waits for a line each time."""
+    """Runs `steady`. If `is_watched`, prints STEADY before and DONE after it, and waits for a line of input each
+    time."""
     if is_watched:
         print("STEADY", flush=True)
         input()

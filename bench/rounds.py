@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 def plan(cases: Sequence[Case], sides: Sequence[Side], rounds: int) -> Iterator[Block]:
-    """Returns all blocks in order."""
+    """Yields all blocks in order."""
     for number in range(rounds):
         for case in cases:
             for side in sides:
@@ -75,7 +75,7 @@ class File:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def done(self) -> set[tuple[int, str, str]]:
-        """Returns the blocks that have their runs."""
+        """Returns the keys of the blocks whose runs are in the file."""
         return {(line["round"], line["case"], line["peer"]) for line in self.lines() if line["kind"] == "run"}
 
     def check(self, terms: Terms) -> None:

@@ -86,7 +86,8 @@ class _Points:
         self._own_mib = 0.0
 
     def adding(self) -> float:
-        """Watches the loop while something is added; returns the time."""
+        """Starts a watch of the master's event loop, before something is added; returns the monotonic time in
+        seconds."""
         self._master.page(f"/loop?seconds={_WATCH_S}", "POST")
         return time.monotonic()
 

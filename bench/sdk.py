@@ -24,7 +24,7 @@ _LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMe
 
 
 def one_run(nodes: Cluster, what: str, backend: str, arguments: list[str]) -> dict[str, Any]:
-    """Runs one load and measures its cost on the servers."""
+    """Runs one load and measures its cost on the servers. Raises SystemExit if the slave lacks a message."""
     roots = [nodes.master.pid, nodes.slave.pid]
     command = [sys.executable, "-m", "bench.sdk_load", what, "--backend", backend]
     command += ["--name-server", nodes.name_server_address, *arguments]
@@ -42,7 +42,7 @@ def one_run(nodes: Cluster, what: str, backend: str, arguments: list[str]) -> di
 
 
 def table(runs: list[dict[str, Any]], question: str, point: str, columns: dict[str, tuple[str, float, int]]) -> None:
-    """Returns a table. `columns`: heading -> key of a run, divisor, and number of digits."""
+    """Prints the runs and a table of them. `columns`: heading -> key of a run, divisor, and number of digits."""
     rows = []
     for value, backend in dict.fromkeys((run[point], run["backend"]) for run in runs):
         at = [run for run in runs if (run[point], run["backend"]) == (value, backend)]

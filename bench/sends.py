@@ -32,11 +32,11 @@ from ha.admin.dashboard.live import POLL_S
 from scripts.nodes import Cluster, cluster, wait_until_attached
 
 STRETCH_SPARE_S = 0.25
-"""Additional time for each interval: the nodes are queried for their positions."""
+"""Additional time in seconds for each interval: the master is queried for the end of its log."""
 
 
 def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs one load and measures its cost."""
+    """Runs one load and measures its cost. Raises SystemExit if the slave lacks a message."""
     roots = [nodes.master.pid, nodes.slave.pid]
     command = _load(nodes, in_flight, options, options.seconds)
     before = [cpu_s([root]) for root in roots]
@@ -57,7 +57,7 @@ def _load(nodes: Cluster, in_flight: int, options: argparse.Namespace, seconds: 
 
 
 def _all_acknowledged(line: str) -> dict[str, Any]:
-    """Returns the figures of a load. SystemExit if the slave lacks a message."""
+    """Returns the figures of a load. Raises SystemExit if the slave lacks a message."""
     run: dict[str, Any] = json.loads(line)
     if run["codes"] != {"0": run["n_all"]}:
         raise SystemExit(f"not every message was acknowledged by the slave: {run['codes']}")
@@ -65,7 +65,7 @@ def _all_acknowledged(line: str) -> dict[str, Any]:
 
 
 class Watchers:
-    """A thread that plays Prometheus and open overviews, and queries the nodes while `are_on` is set."""
+    """A thread that queries the nodes like Prometheus and open overviews, while `are_on` is set."""
 
     def __init__(self, nodes: Cluster, scrape_s: float | None, viewer_count: int) -> None:
         self._nodes = nodes
@@ -74,7 +74,7 @@ class Watchers:
         self._is_over = threading.Event()
         self.are_on = threading.Event()
         self.scrapes_s: list[float] = []
-        """Duration of each query."""
+        """Duration of each query of /metrics, in seconds."""
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -113,7 +113,7 @@ class Watchers:
 
 
 def _view(viewers: list[HTTPConnection]) -> None:
-    """All overviews query at the same moment and keep their connections, like browsers."""
+    """Sends the queries of all overviews at the same moment, on connections that stay open, as browsers do."""
     for viewer in viewers:
         _ask(viewer)
     for viewer in viewers:

@@ -98,7 +98,8 @@ class Servers:
     """Process ids of load that belongs to the measurement, but to no server and no client."""
 
     def until_ready(self, attempt: Callable[[], object], within_s: float = 90.0) -> None:
-        """Repeats a call until it succeeds, that is, until the route is known and the slave is in sync."""
+        """Repeats a call until it succeeds, that is, until the route is known and the slave is in sync. Raises the
+        call's RunError if it still fails after `within_s`."""
         give_up = time.monotonic() + within_s
         while True:
             try:
@@ -254,7 +255,7 @@ class RocketMQ(Brokers):
 
     # A busy broker rejects sends that have waited for 200 ms; no comparison would be possible.
     _EXTRA = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000;waitTimeMillsInSendQueue=10000"
-    # More than the 256 MiB of the peers' scripts, in which a large cluster has no room. Its own script: 4 GiB.
+    # A large cluster does not fit into the 256 MiB of the peers' scripts. RocketMQ's own script sets 4 GiB.
     _NAMES_JVM_OPTS = "-Xms2g -Xmx2g -XX:+UseG1GC"
     _PORTS: ClassVar = {"NS": 30876, "MASTER": 30911, "MASTER_HA": 30912, "SLAVE": 30921, "SLAVE_HA": 30922}
     _PORT_OF: ClassVar = {"namesrv": "NS", "master": "MASTER", "slave": "SLAVE"}
@@ -340,7 +341,7 @@ class RocketMQ(Brokers):
 
     @contextmanager
     def _folder(self, use: str) -> Iterator[Path]:
-        """A directory for stores next to the installed software; everything that was started in it is stopped at
+        """Yields a directory for stores next to the installed software, and stops everything that was started in it at
         the end.
         """
         folder = self.directory / f"{self.name}-{use}"
@@ -402,7 +403,7 @@ def check_waits_for_slave(version: str, config: str, flush: str = "ASYNC_FLUSH")
 
 @dataclass(frozen=True)
 class Installed:
-    """Result of a peer's setup.sh: its last words, or why the peer can't be used."""
+    """Result of a peer's setup.sh: the last lines of its output, or why the peer can't be used."""
 
     words: str = ""
     why_not: str | None = None
@@ -439,7 +440,7 @@ class Peer(Side):
         return installed.why_not
 
     def sends(self, environment: Mapping[str, str]) -> Iterator[Run]:
-        """Returns the points of its benchmark that `environment` selects."""
+        """Runs its benchmark, and yields the points that `environment` selects. Raises RunError if it fails."""
         results = self._directory / f"{self.name}.jsonl"
         results.unlink(missing_ok=True)
         text = self._bench(environment)
@@ -449,7 +450,7 @@ class Peer(Side):
             yield Run(in_flight, f"{self.name}: {name}", found)
 
     def catch_up(self, environment: Mapping[str, str]) -> Iterator[Run]:
-        """Measures a new replica that copies a log."""
+        """Measures new replicas that copy a log. Raises RunError if its benchmark fails."""
         for found in read_catch_up(self._bench(environment)):
             yield Run("fresh slave", f"{self.name}, {found['added']} new", found)
 
@@ -540,7 +541,7 @@ def _listens(port: int) -> bool:
 
 
 def _wait(is_so: Callable[[], bool], complaint: str, within_s: float = 120.0) -> None:
-    """Polls every 10 ms."""
+    """Polls `is_so` every 10 ms until it returns true; OSError counts as false. Raises RunError after `within_s`."""
     give_up = time.monotonic() + within_s
     while True:
         try:

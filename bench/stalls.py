@@ -62,7 +62,7 @@ class Timeline:
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     stolen: list[tuple[float, float, float]] = field(default_factory=list)
-    """Intervals between two samples in which the host had processors, and for how many seconds."""
+    """(begin, end, processor seconds that the host took) of each interval between two samples in which it took any."""
     _open: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -260,7 +260,8 @@ def set_niceness(pid: int, niceness: int) -> None:
 
 
 def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, reports: list[dict[str, Any]]) -> int:
-    """Lets a second slave copy everything, kills it with its store, and starts again; returns the number of copies."""
+    """Lets a second slave copy the whole log, kills it, deletes its store, and repeats that until the monotonic time
+    `until`. Appends the report of each slave's loop to `reports`; returns the number of finished copies."""
     count = 0
     while time.monotonic() < until:
         with timeline.span(f"copy {count + 1}"):
@@ -312,7 +313,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def memory_held() -> Iterator[None]:
-    """Keeps freed memory from going back to the host in the block."""
+    """Keeps freed memory from going back to the host in the block. Raises RunError without root."""
     command = [sys.executable, "-m", "bench.held_memory"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -322,11 +323,12 @@ def memory_held() -> Iterator[None]:
         try:
             yield
         finally:
-            process.stdin.close()  # waits for this and restores the kernel's setting
+            process.stdin.close()  # makes it restore the kernel's setting and end
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[str, Any]], Timeline, dict[str, Any]]:
-    """Returns merged reports by node, what happened when, and the clients' figures."""
+    """Returns merged reports by node, what happened when, and the clients' figures. Raises RunError if a client
+    fails, NodeError if a node does."""
     seconds, warm_s = options.minutes * 60, options.warm * 60
     timeline = Timeline()
     keys: dict[str, object] = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}

@@ -37,7 +37,7 @@ def ratios(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str, 
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """Returns a table for each case, then the skipped blocks, machine and versions."""
+    """Returns a table for each case, then the failed and skipped blocks, machine, versions, terms and commands."""
     runs = [line for line in lines if line["kind"] == "run"]
     parts = [_table(runs, case) for case in (*CASES, *GROWTH) if any(run["case"] == case.name for run in runs)]
     parts += [

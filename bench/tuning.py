@@ -1,9 +1,10 @@
-"""Measures the effect of three replication keys, one at a time, on a master and a slave (docs/tuning.md):
+"""Measures the effect of three replication keys, one at a time, on a master and a slave (docs/tuning.md).
 
-haTransferBatchSize how fast an empty slave copies a log, and the processor time of both haMaxGapNotInSync
-(haSlaveFallbehindMax) the statuses and latencies of producers of a SYNC_MASTER while a slave that is far behind catches
-up over a slow link (maxHaTransferByteInSecond) haSendHeartbeatInterval the processor time of an idle master and slave,
-and how long a frozen slave counts as connected, with haHousekeepingInterval four times as long
+    haTransferBatchSize       how fast an empty slave copies a log, and the processor time of both nodes
+    haMaxGapNotInSync         (haSlaveFallbehindMax) the statuses and latencies of producers of a SYNC_MASTER while a
+                              slave that is far behind catches up over a slow link (maxHaTransferByteInSecond)
+    haSendHeartbeatInterval   the processor time of an idle master and slave, and how long a frozen slave counts as in
+                              sync, with haHousekeepingInterval four times as long
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def heartbeats(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def frozen(nodes: Cluster) -> dict[str, float]:
-    """Returns how long a frozen slave (SIGSTOP) counts as in sync."""
+    """Returns how many seconds a frozen slave (SIGSTOP) counts as in sync."""
     os.kill(nodes.slave.pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
@@ -146,7 +147,7 @@ CASES: dict[str, Callable[[Path, argparse.Namespace], list[dict[str, Any]]]] = {
 
 
 def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Returns title, heading and rows of each case that ran."""
+    """Yields title, heading and rows of each case that ran."""
     if found := [run for run in runs if run["case"] == "transfer"]:
         rows = []
         for size in TRANSFERS:
@@ -181,7 +182,7 @@ def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[li
 
 
 def draw(runs: list[dict[str, Any]], file: Path) -> None:
-    """Plots all three cases as a PNG. ImportError without matplotlib."""
+    """Plots all three cases as a PNG. Raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
