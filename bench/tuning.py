@@ -1,10 +1,10 @@
 """Measures the effect of three replication keys, one at a time, on a master and a slave (docs/tuning.md).
 
-    haTransferBatchSize       how fast an empty slave copies a log, and the processor time of both nodes
-    haMaxGapNotInSync         (haSlaveFallbehindMax) the statuses and latencies of producers of a SYNC_MASTER while a
-                              slave that is far behind catches up over a slow link (maxHaTransferByteInSecond)
-    haSendHeartbeatInterval   the processor time of an idle master and slave, and how long a frozen slave counts as in
-                              sync, with haHousekeepingInterval four times as long
+haTransferBatchSize       how fast an empty slave copies a log, and the processor time of both nodes
+haMaxGapNotInSync         (haSlaveFallbehindMax) the statuses and latencies of producers of a SYNC_MASTER while a
+                          slave that is far behind catches up over a slow link (maxHaTransferByteInSecond)
+haSendHeartbeatInterval   the processor time of an idle master and slave, and how long a frozen slave counts as in
+                          sync, with haHousekeepingInterval four times as long
 """
 
 from __future__ import annotations
