@@ -29,7 +29,7 @@ from ha.spark.jobs.archive.read import archive_states, steady_state
 from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.listener import measure_lag
 from ha.spark.source.local import LocalSource
-from ha.spark.source.log_source import LogPartition
+from ha.spark.source.log_source import LogPartition, QueueKey
 from ha.spark.source.offsets import decode_stream
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions, parse_any, parse_options
@@ -371,6 +371,51 @@ def test_subscriptions(tmp_path: Path, subscription: dict[str, str], topics: dic
         given = {"path": str(view.store), "archive": str(view.archive), **subscription}
         rows = first_rows(given)
     assert Counter(row["topic"] for row in rows) == topics
+
+
+class Servers(LocalSource):
+    """Two brokers as with `servers`; name servers don't know broker-b while it is away."""
+
+    has_left = False
+
+    def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
+        return [queue for queue in super().queues(topics) if not (self.has_left and queue.broker == "broker-b")]
+
+
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_positions_of_a_broker_that_is_away_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: str
+) -> None:
+    """It went back to the end of the archive, or the query failed."""
+    given = {"servers": "s:1", "failOnDataLoss": fail_on_data_loss, "fetchOffset.retryIntervalMs": "0"}
+    view = View(tmp_path, **given)
+    del view.given["path"]
+    stores = [str(view.store), str(make_store(tmp_path / "broker-a", messages(1000, 1010)))]
+    monkeypatch.setattr("ha.spark.source.opening._open", lambda options: Servers(stores))
+    make_store(view.store, messages(0, 20))
+    view.run_archive()
+    make_store(view.store, messages(20, 30))
+    reader = Reader(view)
+    reader.run(2)
+    read = json.dumps(reader.committed)
+    make_store(view.store, messages(30, 40))
+    with monkeypatch.context() as patched:
+        patched.setattr(Servers, "has_left", True)
+        reader.run(2)
+        assert json.dumps(reader.committed) == read
+        make_store(Path(stores[1]), messages(1010, 1020))  # the other broker is read meanwhile
+        reader.run(2)
+    assert sorted(reader.seen) == [*range(30), *range(1000, 1020)]
+    reader.run(1, dies=True)
+    with monkeypatch.context() as patched, view.planner() as planner:
+        patched.setattr(Servers, "has_left", True)
+        assert reader.committed is not None
+        assert reader.planned is not None
+        tasks = planner.partitions(reader.committed, reader.planned)
+        assert numbers([row for task in tasks for row in rows_of(task, view.options())]) == list(range(30, 40))
+    reader.run(2)
+    assert sorted(reader.seen) == [*range(40), *range(1000, 1020)]
+    assert set(reader.seen.values()) == {1}
 
 
 def test_a_broker_that_may_have_two_names_is_not_read_twice() -> None:

@@ -150,8 +150,14 @@ class ArchivedSource(LogSource):
 
     def _log_range(self, queue: QueueKey) -> QueueRange:
         # Brokers refuse to tell the range of a queue that they don't have.
-        is_known = queue not in self._ranges or queue in self._log.queues(frozenset({queue.topic}))
-        return self._log.queue_range(queue) if is_known else QueueRange(0, 0)
+        return QueueRange(0, 0) if self._is_only_archived(queue) else self._log.queue_range(queue)
+
+    def _is_only_archived(self, queue: QueueKey) -> bool:
+        return queue in self._ranges and queue not in self._log.queues(frozenset({queue.topic}))
+
+    def is_away(self, queue: QueueKey) -> bool:
+        """Return whether only the archive has `queue`, and with `servers`: its broker may register again."""
+        return bool(self._options.servers) and self._is_only_archived(queue)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Always raises OptionError: archived messages can't be searched by time."""
@@ -177,7 +183,8 @@ class ArchivedSource(LogSource):
     def _split(self, queue: QueueKey, begin: int, end: int) -> int:
         """Return the first queue offset of [begin, end) that is read from the log; `end` if all are archived."""
         logged = self._log_range(queue)
-        return end if logged.end == 0 else min(end, max(begin, logged.begin))
+        log_begin = self._ranges[queue].end if self.is_away(queue) else logged.begin if logged.end else end
+        return min(end, max(begin, log_begin))
 
     def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
         """Return the tasks for messages that the log no longer has, and the slices to read from the log.

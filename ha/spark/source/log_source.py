@@ -102,6 +102,13 @@ class LogSource(Protocol):
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the confirmed, readable queue offsets of `queue`."""
 
+    def is_away(self, queue: QueueKey) -> bool:
+        """Return whether `queue_range` is only an archive's, as no registered broker has `queue` (by default False).
+
+        The queue may then continue after the end of that range: its broker may register again.
+        """
+        return False
+
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
 

@@ -37,13 +37,13 @@ def wait_for(
     """Return the queues whose end is before `wanted`, with their ends, after up to `retries` refreshes.
 
     `pause` is called before each refresh. An end moves back while a replica is copied again or recovers, which is
-    transient, and when a topic is deleted.
+    transient, and when a topic is deleted. Queues that are away are left out: their ends are unknown.
     """
     for attempt in range(retries + 1):
         short = {}
         for queue, offset in wanted.items():
             end = source.queue_range(queue).end
-            if end < offset:
+            if end < offset and not source.is_away(queue):
                 short[queue] = end
         if not short or attempt == retries:
             return short
@@ -65,7 +65,7 @@ def slices_between(
 
     A queue without a start begins with its first record. Raises RecordsGone, unless `fail_on_data_loss` is off, for
     records that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log
-    now).
+    now). The task that reads a queue that is away waits for its broker.
     """
     slices = []
     for queue in sorted(end):
@@ -75,7 +75,7 @@ def slices_between(
             reason = f"it went back to {last}: the topic was deleted, or this is another log now"
             report_loss(fail_on_data_loss, str(queue), last, first, reason)
             continue
-        if last > there.end and last > first:
+        if last > there.end and last > first and not source.is_away(queue):
             reason = f"the queue ends at {there.end}: the topic was deleted, or this is another log now"
             report_loss(fail_on_data_loss, str(queue), max(first, there.end), last, reason)
             last = there.end
