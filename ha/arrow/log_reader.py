@@ -225,7 +225,8 @@ class LogReader:
         return found
 
     def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
-        """Return the bytes of the records of queue offsets [begin, end); for a batch queue, those of whole batches."""
+        """Return the total size in bytes of the records of queue offsets [begin, end); for a batch queue, of all
+        batches with a message in that range."""
         queue = self._queues.get(QueueId(topic, queue_id))
         if queue is not None and queue.dtype is BATCH_ENTRY_DTYPE:
             entries, _ = self._batches_within(QueueId(topic, queue_id), queue, begin, end)
@@ -277,7 +278,8 @@ class LogReader:
         return find_keys(self.path / "index", topics, keys)
 
     def split(self, begin: int, end: int, bytes_each: int) -> list[tuple[int, int]]:
-        """Cut [begin, end) into ranges of `bytes_each`; a record belongs to the range of its first byte."""
+        """Cut [begin, end) into ranges of `bytes_each` bytes, of which the last may be shorter; a record belongs to the
+        range of its first byte."""
         return [(low, min(low + bytes_each, end)) for low in range(begin, end, bytes_each)]
 
     # ---- reading
@@ -591,7 +593,8 @@ def _batch_offset(queue: QueueFiles, position: int) -> int:
 
 
 def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into runs of at most `rows_max` rows and `bytes_max` bytes, and at least one row."""
+    """Yield the runs (first row, end) into which rows of these `sizes` are cut: of at most `rows_max` rows and
+    `bytes_max` bytes each, but of at least one row."""
     total = np.cumsum(sizes)
     low = 0
     while low < len(sizes):

@@ -3,12 +3,13 @@
 Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Where RocketMQ has zeros after its fields,
 halog adds three parts:
 
-    "HSUM", CRC-32 of the fields          a flipped bit in a time would make recovery begin too late, or take a torn
-                                          tail for damage
-    "HEND", int64, CRC-32 of all before   physical offset up to which a master's log was flushed; checksums prove it
-                                          too (checksums.py), but the newest of them are not synced
-    "HBEG", int64, CRC-32 of all before   physical offset at which the log begins, to detect missing first segments that
-                                          retention did not delete
+    "HSUM", CRC-32          a flipped bit in a time would make recovery begin too late, or take a torn tail for damage
+    "HEND", int64, CRC-32   physical offset up to which a master's log was flushed; checksums prove it too
+                            (checksums.py), but the newest of them are not synced
+    "HBEG", int64, CRC-32   physical offset at which the log begins, to detect missing first segments that retention did
+                            not delete
+
+The first CRC covers RocketMQ's fields; the other two cover these fields and the 12 bytes before the CRC.
 
 A checkpoint that is damaged, or whose fields RocketMQ has overwritten, is treated as missing: recovery after a crash
 then scans the whole log.
@@ -68,8 +69,8 @@ def load_flushed_to(disk: Disk, path: Path) -> int:
 
 
 def load_begin(disk: Disk, path: Path) -> int:
-    """Returns the physical offset at which the log begins, or was about to begin when its first segments were to be
-    deleted; -1 if the file doesn't have it."""
+    """Returns the physical offset at which the log begins, or at which it should begin after a deletion of its first
+    segments that may be incomplete; -1 if the file doesn't have it."""
     return _load_offset(disk, path, _BEGIN_AT, _BEGIN_MAGIC)
 
 

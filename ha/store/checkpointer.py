@@ -1,6 +1,6 @@
 """Syncs queues and index, at intervals and when a store closes, and records up to where the store is durable.
 
-It writes the checkpoint (checkpoint.py), the checksums of flushed bytes, and the file with the ends of the queues.
+Writes the checkpoint (checkpoint.py), the checksums of flushed bytes, and the file with the ends of the queues.
 Recovery relies on these after a crash, so they are written only after the data is on the disk. Source: StoreCheckpoint.
 """
 

@@ -222,8 +222,8 @@ class CommitLog(SegmentedLog):
         return results
 
     def _write(self, segment: Segment, position: int, records: bytes, now_ms: int) -> None:
-        """Writes records, made at `now_ms`, at the end of the last segment, and makes them visible. Raises
-        DiskFailed."""
+        """Writes records, made at `now_ms`, at the end of the last segment, and makes them visible. Raises DiskFailed
+        if this write fails, or an earlier one failed."""
         if not records:
             return
         if self._failure is not None:  # the records that failed have used queue offsets, so later ones would leave gaps

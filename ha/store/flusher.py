@@ -80,7 +80,7 @@ class Flusher:
                 on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 
     async def flush(self) -> None:
-        """Flushes everything that is written by now. Raises DiskFailed if a sync fails, or has failed before."""
+        """Flushes everything written so far. Raises DiskFailed if a sync fails, or has failed before."""
         log = self._log
         async with self._flush_lock:
             if self.failure is not None:

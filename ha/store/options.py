@@ -81,8 +81,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the log's end that is read from the map; older bytes are read from the file"""
 
     checksum_block_size: int = 32 << 10
-    """Bytes of the log that one checksum covers: the smallest range that is listed as damaged, and that a cold read
-    reads"""
+    """Size in bytes of the part of the log that one checksum covers: the smallest range that is listed as damaged, and
+    that a cold read reads"""
     scrub_bytes_per_s: int = 5 << 20
     """[scrubBytesPerSecond] maximum rate of the scrub; 0 disables it, except for rounds that are requested"""
     scrub_pause_s: float = 3600.0

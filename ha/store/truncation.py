@@ -184,8 +184,9 @@ class Truncation:
     async def run(self, offset: int) -> None:
         """Truncates after `check`, while nothing of the store is saved, deleted or appended.
 
-        Raises DiskFull if the intent can't be written because the disk is full; nothing has changed then. Raises
-        DiskFailed if the store must stop: the next start completes the truncation if the intent is on the disk.
+        Raises DiskFull if the intent can't be written because the disk is full or no file can be opened; nothing has
+        changed then. Raises DiskFailed if the store must stop: the next start completes the truncation if the intent is
+        on the disk.
         """
         async with self._parts.verified.checksums_held():
             with trio.CancelScope(shield=True):
