@@ -45,6 +45,8 @@ _LONG_POLL_GRACE_S = 5.0
 """Added to the timeout of a long poll, because RocketMQ's brokers check for expired polls every 5 s."""
 _LONG_POLL_S_MAX = 60.0
 """Maximum duration of a long poll: if the broker's host fails, only the timeout ends it."""
+_LACKING_S = 10.0
+"""Time in seconds for which suggestions for a queue are ignored after the suggested slave lacked the messages."""
 
 
 class Answer(NamedTuple):
@@ -68,6 +70,7 @@ class QueueRequests:
         self._group = group
         self._read_from = read_from
         self._suggested: dict[MessageQueue, int] = {}  # queue -> id of the slave that the broker suggested for it
+        self._lacking_until: dict[MessageQueue, float] = {}  # queue -> time until which suggestions for it are ignored
         keep_heap()  # responses and their messages are repeated allocations of up to some MiB
 
     async def pull(
@@ -108,12 +111,31 @@ class QueueRequests:
             raise answered.error()
         found = parse_header(PullMessageResponse, answer.ext_fields)
         body, broker_id, next_offset = bytes(answer.body), answered.broker_id, found.next_begin_offset
-        self._suggested.pop(queue, None)
+        is_suggested = self._suggested.pop(queue, None) == broker_id
+        is_inside = found.min_offset <= queue_offset <= found.max_offset
+        now = anyio.current_time()
+        if is_suggested and next_offset == queue_offset and not is_inside:
+            # The slave lacks the messages, perhaps for long; the master may suggest it all the same.
+            self._lacking_until[queue] = now + _LACKING_S
+            return await self.pull(
+                queue,
+                queue_offset,
+                subscription=subscription,
+                expression_type=expression_type,
+                subscription_version=subscription_version,
+                max_messages=max_messages,
+                wait_s=wait_s,
+                timeout_s=timeout_s,
+            )
         # A slave may lack the messages, so the next pull asks the master, even if the group's brokerId is the slave's.
         # A long poll without result may also have ended within the slave's queue.
-        is_inside = found.min_offset <= queue_offset <= found.max_offset
         is_lacking = broker_id != MASTER_ID and next_offset == queue_offset and not (waits and is_inside)
-        if found.suggest_which_broker_id != MASTER_ID and not is_lacking:
+        if (
+            self._read_from is ReadFrom.SUGGESTED
+            and found.suggest_which_broker_id != MASTER_ID
+            and not is_lacking
+            and now >= self._lacking_until.get(queue, -math.inf)
+        ):
             self._suggested[queue] = found.suggest_which_broker_id
         if self._read_from is not ReadFrom.SUGGESTED and next_offset == queue_offset < found.min_offset:
             # A slave keeps the offset of messages that it lacks. No other broker was chosen that could have them.
@@ -154,10 +176,9 @@ class QueueRequests:
             raise answered.error()
 
     def _broker_id(self, route: TopicRoute, queue: MessageQueue) -> int:
-        if self._read_from is ReadFrom.SUGGESTED:
-            suggested = self._suggested.get(queue, MASTER_ID)
-            if suggested in route.addresses.get(queue.broker_name, {}):
-                return suggested
+        suggested = self._suggested.get(queue)
+        if suggested is not None and suggested in route.addresses.get(queue.broker_name, {}):
+            return suggested
         return self._chosen_id(route, queue)
 
     def _chosen_id(self, route: TopicRoute, queue: MessageQueue) -> int:

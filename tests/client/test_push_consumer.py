@@ -115,6 +115,28 @@ async def test_consumer_follows_the_suggested_broker(world: World) -> None:
 
 
 @on_both_backends(open_world)
+async def test_consumer_reads_from_the_master_until_the_suggested_slave_has_caught_up(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's brokerId is the slave's, which is new: it has no messages yet."""
+    monkeypatch.setattr("ha.client.queue_requests._LACKING_S", 2.0)
+    monkeypatch.setattr("ha.client.feeding._PAUSE_S", 0.1)
+    world.route(0, 1, queue_nums=1)
+    slave = world.brokers[1]
+    world.master.suggest = slave.suggest = 1
+    for _ in range(16):
+        world.master.put(0, b"before")
+    async with world.consumer():
+        await until(lambda: len(world.inbox) == 16)
+        assert slave.pulls == [(0, 4)]
+        assert world.master.pulls[:4] == [(0, 0), (0, 4), (0, 8), (0, 12)]
+        slave.records[0][:] = world.master.records[0]
+        await until(lambda: (0, 16) in slave.pulls)
+        slave.put(0, b"after")
+        await until(lambda: world.bodies[16:] == [b"after"])
+
+
+@on_both_backends(open_world)
 async def test_consumer_returns_to_the_master_from_a_frozen_slave(
     world: World, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
