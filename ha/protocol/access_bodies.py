@@ -1,15 +1,17 @@
-"""Users and policies of RocketMQ 5's ACL 2.0: ext fields and bodies of requests 3001 to 3010, and the users of a
+"""Users and policies of RocketMQ 5's ACL 2.0: ext fields and bodies of the requests about them, and the users of a
 broker.
 
-    code        ext fields              body           answer
-    3001, 3002  UserRequest             UserInfo       -
-    3003        UserRequest             -              -
-    3004        UserRequest             -              UserInfo; empty if there is no such user
-    3005        ListUsersRequest        -              list of UserInfo; empty if there are none
-    3006, 3007  SubjectRequest          AclInfo        -
-    3008        DeleteAclRequest        -              -
-    3009        SubjectRequest          -              AclInfo; empty if the user has no policies
-    3010        ListAclsRequest         -              list of AclInfo; empty if there are none
+    request                  ext fields        body      answer
+    AUTH_CREATE_USER (3001)  UserRequest       UserInfo  -
+    AUTH_UPDATE_USER (3002)  UserRequest       UserInfo  -
+    AUTH_DELETE_USER (3003)  UserRequest       -         -
+    AUTH_GET_USER (3004)     UserRequest       -         UserInfo; empty if there is no such user
+    AUTH_LIST_USER (3005)    ListUsersRequest  -         list of UserInfo; empty if there are none
+    AUTH_CREATE_ACL (3006)   SubjectRequest    AclInfo   -
+    AUTH_UPDATE_ACL (3007)   SubjectRequest    AclInfo   -
+    AUTH_DELETE_ACL (3008)   DeleteAclRequest  -         -
+    AUTH_GET_ACL (3009)      SubjectRequest    -         AclInfo; empty if the user has no policies
+    AUTH_LIST_ACL (3010)     ListAclsRequest   -         list of AclInfo; empty if there are none
 
 A subject is `User:name`. A resource is `*`, `Type:*`, `Type:prefix*` or `Type:name`, where the type is Cluster, Topic
 or Group. Sources: UserInfo, AclInfo, the headers of the same names, and the answers of a 5.5.0 broker
@@ -38,27 +40,27 @@ ACTIONS = ("All", "Any", "Pub", "Sub", "Create", "Update", "Delete", "Get", "Lis
 
 
 class UserRequest(Header):
-    """Requests 3001 to 3004: the user. A name in the body of 3001 and 3002 is ignored."""
+    """Requests AUTH_CREATE_USER (3001) to AUTH_GET_USER (3004): the name of the user. A name in the body is ignored."""
 
     username: str = ""
 
 
 class ListUsersRequest(Header):
-    """Request 3005: selects the users whose names contain `filter`; all users if it is blank."""
+    """AUTH_LIST_USER (3005): selects the users whose names contain `filter`; all users if it is blank."""
 
     filter: str = ""
 
 
 class SubjectRequest(Header):
-    """Requests 3006, 3007 and 3009: the subject of the policies; a subject in the body of 3006 and 3007 takes
-    precedence."""
+    """Requests AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007) and AUTH_GET_ACL (3009): the subject of the policies. A
+    subject in the body takes precedence."""
 
     subject: str = ""
 
 
 class DeleteAclRequest(Header):
-    """Request 3008: deletes the entry for `resource` from the policy of type `policy_type` (Custom if not given);
-    without a resource, all policies of the subject."""
+    """AUTH_DELETE_ACL (3008): deletes the entry for `resource` from the policy of type `policy_type` (Custom if not
+    given); without a resource, all policies of the subject."""
 
     subject: str = ""
     policy_type: str = ""
@@ -66,7 +68,7 @@ class DeleteAclRequest(Header):
 
 
 class ListAclsRequest(Header):
-    """Request 3010: selects subjects and resources that contain the filters; all if they are blank."""
+    """AUTH_LIST_ACL (3010): selects subjects and resources that contain the filters; all if they are blank."""
 
     subject_filter: str = ""
     resource_filter: str = ""
@@ -98,8 +100,7 @@ class AclInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class UserInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """A user in the bodies of requests 3001 to 3005 and of their answers. Its representation does not show the
-    password."""
+    """A user in the body of a request or answer. Its representation does not show the password."""
 
     username: str | None = None
     password: str | None = None

@@ -43,7 +43,7 @@ class SigningKey:
         return "<SigningKey>"
 
     def signature(self, command: RemotingCommand) -> bytes:
-        """Return the base64 value of Signature. Raises UnicodeEncodeError if a string can't be encoded as UTF-8."""
+        """Returns the base64 value of Signature. Raises UnicodeEncodeError if a string can't be encoded as UTF-8."""
         fields = command.ext_fields
         names = sorted(fields)
         if not "".join(names).isascii():
@@ -53,14 +53,14 @@ class SigningKey:
         return b2a_base64(self.digest(content, command.body), newline=False)
 
     def digest(self, content: bytes, body: bytes | memoryview = b"") -> bytes:
-        """Return the HMAC-SHA1 of `content` and `body`."""
+        """Returns the HMAC-SHA1 of `content` and `body`."""
         signing = self._keyed.copy()
         signing.update(content)
         signing.update(body)
         return signing.digest()
 
     def has_signed(self, command: RemotingCommand) -> bool:
-        """Return whether the Signature of `command` was made with this key; compares in constant time.
+        """Returns whether the Signature of `command` was made with this key; compares in constant time.
 
         Raises UnicodeEncodeError if a string can't be encoded as UTF-8, which is not the case in parsed frames.
         """
@@ -85,7 +85,7 @@ class AclCredentials:
         return f"AclCredentials({self.access_key!r}, ***)"
 
     def sign(self, command: RemotingCommand) -> None:
-        """Set the signature fields of `command`, replacing existing ones. Raises LocalProtocolError if it can't be
+        """Sets the signature fields of `command`, replacing existing ones. Raises LocalProtocolError if it can't be
         signed."""
         if self._security_token is not None:
             command.ext_fields[SECURITY_TOKEN] = self._security_token
@@ -93,7 +93,7 @@ class AclCredentials:
 
 
 def sign(command: RemotingCommand, access_key: str, key: SigningKey) -> None:
-    """Set access key and signature of `command`, replacing existing ones. Raises LocalProtocolError if a string can't
+    """Sets access key and signature of `command`, replacing existing ones. Raises LocalProtocolError if a string can't
     be encoded as UTF-8."""
     command.ext_fields[ACCESS_KEY] = access_key
     try:

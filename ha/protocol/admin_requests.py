@@ -1,27 +1,36 @@
 """Typed ext fields and bodies of requests from administrators to brokers and name servers.
 
-    code      request                    answer
-    12        QueryMessageRequest        records
-    17        CreateTopicRequest         -
-    33        ViewMessageRequest         record
-    200       bodies.GroupConfig         -
-    201       -                          bodies.GroupTable
-    202       TopicRequest               `decode_topic_stats`
-    203       ConsumerGroupRequest       ConsumerConnections
-    204       ProducerGroupRequest       ProducerConnections
-    207       DeleteGroupRequest         -
-    208       ConsumeStatsRequest        `decode_consume_stats`
-    215 - 217 TopicRequest               -
-    222       ResetOffsetsRequest        group_requests.decode_queue_offsets
-    225       GroupConfigList            -
-    300, 343  TopicRequest, GroupRequest GroupList, bodies.TopicList
-    303, 308  GroupRequest, CorrectionRequest
-    314       CloneOffsetRequest         -
-    315, 317  StatsRequest, BrokerStatsRequest
-    321       QueryQueueRequest
-    345       SubscriptionRequest
-    351, 352  TopicRequest, GroupRequest bodies.TopicConfig, GroupConfig
-    906       ExchangeRequest            ExchangeRequest
+    request                                         ext fields or body                   answer
+    QUERY_MESSAGE (12)                              QueryMessageRequest                  records
+    UPDATE_AND_CREATE_TOPIC (17)                    CreateTopicRequest                   -
+    VIEW_MESSAGE_BY_ID (33)                         ViewMessageRequest                   record
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)       bodies.GroupConfig                   -
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)          -                                    bodies.GroupTable
+    GET_TOPIC_STATS_INFO (202)                      TopicRequest                         `decode_topic_stats`
+    GET_CONSUMER_CONNECTION_LIST (203)              ConsumerGroupRequest                 ConsumerConnections
+    GET_PRODUCER_CONNECTION_LIST (204)              ProducerGroupRequest                 ProducerConnections
+    DELETE_SUBSCRIPTIONGROUP (207)                  DeleteGroupRequest                   -
+    GET_CONSUME_STATS (208)                         ConsumeStatsRequest                  `decode_consume_stats`
+    DELETE_TOPIC_IN_BROKER (215)                    TopicRequest                         -
+    DELETE_TOPIC_IN_NAMESRV (216)                   TopicRequest                         -
+    REGISTER_TOPIC_IN_NAMESRV (217)                 TopicRequest, bodies.TopicRouteData  -
+    INVOKE_BROKER_TO_RESET_OFFSET (222)             ResetOffsetsRequest                  `decode_queue_offsets`
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)  GroupConfigList                      -
+    QUERY_TOPIC_CONSUME_BY_WHO (300)                TopicRequest                         GroupList
+    QUERY_CONSUME_TIME_SPAN (303)                   GroupRequest                         *
+    QUERY_CORRECTION_OFFSET (308)                   CorrectionRequest                    *
+    CLONE_GROUP_OFFSET (314)                        CloneOffsetRequest                   -
+    VIEW_BROKER_STATS_DATA (315)                    StatsRequest                         *
+    GET_BROKER_CONSUME_STATS (317)                  BrokerStatsRequest                   *
+    QUERY_CONSUME_QUEUE (321)                       QueryQueueRequest                    *
+    QUERY_TOPICS_BY_CONSUMER (343)                  GroupRequest                         bodies.TopicList
+    QUERY_SUBSCRIPTION_BY_CONSUMER (345)            SubscriptionRequest                  *
+    GET_TOPIC_CONFIG (351)                          TopicRequest                         bodies.TopicConfig
+    GET_SUBSCRIPTIONGROUP_CONFIG (352)              GroupRequest                         bodies.GroupConfig
+    EXCHANGE_BROKER_HA_INFO (906)                   ExchangeRequest                      ExchangeRequest
+
+*: this module has no type for the answer, which the broker's handler builds. ConsumerGroupRequest and
+`decode_queue_offsets` are in group_requests.py.
 
 Sources: the classes of org.apache.rocketmq.remoting.protocol with the same meaning.
 """
@@ -42,7 +51,7 @@ from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 
 
 class QueryMessageRequest(Header):
-    """Request 12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`.
+    """Request QUERY_MESSAGE (12): messages by key, or by unique id if `unique_key_query`.
 
     The timestamps are store times in ms, both inclusive.
     """
@@ -56,15 +65,15 @@ class QueryMessageRequest(Header):
 
 
 class ViewMessageRequest(Header):
-    """Request 33 VIEW_MESSAGE_BY_ID: the record at physical `offset`, from the message id; 4.9 sends no topic."""
+    """Request VIEW_MESSAGE_BY_ID (33): the record at physical `offset`, from the message id; 4.9 sends no topic."""
 
     offset: Int64
     topic: str | None = None
 
 
 class CreateTopicRequest(Header):
-    """Request 17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`; `attributes` is `+name=value,-name` (set,
-    unset)."""
+    """Request UPDATE_AND_CREATE_TOPIC (17). `perm` holds the bits of `codes.Permission`; `attributes` is
+    `+name=value,-name`, which sets the first attribute and removes the second."""
 
     topic: str
     read_queue_nums: Int32
@@ -78,41 +87,42 @@ class CreateTopicRequest(Header):
 
 
 class TopicRequest(Header):
-    """Requests 202, 215, 216, 217, 300 and 351, which name only a topic."""
+    """Requests about one topic; the module's docstring lists them. `cluster_name` is only in DELETE_TOPIC_IN_NAMESRV
+    (216): the cluster from which the topic is deleted; None: all clusters."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class BrokerNameRequest(Header):
-    """Requests 205 WIPE_WRITE_PERM_OF_BROKER, 327 ADD_WRITE_PERM_OF_BROKER and 901 GET_BROKER_MEMBER_GROUP."""
+    """Requests WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327) and GET_BROKER_MEMBER_GROUP (901)."""
 
     broker_name: str
 
 
 class GroupRequest(Header):
-    """Requests 343 QUERY_TOPICS_BY_CONSUMER and 352 GET_SUBSCRIPTIONGROUP_CONFIG; 303 QUERY_CONSUME_TIME_SPAN with a
-    topic."""
+    """Requests QUERY_TOPICS_BY_CONSUMER (343) and GET_SUBSCRIPTIONGROUP_CONFIG (352); QUERY_CONSUME_TIME_SPAN (303)
+    with a topic."""
 
     group: str
     topic: str | None = None
 
 
 class ProducerGroupRequest(Header):
-    """Request 204 GET_PRODUCER_CONNECTION_LIST."""
+    """Request GET_PRODUCER_CONNECTION_LIST (204)."""
 
     producer_group: str
 
 
 class DeleteGroupRequest(Header):
-    """Request 207 DELETE_SUBSCRIPTIONGROUP."""
+    """Request DELETE_SUBSCRIPTIONGROUP (207)."""
 
     group_name: str
     clean_offset: bool = False
 
 
 class ConsumeStatsRequest(Header):
-    """Request 208 GET_CONSUME_STATS. Without `topic` and `topic_list`: all topics of the group.
+    """Request GET_CONSUME_STATS (208). Without `topic` and `topic_list`: all topics of the group.
 
     `topic_list`, since 5.3: topic names joined with ";". It takes precedence over `topic`, and may contain topics to
     which the group is not subscribed.
@@ -124,8 +134,8 @@ class ConsumeStatsRequest(Header):
 
 
 class ResetOffsetsRequest(Header):
-    """Request 222 INVOKE_BROKER_TO_RESET_OFFSET: resets a group to `timestamp` in ms (negative: the end of each queue),
-    or to queue offset `offset` in one queue.
+    """Request INVOKE_BROKER_TO_RESET_OFFSET (222): resets a group to `timestamp` in ms (negative: the end of each
+    queue), or to queue offset `offset` in one queue.
 
     `is_force` False: consumer offsets only move back. Ignored if the broker resets the offsets itself, as 5.x does
     (useServerSideResetOffset).
@@ -140,7 +150,7 @@ class ResetOffsetsRequest(Header):
 
 
 class CloneOffsetRequest(Header):
-    """Request 314 CLONE_GROUP_OFFSET. Without a topic: all topics for which the source has offsets."""
+    """Request CLONE_GROUP_OFFSET (314). Without a topic: all topics for which the source has offsets."""
 
     src_group: str
     dest_group: str
@@ -149,7 +159,7 @@ class CloneOffsetRequest(Header):
 
 
 class CorrectionRequest(Header):
-    """Request 308 QUERY_CORRECTION_OFFSET."""
+    """Request QUERY_CORRECTION_OFFSET (308)."""
 
     topic: str
     compare_group: str = ""
@@ -157,20 +167,20 @@ class CorrectionRequest(Header):
 
 
 class StatsRequest(Header):
-    """Request 315 VIEW_BROKER_STATS_DATA."""
+    """Request VIEW_BROKER_STATS_DATA (315)."""
 
     stats_name: str
     stats_key: str
 
 
 class BrokerStatsRequest(Header):
-    """Request 317 GET_BROKER_CONSUME_STATS."""
+    """Request GET_BROKER_CONSUME_STATS (317)."""
 
     is_order: bool = False
 
 
 class QueryQueueRequest(Header):
-    """Request 321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index`."""
+    """Request QUERY_CONSUME_QUEUE (321): `count` entries from queue offset `index`."""
 
     topic: str
     queue_id: Int32
@@ -180,14 +190,14 @@ class QueryQueueRequest(Header):
 
 
 class SubscriptionRequest(Header):
-    """Request 345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """Request QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
 
     group: str
     topic: str
 
 
 class ExchangeRequest(Header):
-    """Request 906 EXCHANGE_BROKER_HA_INFO, request and response. A request without fields asks for the master's
+    """Request EXCHANGE_BROKER_HA_INFO (906), request and response. A request without fields asks for the master's
     addresses."""
 
     master_ha_address: str | None = None
@@ -196,19 +206,20 @@ class ExchangeRequest(Header):
 
 
 class GroupConfigList(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 225: several groups to create or change."""
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): several groups to create or change."""
 
     group_config_list: list[GroupConfig] = []
 
 
 class GroupList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 300: the consumer groups of a topic."""
+    """Answer to QUERY_TOPIC_CONSUME_BY_WHO (300): the consumer groups of a topic."""
 
     group_list: list[str] = []
 
 
 class ClientConnection(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One client in the answers to requests 203 and 204. `version`: ordinal in RocketMQ's MQVersion.Version."""
+    """One client in the answers to GET_CONSUMER_CONNECTION_LIST (203) and GET_PRODUCER_CONNECTION_LIST (204).
+    `version`: ordinal in RocketMQ's MQVersion.Version."""
 
     client_addr: str = ""
     client_id: str = ""
@@ -217,7 +228,7 @@ class ClientConnection(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 203: the members of a consumer group."""
+    """Answer to GET_CONSUMER_CONNECTION_LIST (203): the members of a consumer group."""
 
     connection_set: list[ClientConnection] = []
     consume_from_where: str | None = None
@@ -227,14 +238,14 @@ class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 204: the members of a producer group."""
+    """Answer to GET_PRODUCER_CONNECTION_LIST (204): the members of a producer group."""
 
     connection_set: list[ClientConnection] = []
 
 
 class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to request 202: it holds [min_offset, max_offset); the timestamp (ms) is the store time
-    of its last message."""
+    """One queue in the answer to GET_TOPIC_STATS_INFO (202), which holds the queue offsets [min_offset, max_offset).
+    `last_update_timestamp`: store time of its last message in ms."""
 
     last_update_timestamp: Int64 = 0
     max_offset: Int64 = 0
@@ -242,8 +253,8 @@ class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to request 208: its end and the group's position; the timestamp (ms) is the store time of
-    the last consumed message."""
+    """One queue in the answer to GET_CONSUME_STATS (208): its end, and the group's positions in it, as queue offsets.
+    `last_timestamp`: store time of the last consumed message in ms."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
@@ -252,13 +263,14 @@ class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, QueueStats]:
-    """Return the queues in the answer to request 202. Raises RemoteProtocolError if `raw` is invalid."""
+    """Returns the queues in the answer to GET_TOPIC_STATS_INFO (202). Raises RemoteProtocolError if `raw` is
+    invalid."""
     return {queue: java_json.as_type(QueueStats, value) for queue, value in _offset_table(raw).items()}
 
 
 def decode_consume_stats(raw: bytes | bytearray | memoryview) -> tuple[dict[QueueKey, QueueConsumption], float]:
-    """Return the queues in the answer to request 208, and the messages consumed per second. Raises RemoteProtocolError
-    if `raw` is invalid."""
+    """Returns the queues in the answer to GET_CONSUME_STATS (208), and the messages consumed per second. Raises
+    RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     rate = value.get("consumeTps", 0.0) if isinstance(value, dict) else 0.0
     table = {queue: java_json.as_type(QueueConsumption, each) for queue, each in _offset_table(raw).items()}

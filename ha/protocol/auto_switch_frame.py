@@ -70,7 +70,7 @@ class SlaveHandshake(msgspec.Struct, frozen=True):
     """Distinguishes this process from others with the same broker id; 0: not sent, as by RocketMQ"""
 
     def encode(self) -> bytes:
-        """Return the handshake: 16 bytes, or 24 with a run id."""
+        """Returns the handshake: 16 bytes, or 24 with a run id."""
         flags = self.is_learner * _LEARNER + bool(self.run_id) * _HAS_RUN_ID
         head = _SLAVE_HANDSHAKE.pack(_HANDSHAKE, self.syncs_from_last_file, flags, self.broker_id)
         return head + _RUN_ID.pack(self.run_id) if self.run_id else head
@@ -83,7 +83,7 @@ class EpochReport(msgspec.Struct, frozen=True, gc=False):
     slave_max_offset: int
 
     def encode(self) -> bytes:
-        """Return the report, 12 bytes. Raises LocalProtocolError if the offset is negative."""
+        """Returns the report, 12 bytes. Raises LocalProtocolError if the offset is negative."""
         if self.slave_max_offset < 0:
             raise LocalProtocolError(f"a report can't carry offset {self.slave_max_offset}")
         return _REPORT.pack(_TRANSFER, self.slave_max_offset)
@@ -96,7 +96,7 @@ class MasterHandshake(msgspec.Struct, frozen=True):
     epochs: tuple[EpochEntry, ...] = ()
 
     def encode(self) -> bytes:
-        """Return the handshake with at most EPOCH_COUNT_MAX epochs, the newest: 20 bytes, and 12 for each epoch."""
+        """Returns the handshake with at most EPOCH_COUNT_MAX epochs, the newest: 20 bytes, and 12 for each epoch."""
         epochs = self.epochs[-EPOCH_COUNT_MAX:]
         last = epochs[-1].epoch if epochs else NO_EPOCH
         head = _MASTER_HANDSHAKE.pack(_HANDSHAKE, len(epochs) * _EPOCH.size, self.max_offset, last)
@@ -113,7 +113,7 @@ class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
     confirm_offset: int
 
     def encode(self) -> bytes:
-        """Return the 36 bytes before the body. Raises LocalProtocolError if an offset or the size is invalid."""
+        """Returns the 36 bytes before the body. Raises LocalProtocolError if an offset or the size is invalid."""
         if self.physical_offset < NOTHING_SENT or self.body_size < 0 or (self.body_size and self.physical_offset < 0):
             raise LocalProtocolError(f"a frame can't carry {self.body_size} bytes at offset {self.physical_offset}")
         return _FRAME_HEADER.pack(
@@ -127,11 +127,12 @@ class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 def speaks_epochs(received: bytes) -> bool | None:
-    """Return whether a slave whose first bytes are `received` speaks this protocol; None: more bytes are needed.
+    """Returns whether a slave whose first bytes are `received` speaks this protocol; None: more bytes are needed.
 
-    In the default protocol the first eight bytes would be a report of just over 4 GiB, which is possible. The next
-    eight are a broker id in this protocol, and in the default one a report, which can't be lower than the first. Slaves
-    of both protocols send their first message with one call, so eight bytes followed by a pause are a report.
+    In the default protocol, the first eight bytes of a handshake would be a valid report of an offset just above 4 GiB.
+    The next eight bytes are a broker id in this protocol; in the default one they are another report, which can't be
+    lower than the first. Slaves of both protocols send their first message with one call, so eight bytes followed by a
+    pause are a report.
     """
     size = min(len(received), REPORT_SIZE)
     if not any(begin.startswith(received[:size]) for begin in _HANDSHAKE_BEGINS):
@@ -149,9 +150,9 @@ class SlaveMessageParser:
         self._received = b""
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[SlaveHandshake | EpochReport]:
-        """Parse `chunk` and return the messages that it completes.
+        """Parses `chunk` and returns the messages that it completes.
 
-        Raises RemoteProtocolError for an unknown state, unknown flags, or a negative id or offset.
+        Raises RemoteProtocolError for an unknown state, unknown flags, a negative broker id or offset, or run id 0.
         """
         received = self._received + bytes(chunk)
         found: list[SlaveHandshake | EpochReport] = []

@@ -1,5 +1,5 @@
-"""The body of a batch send (request 320, or 10 or 310 with batch=true): messages that share topic, queue and host
-fields.
+"""The body of a batch send: messages that share topic, queue and host fields. Used by SEND_BATCH_MESSAGE (320), and by
+SEND_MESSAGE (10) and SEND_MESSAGE_V2 (310) with batch=true.
 
 Per message, big-endian:
 
@@ -34,7 +34,7 @@ _INT16 = Struct(">h")
 
 @with_compiled_twin
 def encode_batch(entries: Sequence[tuple[int, bytes, bytes]]) -> bytes:
-    """Return the batch body of `entries`, each (flag, an int32; body; property string).
+    """Returns the batch body of `entries`, each (flag, an int32; body; property string).
 
     Raises LocalProtocolError if a property string is longer than 32767 bytes.
     """
@@ -53,7 +53,7 @@ def encode_batch(entries: Sequence[tuple[int, bytes, bytes]]) -> bytes:
 def decode_batch(
     raw: bytes | bytearray | memoryview, *, count_max: int | None = None
 ) -> list[tuple[int, bytes, bytes]]:
-    """Return (flag, body, property string) of each message in the batch body `raw`.
+    """Returns (flag, body, property string) of each message in the batch body `raw`.
 
     Raises RemoteProtocolError if `raw` is empty or truncated, the parts of an entry don't add up to its size, or there
     are more than `count_max` entries.

@@ -43,7 +43,7 @@ class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     timestamp: int = 0
 
     def next(self, timestamp_ms: int) -> DataVersion:
-        """Return the version after one more change at `timestamp_ms`."""
+        """Returns the version after one more change at `timestamp_ms`."""
         return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp=timestamp_ms)
 
 
@@ -78,7 +78,8 @@ class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
-    """All topics of a broker: topics.json, the answer to request 21, and the main part of a registration.
+    """All topics of a broker: topics.json, the answer to GET_ALL_TOPIC_CONFIG (21), and the main part of a
+    registration.
 
     `deleted_topics`, which only halog writes and reads: name -> physical offset before which messages are deleted.
     """
@@ -115,7 +116,8 @@ class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
-    """All consumer groups of a broker: subscriptionGroup.json and the answer to request 201."""
+    """All consumer groups of a broker: subscriptionGroup.json and the answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    (201)."""
 
     data_version: DataVersion = DataVersion()
     forbidden_table: dict[str, dict[str, int]] = {}
@@ -124,7 +126,7 @@ class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 103 REGISTER_BROKER."""
+    """Body of REGISTER_BROKER (103)."""
 
     filter_server_list: list[str] = []
     topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
@@ -151,7 +153,7 @@ class QueueData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 105: the brokers and queues of a topic."""
+    """Answer to GET_ROUTEINFO_BY_TOPIC (105): the brokers and queues of a topic."""
 
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
@@ -160,26 +162,27 @@ class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 106: all brokers that the name server knows."""
+    """Answer to GET_BROKER_CLUSTER_INFO (106): all brokers that the name server knows."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class KVTable(msgspec.Struct):
-    """Answer to requests 28 and 219: texts by name."""
+    """Answer to GET_BROKER_RUNTIME_INFO (28) and GET_KVLIST_BY_NAMESPACE (219): texts by name."""
 
     table: dict[str, str] = {}
 
 
 class TopicList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to requests 206, 224, 304, 305 and 343: topics, unordered."""
+    """Answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206), GET_TOPICS_BY_CLUSTER (224), GET_SYSTEM_TOPIC_LIST_FROM_NS
+    (304), GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305) and QUERY_TOPICS_BY_CONSUMER (343): topics, unordered."""
 
     topic_list: list[str] = []
 
 
 class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
-    """The subscription of a consumer group to a topic. `code_set` holds the Java hashes of `tags_set`."""
+    """The subscription of a consumer group to a topic. `code_set` holds the tags codes (Java hashes) of `tags_set`."""
 
     class_filter_mode: bool = False
     code_set: list[int] = []
@@ -220,7 +223,7 @@ class ProducerData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 34 HEART_BEAT. Read it with `decode_heartbeat`, which accepts the variants of all clients."""
+    """Body of HEART_BEAT (34). Read it with `decode_heartbeat`, which accepts the variants of all clients."""
 
     client_id: str = msgspec.field(default="", name="clientID")
     consumer_data_set: list[ConsumerData] = []
@@ -230,7 +233,8 @@ class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """consumerOffset.json and the answer to request 43. Both tables map "topic@group" -> queue id -> queue offset."""
+    """consumerOffset.json and the answer to GET_ALL_CONSUMER_OFFSET (43). Both tables map "topic@group" -> queue id ->
+    queue offset."""
 
     data_version: DataVersion | None = None
     group_topic_map: dict[str, list[str]] | None = None
@@ -240,7 +244,8 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TimerCheckPoint(msgspec.Struct, frozen=True):
-    """The answer to request 60: the progress of timer messages, as 7 big-endian int64 (RocketMQ: TimerCheckpoint).
+    """The answer to GET_TIMER_CHECK_POINT (60): the progress of timer messages, as 7 big-endian int64 (RocketMQ:
+    TimerCheckpoint).
 
     lastReadTimeMs           `read_ms`: messages that were due before this time are delivered
     lastTimerLogFlushPos     0: there is no timer log
@@ -271,8 +276,8 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
 
 class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """delayOffset.json and the answer to request 45. `offset_table`: delay level (from 1) -> queue offset of the next
-    message to be delivered."""
+    """delayOffset.json and the answer to GET_ALL_DELAY_OFFSET (45). `offset_table`: delay level (from 1) -> queue
+    offset of the next message to be delivered."""
 
     data_version: DataVersion | None = None
     log_position: LogPosition | None = None
@@ -302,7 +307,7 @@ class HAClientRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 907. A slave fills only `ha_client_runtime_info`, a master all other fields."""
+    """Answer to GET_BROKER_HA_STATUS (907). A slave fills only `ha_client_runtime_info`, a master all other fields."""
 
     ha_client_runtime_info: HAClientRuntimeInfo = msgspec.field(default_factory=HAClientRuntimeInfo)
     ha_connection_info: list[HAConnectionRuntimeInfo] = []
@@ -325,7 +330,7 @@ def check_size(body: bytes | memoryview, size_max: int) -> None:
 
 
 def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:
-    """Return the heartbeat in `raw`, as Java, Go or C++ clients send it: enums by name or ordinal, numbers or strings.
+    """Returns the heartbeat in `raw`, as Java, Go or C++ clients send it: enums by name or ordinal, numbers or strings.
 
     Raises RemoteProtocolError if `raw` is invalid, or an ordinal has no name.
     """
@@ -348,7 +353,7 @@ def _name_ordinal(consumer: dict[str, Any], key: str, names: dict[int, str]) -> 
 
 
 def encode_compressed(body: RegisterBrokerBody) -> bytes:
-    """Return the form of `body` for compressed=true: a zlib stream of
+    """Returns the form of `body` for compressed=true: a zlib stream of
 
         int32 n | dataVersion JSON | int32 topic count | count × (int32 n | text) | int32 n | filter server list JSON
         | int32 0, the number of static topic mappings, which halog does not have (read by 5.x, ignored by 4.9)
@@ -374,7 +379,7 @@ def _with_size(text: bytes) -> bytes:
 
 
 def decode_compressed(raw: bytes | bytearray | memoryview, *, topic_count_max: int | None = None) -> RegisterBrokerBody:
-    """Return the registration in the compressed form `raw`. Raises RemoteProtocolError if it is invalid, decompresses
+    """Returns the registration in the compressed form `raw`. Raises RemoteProtocolError if it is invalid, decompresses
     to more than INFLATED_SIZE_MAX bytes, or has more than `topic_count_max` topics.
 
     The static topic mappings that 5.x appends after the filter server list are not read.

@@ -60,7 +60,7 @@ class ChecksumHead(msgspec.Struct, frozen=True):
         return GROUP_SIZE * (1 + self.group_count)
 
     def pack(self) -> bytes:
-        """Return the encoded head, 512 bytes."""
+        """Returns the encoded head, 512 bytes."""
         fields = _HEAD.pack(
             CHECKSUM_MAGIC, CHECKSUM_VERSION, self.block_size, self.segment_size, self.segment_start
         ).ljust(_CRC_AT, b"\0")
@@ -68,7 +68,7 @@ class ChecksumHead(msgspec.Struct, frozen=True):
 
 
 def unpack_head(raw: bytes) -> ChecksumHead | None:
-    """Return the head at the start of a file, or None if there is no valid one of this version."""
+    """Returns the head at the start of a file, or None if there is no valid one of this version."""
     if len(raw) < GROUP_SIZE or _CRC.unpack_from(raw, _CRC_AT)[0] != crc32(raw[:_CRC_AT]):
         return None
     magic, version, block_size, segment_size, segment_start = _HEAD.unpack_from(raw)
@@ -78,7 +78,7 @@ def unpack_head(raw: bytes) -> ChecksumHead | None:
 
 
 def pack_group(number: int, crcs: array[int], lengths: array[int]) -> bytes:
-    """Return the 512 bytes of group `number`; `crcs` and `lengths` hold the entries of the whole file."""
+    """Returns the 512 bytes of group `number`; `crcs` and `lengths` hold the entries of the whole file."""
     begin = number * GROUP_ENTRIES
     entries = array("I", bytes(_CRC_AT))
     end = min(begin + GROUP_ENTRIES, len(crcs))
@@ -91,8 +91,8 @@ def pack_group(number: int, crcs: array[int], lengths: array[int]) -> bytes:
 
 
 def unpack_group(number: int, raw: bytes) -> tuple[array[int], array[int]] | None:
-    """Return the CRCs and lengths in the 512 bytes of group `number`; None if they are damaged or fewer. A group of
-    zeros is valid: all its checksums are unknown."""
+    """Returns the CRCs and lengths in `raw`, the 512 bytes of group `number`; None if `raw` is damaged or shorter. A
+    group of zeros is valid: all its checksums are unknown."""
     if len(raw) < GROUP_SIZE:
         return None
     fields = raw[:_CRC_AT]

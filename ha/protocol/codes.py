@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 DUPLICATE_BROKERS = "HALOG_DUPLICATE_BROKERS"
-"""Read-only namespace (request 219) of halog's name servers: "name:id" of a broker -> the addresses of two brokers that
-recently registered under it alternately, separated by a semicolon"""
+"""Namespace of halog's name servers in which GET_KVLIST_BY_NAMESPACE (219) lists duplicate brokers: "name:id" -> the
+addresses of two brokers that recently registered with that name and ID, the later first, separated by a semicolon."""
 
 MASTER_ID = 0
 """The broker id of a master; slaves have others"""

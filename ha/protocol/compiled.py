@@ -35,7 +35,7 @@ TWINS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def with_compiled_twin(function: FunctionT) -> FunctionT:
-    """Return the compiled twin of `function`, or `function` if there is none. For use as a decorator."""
+    """Returns the compiled twin of `function`, or `function` if there is none. For use as a decorator."""
     module = compiled_twin(function.__module__)
     if module is None:
         return function
@@ -48,13 +48,13 @@ def with_compiled_twin(function: FunctionT) -> FunctionT:
 
 
 def pure(function: FunctionT) -> FunctionT:
-    """Return the Python function of a pair of twins, given either of them."""
+    """Returns the Python function of a pair of twins, given either of them."""
     return TWINS.get(function, function)  # type: ignore[return-value]
 
 
 @cache
 def compiled_twin(name: str) -> ModuleType | None:
-    """Return the compiled twin of the module `name` ("ha.protocol.batch"), or None if it can't or must not be used."""
+    """Returns the compiled twin of the module `name` ("ha.protocol.batch"), or None if it can't or must not be used."""
     if os.environ.get("HALOG_PURE"):
         return None
     package, _, last = name.rpartition(".")
@@ -73,7 +73,7 @@ def compiled_twin(name: str) -> ModuleType | None:
 
 
 def _matches_sources(module: ModuleType, name: str) -> bool:
-    """Return whether `module` was compiled from the sources next to it (hatch_build.py adds their CRC), if there are
+    """Returns whether `module` was compiled from the sources next to it (hatch_build.py adds their CRC), if there are
     any."""
     loader: Any = module.__loader__
     folder, _, _ = (module.__file__ or "").rpartition("/")

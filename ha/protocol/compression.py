@@ -52,7 +52,7 @@ def check_installed(compression: Compression) -> None:
 
 
 def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
-    """Return the compressed body and its bits of sysFlag; `body` itself and 0 if compression doesn't make it shorter.
+    """Returns the compressed body and its bits of sysFlag; `body` itself and 0 if compression doesn't make it shorter.
 
     The package of the compression type must be installed: call `check_installed` first.
     """
@@ -63,19 +63,19 @@ def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
 
 
 def flags_of(compression: Compression) -> int:
-    """Return the bits of sysFlag for a compression type."""
+    """Returns the bits of sysFlag for a compression type."""
     return _FLAGS.get(compression, 0)
 
 
 def kind_of(sys_flag: int) -> Compression:
-    """Return the compression type of a record's body, from its sysFlag. An unknown type counts as zlib."""
+    """Returns the compression type of a record's body, from its sysFlag. An unknown type counts as zlib."""
     if not sys_flag & SysFlag.COMPRESSED:
         return Compression.NONE
     return _KIND_OF_FLAG.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK, Compression.ZLIB)
 
 
 def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | None:
-    """Return `body` decompressed; None if that needs a package that is not installed.
+    """Returns `body` decompressed; None if that needs a package that is not installed.
 
     Raises RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. Decompression stops at
     that size: the content size in a frame's header is not trusted."""
@@ -96,7 +96,7 @@ def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | No
 
 
 def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tuple[bytes, bool] | None:
-    """Return up to `size_max` bytes of `body` decompressed, and whether that is all of it.
+    """Returns up to `size_max` bytes of `body` decompressed, and whether that is all of it.
 
     None if that needs a package that is not installed. Raises RemoteProtocolError if it can't be decompressed."""
     if compression is Compression.NONE:
@@ -122,7 +122,7 @@ def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tupl
 
 
 def _zstd_begin(module: Any, body: bytes, size_max: int) -> tuple[bytes, bool]:
-    """Return up to `size_max` bytes of the first frame in `body`, and whether that is all of it."""
+    """Returns up to `size_max` bytes of the first frame in `body`, and whether that is all of it."""
     settings = {"max_window_size": max(_ZSTD_WINDOW_MAX, size_max)}
     source = _Source(body)
     begin: bytes = module.ZstdDecompressor(**settings).stream_reader(source, read_across_frames=False).read(size_max)

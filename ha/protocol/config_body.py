@@ -1,4 +1,5 @@
-"""Bodies that show or change a server's configuration: requests 26 and 25 to a broker, 319 and 318 to a name server.
+"""Bodies that show or change a server's configuration: GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25) of a
+broker, GET_NAMESRV_CONFIG (319) and UPDATE_NAMESRV_CONFIG (318) of a name server.
 
 Lines `key=value` in UTF-8. Source: MixAll.properties2String, string2Properties.
 """
@@ -15,13 +16,13 @@ REMARK_SIZE_MAX = 1000
 
 
 def encode_config(config: Mapping[str, str]) -> bytes:
-    """Return the body that shows `config`, sorted by key."""
+    """Returns the body that shows `config`, sorted by key."""
     return "".join(f"{key}={value}\n" for key, value in sorted(config.items())).encode()
 
 
 def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryview) -> str:
-    """Return the remark that refuses the change in `body`, as nothing can be changed while the server runs. "" if all
-    values equal those in `present`, the current configuration.
+    """Returns the remark that refuses the change in `body`, because nothing can be changed while the server runs; "" if
+    all values equal those in `present`, the current configuration.
 
     `server`: what the remark calls the server, such as "broker". Raises RemoteProtocolError if `body` is longer than
     SIZE_MAX.

@@ -24,13 +24,13 @@ class EpochEntry(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def encode_epoch_file(entries: Sequence[EpochEntry]) -> bytes:
-    """Return the file's content."""
+    """Returns the file's content."""
     lines = "".join(f"{entry.epoch}-{entry.start_offset}\n" for entry in entries).encode()
     return b"%d\n%d\n%s" % (len(entries), crc32(lines) & CRC_MASK, lines)
 
 
 def decode_epoch_file(content: bytes) -> list[EpochEntry]:
-    """Return the entries. Raises RemoteProtocolError if the content is damaged, or epochs or start offsets don't
+    """Returns the entries. Raises RemoteProtocolError if the content is damaged, or epochs or start offsets don't
     ascend."""
     try:
         count, crc, lines = content.split(b"\n", 2)

@@ -75,13 +75,13 @@ _decode_version = msgspec.json.Decoder(_VersionAlone).decode
 
 
 def encode_tables_record(record: TablesRecord) -> bytes:
-    """Return the body of a record."""
+    """Returns the body of a record."""
     text = _encode(record)
     return b'{"version":%d,%b' % (VERSION, text[1:])
 
 
 def decode_tables_record(body: bytes) -> TablesRecord:
-    """Return the record with this body. Raises RemoteProtocolError if it is invalid or has another version."""
+    """Returns the record with this body. Raises RemoteProtocolError if it is invalid or has another version."""
     try:
         version = _decode_version(body).version
         if version != VERSION:
@@ -101,11 +101,11 @@ def remember_deleted(known: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def entry_size_max(name: str, queue_count: int) -> int:
-    """Return the maximum size in bytes of the entry `name` of `offsets` with `queue_count` queues. Queue ids take up to
-    10 characters, offsets up to 20."""
+    """Returns the maximum size in bytes of the entry `name` of `offsets` with `queue_count` queues. Queue ids take up
+    to 10 characters, offsets up to 20."""
     return len(_encode(name)) + 34 * queue_count + 8
 
 
 def config_size(name: str, config: TopicConfig | GroupConfig | UserConfig) -> int:
-    """Return the maximum size in bytes of one entry of `topics`, `groups` or `users`."""
+    """Returns the maximum size in bytes of one entry of `topics`, `groups` or `users`."""
     return len(_encode(name)) + len(_encode(config)) + 8

@@ -1,21 +1,24 @@
 """Typed ext fields and bodies of requests between the members of consumer and producer groups and their brokers.
 
-    code  request                         answer
-    34    bodies.HeartbeatData            headers.HeartbeatResponse
-    35    UnregisterClientRequest         -
-    36    SendBackRequest                 -
-    37    EndTransactionRequest           -
-    38    GetConsumerListRequest          ConsumerList
-    39    CheckTransactionRequest, record -            broker to producer
-    40    ConsumerGroupRequest            -            broker to consumer
-    41    LockQueuesBody                  LockedQueuesBody
-    42    LockQueuesBody                  -
-    46    CheckClientBody                 -
-    220   ResetOffsetRequest, body        -            broker to consumer; `decode_queue_offsets`
-    221   ResetOffsetRequest              `encode_consumer_status`       broker to consumer
-    307   RunningInfoRequest              `encode_running_info`          broker to consumer
-    223   ConsumerStatusRequest           `decode_consumer_status`       administrator to broker
-    309   ConsumeDirectlyRequest, record  ConsumeDirectlyResult          broker to consumer
+    request                                     ext fields or body                          answer
+    HEART_BEAT (34)                             bodies.HeartbeatData                        headers.HeartbeatResponse
+    UNREGISTER_CLIENT (35)                      UnregisterClientRequest                     -
+    CONSUMER_SEND_MSG_BACK (36)                 SendBackRequest                             -
+    END_TRANSACTION (37)                        EndTransactionRequest                       -
+    GET_CONSUMER_LIST_BY_GROUP (38)             GetConsumerListRequest                      ConsumerList
+    CHECK_TRANSACTION_STATE (39)*               CheckTransactionRequest, record             -
+    NOTIFY_CONSUMER_IDS_CHANGED (40)*           ConsumerGroupRequest                        -
+    LOCK_BATCH_MQ (41)                          LockQueuesBody                              LockedQueuesBody
+    UNLOCK_BATCH_MQ (42)                        LockQueuesBody                              -
+    CHECK_CLIENT_CONFIG (46)                    CheckClientBody                             -
+    RESET_CONSUMER_CLIENT_OFFSET (220)*         ResetOffsetRequest, `decode_queue_offsets`  -
+    GET_CONSUMER_STATUS_FROM_CLIENT (221)*      ResetOffsetRequest                          `encode_consumer_status`
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223)  ConsumerStatusRequest                       `decode_consumer_status`
+    GET_CONSUMER_RUNNING_INFO (307)*            RunningInfoRequest                          `encode_running_info`
+    CONSUME_MESSAGE_DIRECTLY (309)*             ConsumeDirectlyRequest, record              ConsumeDirectlyResult
+
+*: from a broker to a client: 39 to a producer, the others to a consumer. Administrators send 223, 307 and 309 to a
+broker, which then asks clients with 221, 307 and 309.
 
 Headers and bodies are written and read like those of `headers` and `bodies`. Sources: the classes of
 org.apache.rocketmq.remoting.protocol with the same meaning.
@@ -39,7 +42,7 @@ QueueKey = tuple[str, str, int]
 
 
 class UnregisterClientRequest(Header):
-    """Request 35 UNREGISTER_CLIENT. An empty group means no group (the C++ client sends that)."""
+    """Request UNREGISTER_CLIENT (35). An empty group means no group (the C++ client sends that)."""
 
     client_id: str = field(default="", name="clientID")
     producer_group: str | None = None
@@ -47,8 +50,8 @@ class UnregisterClientRequest(Header):
 
 
 class SendBackRequest(Header):
-    """Request 36 CONSUMER_SEND_MSG_BACK: deliver the record at physical `offset` again. `delay_level` 0: the broker
-    chooses."""
+    """Request CONSUMER_SEND_MSG_BACK (36): delivers the record at physical offset `offset` again. `delay_level` 0: the
+    broker chooses the delay."""
 
     offset: Int64
     group: str
@@ -61,7 +64,7 @@ class SendBackRequest(Header):
 
 
 class EndTransactionRequest(Header):
-    """Request 37 END_TRANSACTION. `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`. `tran_state_table_offset`
+    """Request END_TRANSACTION (37). `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`. `tran_state_table_offset`
     and `commit_log_offset`: queue offset and physical offset of the half message."""
 
     producer_group: str
@@ -76,13 +79,13 @@ class EndTransactionRequest(Header):
 
 
 class GetConsumerListRequest(Header):
-    """Request 38 GET_CONSUMER_LIST_BY_GROUP."""
+    """Request GET_CONSUMER_LIST_BY_GROUP (38)."""
 
     consumer_group: str
 
 
 class CheckTransactionRequest(Header):
-    """Request 39 CHECK_TRANSACTION_STATE. Offsets as in EndTransactionRequest; `msg_id` is the unique id."""
+    """Request CHECK_TRANSACTION_STATE (39). Offsets as in EndTransactionRequest; `msg_id` is the unique id."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
@@ -94,13 +97,13 @@ class CheckTransactionRequest(Header):
 
 
 class ConsumerGroupRequest(Header):
-    """Requests 40 NOTIFY_CONSUMER_IDS_CHANGED and 203 GET_CONSUMER_CONNECTION_LIST."""
+    """Requests NOTIFY_CONSUMER_IDS_CHANGED (40) and GET_CONSUMER_CONNECTION_LIST (203)."""
 
     consumer_group: str
 
 
 class ResetOffsetRequest(Header):
-    """Requests 220 RESET_CONSUMER_CLIENT_OFFSET and 221 GET_CONSUMER_STATUS_FROM_CLIENT."""
+    """Requests RESET_CONSUMER_CLIENT_OFFSET (220) and GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
 
     topic: str
     group: str
@@ -109,7 +112,7 @@ class ResetOffsetRequest(Header):
 
 
 class ConsumerStatusRequest(Header):
-    """Request 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` is a client id; None: all clients."""
+    """Request INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223); `client_addr` is a client id; None: all clients."""
 
     topic: str
     group: str
@@ -117,7 +120,7 @@ class ConsumerStatusRequest(Header):
 
 
 class RunningInfoRequest(Header):
-    """Request 307 GET_CONSUMER_RUNNING_INFO."""
+    """Request GET_CONSUMER_RUNNING_INFO (307)."""
 
     consumer_group: str
     client_id: str = ""
@@ -125,7 +128,7 @@ class RunningInfoRequest(Header):
 
 
 class ConsumeDirectlyRequest(Header):
-    """Request 309 CONSUME_MESSAGE_DIRECTLY; the body is the record."""
+    """Request CONSUME_MESSAGE_DIRECTLY (309); the body is the record."""
 
     consumer_group: str
     client_id: str | None = None
@@ -135,7 +138,7 @@ class ConsumeDirectlyRequest(Header):
 
 
 class ConsumerList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 38: the client ids of a group's members."""
+    """Answer to GET_CONSUMER_LIST_BY_GROUP (38): the client ids of a group's members."""
 
     consumer_id_list: list[str] = []
 
@@ -149,7 +152,7 @@ class QueueBody(msgspec.Struct, rename="camel", kw_only=True, frozen=True, order
 
 
 class LockQueuesBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of requests 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ."""
+    """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
 
     client_id: str = ""
     consumer_group: str = ""
@@ -158,13 +161,13 @@ class LockQueuesBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class LockedQueuesBody(msgspec.Struct, kw_only=True):
-    """Answer to request 41: the queues that the caller now holds."""
+    """Answer to LOCK_BATCH_MQ (41): the queues that the caller now holds."""
 
     queues: list[QueueBody] = field(default_factory=list, name="lockOKMQSet")
 
 
 class CheckClientBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 46 CHECK_CLIENT_CONFIG."""
+    """Body of CHECK_CLIENT_CONFIG (46)."""
 
     client_id: str = ""
     group: str = ""
@@ -173,7 +176,8 @@ class CheckClientBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumeDirectlyResult(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 309. `consume_result` is one of RocketMQ's CMResult; `spent_time_mills` in ms."""
+    """Answer to CONSUME_MESSAGE_DIRECTLY (309). `consume_result` is one of RocketMQ's CMResult; `spent_time_mills` in
+    ms."""
 
     auto_commit: bool = True
     consume_result: str = "CR_SUCCESS"
@@ -183,7 +187,7 @@ class ConsumeDirectlyResult(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ProcessQueueInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """One queue in the answer to request 307. Offsets are queue offsets, timestamps ms."""
+    """One queue in the answer to GET_CONSUMER_RUNNING_INFO (307). Offsets are queue offsets, timestamps ms."""
 
     cached_msg_count: int = 0
     cached_msg_max_offset: int = 0
@@ -202,7 +206,7 @@ class ProcessQueueInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumeStatus(msgspec.Struct, kw_only=True):
-    """One topic in the answer to request 307: rates per second, times in ms."""
+    """One topic in the answer to GET_CONSUMER_RUNNING_INFO (307): rates per second, times in ms."""
 
     consume_failed_msgs: int = field(default=0, name="consumeFailedMsgs")
     consume_failed_tps: float = field(default=0.0, name="consumeFailedTPS")
@@ -217,12 +221,12 @@ QueueObject = tuple[tuple[str, str | int], ...]
 
 
 def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
-    """Return the key that `java_json` writes as a MessageQueue object."""
+    """Returns the key that `java_json` writes as a MessageQueue object."""
     return (("brokerName", broker_name), ("queueId", queue_id), ("topic", topic))
 
 
 def read_queue_map(value: Any) -> dict[QueueKey, Any]:
-    """Convert a map whose keys are MessageQueue objects, as `java_json.loads` returns it: the keys become (topic,
+    """Converts a map whose keys are MessageQueue objects, as `java_json.loads` returns it: the keys become (topic,
     broker name, queue id).
 
     Raises RemoteProtocolError if `value` is not such a map.
@@ -239,13 +243,13 @@ def read_queue_map(value: Any) -> dict[QueueKey, Any]:
 
 
 def encode_queue_offsets(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return `{"offsetTable":{queue:offset,…}}`: the body of request 220, and the content of a broadcasting consumer's
-    offset file."""
+    """Returns `{"offsetTable":{queue:offset,…}}`: the body of RESET_CONSUMER_CLIENT_OFFSET (220), and the content of a
+    broadcasting consumer's offset file."""
     return java_json.dumps({"offsetTable": {queue_key(*queue): offset for queue, offset in offsets.items()}})
 
 
 def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return the body of request 220 for clients that can't read objects as keys:
+    """Returns the body of RESET_CONSUMER_CLIENT_OFFSET (220) for clients that can't read objects as keys:
     `{"offsetTable":[{…,"offset":offset,…},…]}`."""
     listed = [
         _QueueOffset(broker_name=broker_name, offset=offset, queue_id=queue_id, topic=topic)
@@ -255,8 +259,8 @@ def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
 
 
 def decode_queue_offsets(raw: bytes | bytearray | memoryview) -> dict[QueueKey, int]:
-    """Return the queue offsets in the body of request 220, in either of its forms. Raises RemoteProtocolError if `raw`
-    is invalid."""
+    """Returns the queue offsets in the body of RESET_CONSUMER_CLIENT_OFFSET (220), in either of its forms. Raises
+    RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     table = value.get("offsetTable") if isinstance(value, dict) else None
     if isinstance(table, list):  # for clients that can't read objects as keys
@@ -273,8 +277,8 @@ class _QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dict[QueueKey, int]]:
-    """Return the answer to request 223: by client id, the consumer offset of each queue. Raises RemoteProtocolError if
-    `raw` is invalid."""
+    """Returns the answer to INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): by client id, the consumer offset of each
+    queue. Raises RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     table = value.get("consumerTable") if isinstance(value, dict) else None
     if not isinstance(table, dict):
@@ -286,14 +290,14 @@ def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dic
 
 
 def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return the answer to request 221: the consumer offset of each queue."""
+    """Returns the answer to GET_CONSUMER_STATUS_FROM_CLIENT (221): the consumer offset of each queue."""
     table = {queue_key(*queue): offset for queue, offset in offsets.items()}
     return java_json.dumps({"consumerTable": {}, "messageQueueTable": table})
 
 
 class RunningInfo(msgspec.Struct, kw_only=True):
-    """The answer to request 307: the state of a consumer by queue, its properties, its statistics by topic, and its
-    subscriptions."""
+    """The answer to GET_CONSUMER_RUNNING_INFO (307): the state of a consumer by queue, its properties, its statistics
+    by topic, and its subscriptions."""
 
     queues: dict[QueueKey, ProcessQueueInfo]
     properties: dict[str, str]
@@ -302,7 +306,7 @@ class RunningInfo(msgspec.Struct, kw_only=True):
 
 
 def decode_running_info(raw: bytes | bytearray | memoryview) -> RunningInfo:
-    """Return the answer to request 307. Raises RemoteProtocolError if `raw` is invalid."""
+    """Returns the answer to GET_CONSUMER_RUNNING_INFO (307). Raises RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     if not isinstance(value, dict):
         raise RemoteProtocolError("the body is not a running info")
@@ -321,7 +325,7 @@ def encode_running_info(
     statuses: Mapping[str, ConsumeStatus],
     subscriptions: list[SubscriptionData],
 ) -> bytes:
-    """Return the answer to request 307."""
+    """Returns the answer to GET_CONSUMER_RUNNING_INFO (307)."""
     return java_json.dumps(
         {
             "mqPopTable": {},

@@ -28,8 +28,7 @@ from ha.errors import LocalProtocolError, RemoteProtocolError
 REPORT_SIZE = 8
 TRANSFER_HEADER_SIZE = 12
 BODY_SIZE_MAX = 1 << 30
-"""Default limit of a transfer body: RocketMQ's default segment size, which no body exceeds, as it never spans two
-segments."""
+"""Default limit of a transfer body in bytes: RocketMQ's default segment size. A body never spans two segments."""
 
 _REPORT = Struct(">q")
 _TRANSFER_HEADER = Struct(">qi")
@@ -38,15 +37,15 @@ _INT32_MAX = (1 << 31) - 1
 
 
 def encode_report(slave_max_offset: int) -> bytes:
-    """Return the 8 bytes that report `slave_max_offset`, the end of the slave's commitlog. Raises LocalProtocolError if
-    it is negative or not an int64."""
+    """Returns the 8 bytes that report `slave_max_offset`, the end of the slave's commitlog. Raises LocalProtocolError
+    if it is negative or not an int64."""
     if not 0 <= slave_max_offset <= _INT64_MAX:
         raise LocalProtocolError(f"a report can't carry offset {slave_max_offset}")
     return _REPORT.pack(slave_max_offset)
 
 
 def encode_transfer_header(physical_offset: int, body_size: int) -> bytes:
-    """Return the 12 bytes before a body of `body_size` bytes (0: a heartbeat) that starts at `physical_offset`.
+    """Returns the 12 bytes before a body of `body_size` bytes (0: a heartbeat) that starts at `physical_offset`.
     Raises LocalProtocolError if a number is negative or does not fit its field."""
     if not 0 <= physical_offset <= _INT64_MAX or not 0 <= body_size <= _INT32_MAX:
         raise LocalProtocolError(f"a transfer frame can't carry {body_size} bytes at offset {physical_offset}")
@@ -66,7 +65,8 @@ class ReportParser:
         self._partial = b""
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> int | None:
-        """Parse `chunk` and return the physical offset in the last report that it completes; None if it completes none.
+        """Parses `chunk` and returns the physical offset in the last report that it completes; None if it completes
+        none.
 
         Raises RemoteProtocolError if an offset is negative or lower than the one before it in this chunk.
         """
@@ -125,7 +125,7 @@ class MasterStreamParser(ABC, Generic[HeadT]):
         return not self._partial and not self._body_missing
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[HeadT | TransferBody]:
-        """Iterate over the events that `chunk` completes.
+        """Iterates over the events that `chunk` completes.
 
         The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
         as long as `chunk` is unchanged. Raises RemoteProtocolError for an invalid head or a body above the size limit,
@@ -152,12 +152,12 @@ class MasterStreamParser(ABC, Generic[HeadT]):
 
     @abstractmethod
     def _head_size(self, partial: bytes) -> int:
-        """Return the size in bytes of the head that begins with `partial`. If these bytes don't determine the size yet,
-        return how many bytes of the head are needed to continue."""
+        """Returns the size in bytes of the head that begins with `partial`. If these bytes don't determine the size
+        yet, returns how many bytes of the head are needed to continue."""
 
     @abstractmethod
     def _parse_head(self, head: bytes) -> HeadT:
-        """Return the event for a complete head. Calls `_expect_body` first if a body may follow."""
+        """Returns the event for a complete head. Calls `_expect_body` first if a body may follow."""
 
     def _expect_body(self, physical_offset: int, size: int, offset_min: int) -> None:
         if physical_offset < offset_min or not 0 <= size <= self._body_size_max:

@@ -53,31 +53,31 @@ class HandshakeKey:
         return "<HandshakeKey>"
 
     def slave_proof(self, master_nonce: bytes, slave_nonce: bytes) -> bytes:
-        """Return the proof to a master that this slave knows the secret."""
+        """Returns the proof to a master that this slave knows the secret."""
         return hmac.digest(self._secret, b"halog ha 1 slave\0" + master_nonce + slave_nonce, "sha256")
 
     def master_proof(self, master_nonce: bytes, slave_nonce: bytes) -> bytes:
-        """Return the proof to a slave that this master knows the secret."""
+        """Returns the proof to a slave that this master knows the secret."""
         return hmac.digest(self._secret, b"halog ha 1 master\0" + slave_nonce + master_nonce, "sha256")
 
     def is_slave_proof(self, proof: bytes, master_nonce: bytes, slave_nonce: bytes) -> bool:
-        """Return whether `proof` is from a slave that knows the secret; compares in constant time."""
+        """Returns whether `proof` is from a slave that knows the secret; compares in constant time."""
         return hmac.compare_digest(proof, self.slave_proof(master_nonce, slave_nonce))
 
     def is_master_proof(self, proof: bytes, master_nonce: bytes, slave_nonce: bytes) -> bool:
-        """Return whether `proof` is from a master that knows the secret; compares in constant time."""
+        """Returns whether `proof` is from a master that knows the secret; compares in constant time."""
         return hmac.compare_digest(proof, self.master_proof(master_nonce, slave_nonce))
 
 
 def encode_handshake_frame(content: bytes) -> bytes:
-    """Return a master's nonce or proof as a frame."""
+    """Returns a master's nonce or proof as a frame."""
     assert len(content) == NONCE_SIZE == PROOF_SIZE
     return _HEADER.pack(_MARK, len(content)) + content
 
 
 def is_handshake_header(header: bytes) -> bool:
-    """Return whether 32 bytes of handshake follow `header` (HEADER_SIZE bytes); False if `header` starts an answer with
-    a range.
+    """Returns whether 32 bytes of handshake follow `header` (HEADER_SIZE bytes); False if `header` starts an answer
+    with a range.
 
     Raises RemoteProtocolError for anything else.
     """

@@ -4,20 +4,20 @@ On the wire every ext field is a string. `parse_header` converts them to a struc
 (int32 and int64 as in Java); `to_ext_fields` converts them back and omits None. Unknown fields are ignored. Booleans:
 "true" in any letter case is true, anything else false; "1", false in Java, is read as true (no client sends it).
 
-    code      request                        response
-    10, 310   SendMessageRequest             SendMessageResponse
-    320       SendMessageRequest             SendMessageResponse
-    11, 361   PullMessageRequest             PullMessageResponse
-    14        QueryConsumerOffsetRequest     OffsetResponse
-    15        UpdateConsumerOffsetRequest    -
-    29        SearchOffsetRequest            OffsetResponse
-    30        GetMaxOffsetRequest            OffsetResponse
-    31        GetMinOffsetRequest            OffsetResponse
-    34        -                              HeartbeatResponse
-    103       RegisterBrokerRequest          RegisterBrokerResponse
-    104       UnregisterBrokerRequest        -
-    105       GetRouteInfoRequest            -
-    370       RecallMessageRequest           RecallMessageResponse
+    request                                          ext fields                   ext fields of the response
+    SEND_MESSAGE (10)                                SendMessageRequest           SendMessageResponse
+    SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320)  SendMessageRequestV2         SendMessageResponse
+    PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)       PullMessageRequest           PullMessageResponse
+    QUERY_CONSUMER_OFFSET (14)                       QueryConsumerOffsetRequest   OffsetResponse
+    UPDATE_CONSUMER_OFFSET (15)                      UpdateConsumerOffsetRequest  -
+    SEARCH_OFFSET_BY_TIMESTAMP (29)                  SearchOffsetRequest          OffsetResponse
+    GET_MAX_OFFSET (30)                              GetMaxOffsetRequest          OffsetResponse
+    GET_MIN_OFFSET (31)                              GetMinOffsetRequest          OffsetResponse
+    HEART_BEAT (34)                                  -                            HeartbeatResponse
+    REGISTER_BROKER (103)                            RegisterBrokerRequest        RegisterBrokerResponse
+    UNREGISTER_BROKER (104)                          UnregisterBrokerRequest      -
+    GET_ROUTEINFO_BY_TOPIC (105)                     GetRouteInfoRequest          -
+    RECALL_MESSAGE (370)                             RecallMessageRequest         RecallMessageResponse
 
 Field names are RocketMQ's in snake case; the wire names follow from them except where `name=` says so. Sources: the
 classes of org.apache.rocketmq.remoting.protocol.header with the same names plus "Header".
@@ -40,7 +40,7 @@ class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """Ext fields of one kind of command."""
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them, without those that are None."""
+        """Returns the fields as a remoting frame carries them, without those that are None."""
         fields: dict[str, str] = {}
         for attribute, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, attribute)
@@ -56,7 +56,7 @@ def _text(value: bool | int | str) -> str:
 
 
 class SendMessageRequest(Header):
-    """Request 10 SEND_MESSAGE. Also parsed from the one-letter names of requests 310 and 320.
+    """Request SEND_MESSAGE (10). `parse_header` also accepts the one-letter names of `SendMessageRequestV2`.
 
     `queue_id` below 0 lets the broker choose; `properties` is the property string; times in ms.
     """
@@ -78,7 +78,7 @@ class SendMessageRequest(Header):
 
 
 class SendMessageRequestV2(SendMessageRequest):
-    """Requests 310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the same fields under one-letter names."""
+    """Requests SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): the same fields under one-letter names."""
 
     producer_group: str = field(name="a")
     topic: str = field(name="b")
@@ -96,7 +96,7 @@ class SendMessageRequestV2(SendMessageRequest):
     broker_name: str | None = field(default=None, name="n")
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. No loop, for speed: it runs for each send."""
+        """Returns the fields as a remoting frame carries them. No loop, for speed: it runs for each send."""
         fields = {
             "a": self.producer_group,
             "b": self.topic,
@@ -119,7 +119,8 @@ class SendMessageRequestV2(SendMessageRequest):
 
 
 class SendMessageResponse(Header):
-    """Answer to a send that stored the message (response code 0, 10, 11 or 12).
+    """Answer to a send that stored the message: response code SUCCESS (0), FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE
+    (11) or FLUSH_SLAVE_TIMEOUT (12).
 
     `msg_id` is the offset message id; for a batch, the ids joined with ",", and `queue_offset` is that of its first
     message. `recall_handle`: only for a timer message.
@@ -135,7 +136,8 @@ class SendMessageResponse(Header):
     recall_handle: str | None = None
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. No loop, for speed: it runs for each answer to a send."""
+        """Returns the fields as a remoting frame carries them. No loop, for speed: it runs for each answer to a
+        send."""
         fields = {"msgId": self.msg_id, "queueId": str(self.queue_id), "queueOffset": str(self.queue_offset)}
         if self.transaction_id is not None:
             fields["transactionId"] = self.transaction_id
@@ -151,7 +153,7 @@ class SendMessageResponse(Header):
 
 
 class RecallMessageRequest(Header):
-    """Request 370 RECALL_MESSAGE. `recall_handle`: from the answer to the send, see `ha.protocol.recall_handle`."""
+    """Request RECALL_MESSAGE (370). `recall_handle`: from the answer to the send, see `ha.protocol.recall_handle`."""
 
     topic: str
     recall_handle: str
@@ -160,14 +162,14 @@ class RecallMessageRequest(Header):
 
 
 class RecallMessageResponse(Header):
-    """Answer to request 370. `msg_id` is the unique key of the recalled message."""
+    """Answer to RECALL_MESSAGE (370). `msg_id` is the unique key of the recalled message."""
 
     msg_id: str
 
 
 class PullMessageRequest(Header):
-    """Requests 11 PULL_MESSAGE and 361 LITE_PULL_MESSAGE. `sys_flag` holds the bits of `codes.PullSysFlag`; offsets are
-    queue offsets."""
+    """Requests PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag` holds the bits of `codes.PullSysFlag`; offsets
+    are queue offsets."""
 
     consumer_group: str
     topic: str
@@ -184,7 +186,8 @@ class PullMessageRequest(Header):
 
 
 class PullMessageResponse(Header):
-    """Answer to a pull with response code 0, 19, 20 or 21. Offsets are queue offsets."""
+    """Answer to a pull with response code SUCCESS (0), PULL_NOT_FOUND (19), PULL_RETRY_IMMEDIATELY (20) or
+    PULL_OFFSET_MOVED (21). Offsets are queue offsets."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -197,7 +200,7 @@ class PullMessageResponse(Header):
 
 
 class QueryConsumerOffsetRequest(Header):
-    """Request 14 QUERY_CONSUMER_OFFSET."""
+    """Request QUERY_CONSUMER_OFFSET (14)."""
 
     consumer_group: str
     topic: str
@@ -206,7 +209,7 @@ class QueryConsumerOffsetRequest(Header):
 
 
 class UpdateConsumerOffsetRequest(Header):
-    """Request 15 UPDATE_CONSUMER_OFFSET. `commit_offset` is a queue offset."""
+    """Request UPDATE_CONSUMER_OFFSET (15). `commit_offset` is a queue offset."""
 
     consumer_group: str
     topic: str
@@ -215,7 +218,7 @@ class UpdateConsumerOffsetRequest(Header):
 
 
 class GetMaxOffsetRequest(Header):
-    """Request 30 GET_MAX_OFFSET."""
+    """Request GET_MAX_OFFSET (30)."""
 
     topic: str
     queue_id: Int32
@@ -223,14 +226,14 @@ class GetMaxOffsetRequest(Header):
 
 
 class GetMinOffsetRequest(Header):
-    """Request 31 GET_MIN_OFFSET."""
+    """Request GET_MIN_OFFSET (31)."""
 
     topic: str
     queue_id: Int32
 
 
 class SearchOffsetRequest(Header):
-    """Request 29 SEARCH_OFFSET_BY_TIMESTAMP; `timestamp` in ms."""
+    """Request SEARCH_OFFSET_BY_TIMESTAMP (29); `timestamp` in ms."""
 
     topic: str
     queue_id: Int32
@@ -239,20 +242,21 @@ class SearchOffsetRequest(Header):
 
 
 class OffsetResponse(Header):
-    """Answer to requests 14, 29, 30 and 31: a queue offset."""
+    """Answer to QUERY_CONSUMER_OFFSET (14), SEARCH_OFFSET_BY_TIMESTAMP (29), GET_MAX_OFFSET (30) and GET_MIN_OFFSET
+    (31): a queue offset."""
 
     offset: Int64
 
 
 class HeartbeatResponse(Header):
-    """Answer to request 34 HEART_BEAT, from 5.x brokers."""
+    """Answer to HEART_BEAT (34), from 5.x brokers."""
 
     is_support_heart_beat_v2: bool = field(default=True, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")
 
 
 class RegisterBrokerRequest(Header):
-    """Request 103 REGISTER_BROKER. `body_crc32` is crc32 & 7FFFFFFF of the body as sent; 0: not checked."""
+    """Request REGISTER_BROKER (103). `body_crc32` is crc32 & 7FFFFFFF of the body as sent; 0: not checked."""
 
     broker_name: str
     broker_addr: str
@@ -266,14 +270,15 @@ class RegisterBrokerRequest(Header):
 
 
 class RegisterBrokerResponse(Header):
-    """Answer to request 103: the addresses of the master, for a slave (None for a master, or if no master is known)."""
+    """Answer to REGISTER_BROKER (103): the addresses of the master, for a slave (None for a master, or if no master is
+    known)."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class UnregisterBrokerRequest(Header):
-    """Request 104 UNREGISTER_BROKER."""
+    """Request UNREGISTER_BROKER (104)."""
 
     broker_name: str
     broker_addr: str
@@ -282,7 +287,7 @@ class UnregisterBrokerRequest(Header):
 
 
 class GetRouteInfoRequest(Header):
-    """Request 105 GET_ROUTEINFO_BY_TOPIC."""
+    """Request GET_ROUTEINFO_BY_TOPIC (105)."""
 
     topic: str
     accept_standard_json_only: bool | None = None
@@ -292,8 +297,8 @@ HeaderT = TypeVar("HeaderT", bound=Header)
 
 
 def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> HeaderT:
-    """Return the typed header in `ext_fields`. Raises RemoteProtocolError, which names the field, if one is missing or
-    invalid.
+    """Returns the typed header in `ext_fields`. Raises RemoteProtocolError if a field is missing or invalid; the error
+    names the field.
 
     `SendMessageRequest` is accepted under either set of names; the result is then a `SendMessageRequestV2`.
     """
@@ -307,12 +312,12 @@ def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> Head
 
 
 def topic_of_send(ext_fields: dict[str, str]) -> str:
-    """Return the topic of a send under either set of names; "" if there is none."""
+    """Returns the topic of a send under either set of names; "" if there is none."""
     return ext_fields.get("b" if "a" in ext_fields else "topic", "")
 
 
 def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
-    """Parse again after an error, with Java's rules for booleans. Raises RemoteProtocolError if a field is still
+    """Parses again after an error, with Java's rules for booleans. Raises RemoteProtocolError if a field is still
     missing or invalid."""
     fields = dict(ext_fields)
     for name in _BOOLEANS[header_type]:
@@ -325,7 +330,7 @@ def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
 
 
 def _in_full(header_type: type[Header], text: str) -> str:
-    """Add the long names to one-letter names in an error text."""
+    """Adds the long names to one-letter names in an error text."""
     if header_type is SendMessageRequestV2:
         for long, short in zip(header_type.__struct_fields__, header_type.__struct_encode_fields__, strict=True):
             text = text.replace(f"`{short}`", f"`{short}` ({long})").replace(f"$.{short}`", f"$.{short}` ({long})")

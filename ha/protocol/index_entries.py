@@ -15,7 +15,7 @@ SECONDS_MAX = 0x7FFFFFFF
 
 @with_compiled_twin
 def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[bytes, int]:
-    """Return the entries of `keys` (`record_digest.KEY`), numbered from `first`, and the number of slots that were
+    """Returns the entries of `keys` (`record_digest.KEY`), numbered from `first`, and the number of slots that were
     free. `slots` is not changed: see `link_slots`.
 
     `slots` holds the number of the newest entry of each slot (0: none). Entries hold their time in seconds since
@@ -41,7 +41,7 @@ def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[by
 
 @with_compiled_twin
 def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) -> None:
-    """Point `slots` to the entries of `keys`, numbered from `first`, and mark the changed pages in `dirty_pages`."""
+    """Points `slots` to the entries of `keys`, numbered from `first`, and marks the changed pages in `dirty_pages`."""
     slot_count = len(slots)
     for number, (key_hash, _, _) in enumerate(KEY.iter_unpack(keys), first):
         slot = key_hash % slot_count
@@ -51,7 +51,7 @@ def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) ->
 
 @with_compiled_twin
 def count_used(slots: Slots, stop: int) -> int:
-    """Return how many of `slots` are not 0; -1 if one of them is negative, or `stop` or above. Raises ValueError
+    """Returns how many of `slots` are not 0; -1 if one of them is negative, or `stop` or above. Raises ValueError
     without slots."""
     if min(slots) < 0 or max(slots) >= stop:
         return -1
@@ -60,7 +60,7 @@ def count_used(slots: Slots, stop: int) -> int:
 
 @with_compiled_twin
 def follow_chains(entries: bytes, newest: Slots, first: int, last_physical: int) -> tuple[int, int, int]:
-    """Check that `entries`, whole and numbered from `first`, continue the chains of the entries before them.
+    """Checks that `entries`, whole and numbered from `first`, continue the chains of the entries before them.
 
     `newest` holds the number of the newest preceding entry of each slot (0: none) and is updated; `last_physical` is
     the physical offset in the preceding entry. Returns the number of valid entries before the first invalid one, how

@@ -41,7 +41,7 @@ _decode_standard = msgspec.json.Decoder().decode
 
 
 def dumps(value: Any, *, bare_integer_keys: bool = True) -> bytes:
-    """Return `value` (builtins and msgspec structs) as JSON in UTF-8 without whitespace.
+    """Returns `value` (builtins and msgspec structs) as JSON in UTF-8 without whitespace.
 
     Struct fields and dict entries that are None are omitted. With `bare_integer_keys` the text is what a JVM writes by
     default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers of RocketMQ 4.9.4 or
@@ -99,7 +99,7 @@ def _scalar(value: Any) -> str:
 
 
 def dumps_pretty(value: Any) -> bytes:
-    """Return `value` in the form of the files in config/: indented with tabs, bare integer keys.
+    """Returns `value` in the form of the files in config/: indented with tabs, bare integer keys.
 
     The entries of a map with integer keys share a line, as written by RocketMQ 4.9 and 5.3 (5.5 uses a line for each).
     """
@@ -136,7 +136,7 @@ def _write_pretty(value: Any, parts: list[str], line_break: str) -> None:
 
 
 def loads(raw: bytes | bytearray | memoryview) -> Any:
-    """Return the value of the JSON text `raw`, with references resolved. Raises RemoteProtocolError if the text or a
+    """Returns the value of the JSON text `raw`, with references resolved. Raises RemoteProtocolError if the text or a
     reference is invalid, or if the text exceeds a limit of this module.
 
     Invalid UTF-8 is read as U+FFFD, as in Java.
@@ -165,7 +165,7 @@ def _check_depth(value: Any) -> None:
 
 
 def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> ValueT:
-    """Return the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec supports.
+    """Returns the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec supports.
 
     As lenient as the Java side: numbers may be strings, integer keys may be quoted, unknown keys are ignored.
     Raises RemoteProtocolError if the text is not JSON or does not match the type.
@@ -174,7 +174,7 @@ def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> Va
 
 
 def as_type(value_type: type[ValueT], value: Any) -> ValueT:
-    """Return the loaded `value` as `value_type`, as leniently as `read_as`. Raises RemoteProtocolError if it does not
+    """Returns the loaded `value` as `value_type`, as leniently as `read_as`. Raises RemoteProtocolError if it does not
     match."""
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
@@ -219,7 +219,7 @@ class _ObjectKeyParser:
         return RemoteProtocolError(f"the body is not JSON at character {self._position}")
 
     def _next(self) -> None:
-        """Advance to the next token: `_mark` is a punctuation mark, or "value" with the scalar in `_value`."""
+        """Advances to the next token: `_mark` is a punctuation mark, or "value" with the scalar in `_value`."""
         match = _TOKEN.match(self._text, self._position)
         if match is None:
             self._mark = None
@@ -235,7 +235,7 @@ class _ObjectKeyParser:
             raise self._wrong() from None
 
     def _read(self, depth: int) -> Any:
-        """Read the value that starts at the current token and advance past it."""
+        """Reads the value that starts at the current token and advances past it."""
         mark = self._mark
         if mark == "value":
             value = self._value
@@ -289,7 +289,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,9})\]")
 
 
 def _resolve(root: Any) -> Any:
-    """Return `root` with each `{"$ref":"$.path"}` replaced by the value at that path.
+    """Returns `root` with each `{"$ref":"$.path"}` replaced by the value at that path.
 
     Raises RemoteProtocolError if a referenced value contains references itself, or all of them together exceed
     REFERENCED_VALUES_MAX values.
@@ -334,7 +334,7 @@ def _follow(root: Any, path: Any) -> Any:
 
 
 def _size_without_references(value: Any, limit: int) -> int:
-    """Count the values in `value`, up to `limit`. Raises RemoteProtocolError if there are more or a reference among
+    """Counts the values in `value`, up to `limit`. Raises RemoteProtocolError if there are more or a reference among
     them."""
     count, pending = 0, [value]
     while pending:

@@ -21,19 +21,19 @@ _PROCESS = Struct(">Hi")
 
 
 def encode_message_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the offset message id; `store_host` as from `record.encode_host`."""
+    """Returns the offset message id; `store_host` as from `record.encode_host`."""
     return (store_host + _INT64.pack(physical_offset)).hex().upper()
 
 
 def encode_message_ids(store_host: bytes, physical_offsets: Sequence[int]) -> str:
-    """Return the ids of messages (at least one) of one broker, joined with ',' as in the answer to a batch."""
+    """Returns the ids of messages (at least one) of one broker, joined with ',' as in the answer to a batch."""
     host = store_host.hex().upper()
     offsets = pack(f">{len(physical_offsets)}q", *physical_offsets).hex(",", _INT64.size).upper()
     return host + offsets.replace(",", "," + host)
 
 
 def decode_message_id(message_id: str) -> tuple[str, int, int]:
-    """Return (host, port, physical offset) of an offset message id. Raises RemoteProtocolError if it is invalid."""
+    """Returns (host, port, physical offset) of an offset message id. Raises RemoteProtocolError if it is invalid."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
@@ -72,14 +72,14 @@ class UniqueIdGenerator:
         self._counter = 0
 
     def next(self) -> str:
-        """Return the next id. If the clock was set back to before the start of the month, the id has the start of the
+        """Returns the next id. If the clock was set back to before the start of the month, the id has the start of the
         month as its time."""
         stem, number = self._stem_now(), self._counter
         self._counter = (number + 1) & 0xFFFF
         return f"{stem}{number:04X}"
 
     def next_many(self, count: int) -> list[str]:
-        """Return the next `count` ids, all with the same time."""
+        """Returns the next `count` ids, all with the same time."""
         stem, first = self._stem_now(), self._counter
         end = first + count
         self._counter = end & 0xFFFF
@@ -97,6 +97,6 @@ class UniqueIdGenerator:
 
 
 def unique_id_properties(unique_ids: Sequence[str]) -> list[bytes]:
-    """Return, for each of `unique_ids` (at least one), the UNIQ_KEY pair of a property string, with separators."""
+    """Returns, for each of `unique_ids` (at least one), the UNIQ_KEY pair of a property string, with separators."""
     pairs = "\x02,UNIQ_KEY\x01".join(unique_ids)
     return f"UNIQ_KEY\x01{pairs}\x02".encode().split(b",")

@@ -1,16 +1,16 @@
 """POP consumption on the wire: headers, info strings, receipt handles and bodies.
 
-    code    request                        response
-    200050  PopMessageRequest              PopMessageResponse, records as in a pull
-    200051  AckMessageRequest              -
-    200151  BatchAckBody                   -
-    200052  PeekMessageRequest             PopMessageResponse, records
-    200053  ChangeInvisibleTimeRequest     ChangeInvisibleTimeResponse
-    200054  NotificationRequest            NotificationResponse
-    200055  PollingInfoRequest             PollingInfoResponse
-    400     QueryAssignmentBody            AssignmentsBody
-    401     RequestModeBody                -
-    402     -                              RequestModeTable
+    request                                ext fields or body          response
+    POP_MESSAGE (200050)                   PopMessageRequest           PopMessageResponse, records as in a pull
+    ACK_MESSAGE (200051)                   AckMessageRequest           -
+    BATCH_ACK_MESSAGE (200151)             BatchAckBody                -
+    PEEK_MESSAGE (200052)                  PeekMessageRequest          PopMessageResponse, records
+    CHANGE_MESSAGE_INVISIBLETIME (200053)  ChangeInvisibleTimeRequest  ChangeInvisibleTimeResponse
+    NOTIFICATION (200054)                  NotificationRequest         NotificationResponse
+    POLLING_INFO (200055)                  PollingInfoRequest          PollingInfoResponse
+    QUERY_ASSIGNMENT (400)                 QueryAssignmentBody         AssignmentsBody
+    SET_MESSAGE_REQUEST_MODE (401)         RequestModeBody             -
+    GET_ALL_MESSAGE_REQUEST_MODE (402)     -                           RequestModeTable
 
 A receipt handle has eight words separated by blanks; the client makes it from the response (RocketMQ: POP_CK):
 
@@ -64,7 +64,7 @@ priority"""
 
 
 class PopMessageRequest(Header):
-    """Request 200050 POP_MESSAGE. `queue_id` −1: all queues. `init_mode`: where a group starts that has no consumer
+    """Request POP_MESSAGE (200050). `queue_id` −1: all queues. `init_mode`: where a group starts that has no consumer
     offset yet; 0: at the first message of a queue, 1: at the last."""
 
     consumer_group: str
@@ -82,7 +82,7 @@ class PopMessageRequest(Header):
 
 
 class PopMessageResponse(Header):
-    """Answer to requests 200050 and 200052. The info strings are made by `PopInfo`."""
+    """Answer to POP_MESSAGE (200050) and PEEK_MESSAGE (200052). `PopInfo` builds the info strings."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -93,7 +93,7 @@ class PopMessageResponse(Header):
     order_count_info: str | None = None
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. No loop, for speed: it runs for each answer to a pop."""
+        """Returns the fields as a remoting frame carries them. No loop, for speed: it runs for each answer to a pop."""
         fields = {
             "popTime": str(self.pop_time),
             "invisibleTime": str(self.invisible_time),
@@ -110,7 +110,7 @@ class PopMessageResponse(Header):
 
 
 class PeekMessageRequest(Header):
-    """Request 200052 PEEK_MESSAGE."""
+    """Request PEEK_MESSAGE (200052)."""
 
     consumer_group: str
     topic: str
@@ -119,7 +119,7 @@ class PeekMessageRequest(Header):
 
 
 class AckMessageRequest(Header):
-    """Request 200051 ACK_MESSAGE. `topic` is the one read from, so possibly a retry topic; `extra_info` is the
+    """Request ACK_MESSAGE (200051). `topic` is the one read from, so possibly a retry topic; `extra_info` is the
     handle."""
 
     consumer_group: str
@@ -130,14 +130,14 @@ class AckMessageRequest(Header):
 
 
 class ChangeInvisibleTimeRequest(AckMessageRequest):
-    """Request 200053 CHANGE_MESSAGE_INVISIBLETIME. `suspend`: the next delivery does not count as a retry."""
+    """Request CHANGE_MESSAGE_INVISIBLETIME (200053). `suspend`: the next delivery does not count as a retry."""
 
     invisible_time: Int64
     suspend: bool = False
 
 
 class ChangeInvisibleTimeResponse(Header):
-    """Answer to request 200053: the parts of the new receipt handle."""
+    """Answer to CHANGE_MESSAGE_INVISIBLETIME (200053): the parts of the new receipt handle."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -145,7 +145,7 @@ class ChangeInvisibleTimeResponse(Header):
 
 
 class NotificationRequest(Header):
-    """Request 200054 NOTIFICATION: waits until there is something to pop, without taking it."""
+    """Request NOTIFICATION (200054): waits until there is something to pop, without taking it."""
 
     consumer_group: str
     topic: str
@@ -159,15 +159,15 @@ class NotificationRequest(Header):
 
 
 class NotificationResponse(Header):
-    """Answer to request 200054. `has_msg`: there is a message to pop. `polling_full`: too many requests are waiting, so
-    this one did not wait."""
+    """Answer to NOTIFICATION (200054). `has_msg`: there is a message to pop. `polling_full`: too many requests are
+    waiting, so this one did not wait."""
 
     has_msg: bool
     polling_full: bool = False
 
 
 class PollingInfoRequest(Header):
-    """Request 200055 POLLING_INFO."""
+    """Request POLLING_INFO (200055)."""
 
     consumer_group: str
     topic: str
@@ -175,7 +175,7 @@ class PollingInfoRequest(Header):
 
 
 class PollingInfoResponse(Header):
-    """Answer to request 200055: the number of requests that wait for messages."""
+    """Answer to POLLING_INFO (200055): the number of requests that wait for messages."""
 
     polling_num: Int32
 
@@ -201,7 +201,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.revive_queue == ORDER_QUEUE
 
     def encode(self) -> str:
-        """Return the handle as one string."""
+        """Returns the handle as one string."""
         return (
             f"{self.start_offset} {self.pop_time_ms} {self.invisible_ms} {self.revive_queue} {self.flag} "
             f"{self.broker_name} {self.queue_id} {self.offset}"
@@ -212,7 +212,7 @@ _HANDLE = re.compile(5 * r"(-?\d{1,19}) " + r"([^ ]*) (-?\d{1,19}) (-?\d{1,19})(
 
 
 def parse_handle(text: str) -> Handle:
-    """Return the handle in `text`; words after the eighth are ignored. Raises RemoteProtocolError if it is not a
+    """Returns the handle in `text`; words after the eighth are ignored. Raises RemoteProtocolError if it is not a
     handle."""
     match = _HANDLE.fullmatch(text)
     if match is None:
@@ -277,12 +277,12 @@ class PopInfo:
 
 
 def retry_topic(group: str, topic: str, *, is_v2: bool) -> str:
-    """Return the retry topic of a group for a topic."""
+    """Returns the retry topic of a group for a topic."""
     return f"{RETRY_PREFIX}{group}{'+' if is_v2 else '_'}{topic}"
 
 
 def popped_topic(group: str, topic: str) -> tuple[str, int]:
-    """Return the topic that a group asked for when it popped from `topic`, and the flag of `topic`."""
+    """Returns the topic that a group asked for when it popped from `topic`, and the flag of `topic`."""
     for separator, flag in (("_", RETRY_V1), ("+", RETRY_V2)):
         prefix = f"{RETRY_PREFIX}{group}{separator}"
         if topic.startswith(prefix) and len(topic) > len(prefix):
@@ -313,13 +313,13 @@ class BatchAck(msgspec.Struct, kw_only=True):
     """Base64 of the bytes of a bit set, the lowest bits first"""
 
     def real_topic(self) -> str:
-        """Return the topic that the messages were read from."""
+        """Returns the topic that the messages were read from."""
         if self.flag not in ("1", "2"):
             return self.topic
         return retry_topic(self.group, self.topic, is_v2=self.flag == "2")
 
     def offsets(self) -> Iterator[int]:
-        """Yield the acknowledged queue offsets. Raises RemoteProtocolError if the bits are not Base64 or too many."""
+        """Yields the acknowledged queue offsets. Raises RemoteProtocolError if the bits are not Base64 or too many."""
         try:
             raw = binascii.a2b_base64(self.bits.encode(), strict_mode=True) if self.bits else b""
         except (ValueError, UnicodeEncodeError):
@@ -334,14 +334,14 @@ class BatchAck(msgspec.Struct, kw_only=True):
 
 
 class BatchAckBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 200151 BATCH_ACK_MESSAGE."""
+    """Body of BATCH_ACK_MESSAGE (200151)."""
 
     broker_name: str = ""
     acks: list[BatchAck] = []
 
 
 class RequestModeBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 401 SET_MESSAGE_REQUEST_MODE, and an entry of `RequestModeTable`. `mode`: PULL or POP."""
+    """Body of SET_MESSAGE_REQUEST_MODE (401), and an entry of `RequestModeTable`. `mode`: PULL or POP."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -350,13 +350,13 @@ class RequestModeBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class RequestModeTable(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 402 GET_ALL_MESSAGE_REQUEST_MODE, and messageRequestMode.json: topic -> group -> mode."""
+    """Answer to GET_ALL_MESSAGE_REQUEST_MODE (402), and messageRequestMode.json: topic -> group -> mode."""
 
     message_request_mode_map: dict[str, dict[str, RequestModeBody]] = {}
 
 
 class QueryAssignmentBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of request 400 QUERY_ASSIGNMENT."""
+    """Body of QUERY_ASSIGNMENT (400)."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -382,7 +382,7 @@ class Assignment(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class AssignmentsBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to request 400."""
+    """Answer to QUERY_ASSIGNMENT (400)."""
 
     message_queue_assignments: list[Assignment] | None = []
     """Queues assigned to the client; None: it keeps its present ones"""

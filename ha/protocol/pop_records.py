@@ -103,13 +103,13 @@ _decode_version = msgspec.json.Decoder(_VersionAlone).decode
 
 
 def encode_pop_record(record: PopRecord) -> bytes:
-    """Return the body of a record."""
+    """Returns the body of a record."""
     text = _encode(record)
     return b'{"version":%d%b%b' % (VERSION, b"," if len(text) > 2 else b"", text[1:])
 
 
 def decode_pop_record(body: bytes) -> PopRecord:
-    """Return the record with this body. Raises RemoteProtocolError if it is invalid or has another version."""
+    """Returns the record with this body. Raises RemoteProtocolError if it is invalid or has another version."""
     try:
         version = _decode_version(body).version
         if version != VERSION:
@@ -130,7 +130,7 @@ def _count(runs: list[int]) -> int:
 
 
 def to_runs(offsets: Sequence[int]) -> list[int]:
-    """Return the runs of ascending queue offsets: for each run, its first queue offset and its count."""
+    """Returns the runs of ascending queue offsets: for each run, its first queue offset and its count."""
     if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:
         return [offsets[0], len(offsets)]
     runs: list[int] = []
@@ -145,6 +145,6 @@ def to_runs(offsets: Sequence[int]) -> list[int]:
 
 
 def from_runs(runs: list[int]) -> Iterator[int]:
-    """Yield the queue offsets in `runs`, as returned by `to_runs`."""
+    """Yields the queue offsets in `runs`, as returned by `to_runs`."""
     for start, count in zip(runs[::2], runs[1::2], strict=True):
         yield from range(start, start + count)

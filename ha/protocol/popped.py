@@ -1,4 +1,4 @@
-"""The messages in the response to a pop (request 200050) with their receipt handles, and requests with such a handle.
+"""The messages in the response to POP_MESSAGE (200050) with their receipt handles, and requests with such a handle.
 
 A message's handle is built from the info strings of the response, unless the broker has put one into the message, as
 it does for messages of retry topics. The handle gets a ninth word, the physical offset, by which the message can be
@@ -51,7 +51,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         return topic if flag == NORMAL else retry_topic(group, topic, is_v2=flag == 2)
 
     def ack_request(self, group: str, topic: str) -> AckMessageRequest:
-        """Returns the header that acknowledges the message (request 200051)."""
+        """Returns the header of the ACK_MESSAGE (200051) that acknowledges the message."""
         handle = self.handle
         return AckMessageRequest(
             consumer_group=group,
@@ -64,7 +64,8 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
     def change_request(
         self, group: str, topic: str, invisible_ms: int, *, suspends: bool = False
     ) -> ChangeInvisibleTimeRequest:
-        """Returns the header that makes the message visible in `invisible_ms` from now (request 200053).
+        """Returns the header of the CHANGE_MESSAGE_INVISIBLETIME (200053) that makes the message visible in
+        `invisible_ms` from now.
 
         `suspends`: the next delivery does not count as a retry."""
         handle = self.handle

@@ -65,7 +65,7 @@ _POWERS_BY_LENGTH: tuple[tuple[int, ...], ...] = tuple(_POWERS[_POWERS_COUNT - n
 
 
 def java_hash(text: str, before: int = 0) -> int:
-    """Return Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int.
+    """Returns Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int.
 
     `before` is the hash of a preceding text; the result is then the hash of both together.
     """
@@ -100,12 +100,12 @@ def _tag_hash(tags: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """Return the tags code of a consume-queue entry: the Java hash of `tags`, or 0 without a tag."""
+    """Returns the tags code of a consume-queue entry: the Java hash of `tags`, or 0 without a tag."""
     return _tag_hash(tags) if tags else 0
 
 
 def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS) -> int:
-    """Return the due time of a delayed message in ms, which is also the tags code of its entry in SCHEDULE_TOPIC_XXXX.
+    """Returns the due time of a delayed message in ms, which is also the tags code of its entry in SCHEDULE_TOPIC_XXXX.
 
     `level` counts from 1; values above the last level mean the last. Without levels, the delay is 1 s. Source:
     ScheduleMessageService.computeDeliverTimestamp.
@@ -116,7 +116,7 @@ def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Seque
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the property string of `properties`, each pair ended by 0x02.
+    """Returns the property string of `properties`, each pair ended by 0x02.
 
     Pairs with an empty name or value are omitted, as readers drop them. Raises LocalProtocolError if a name contains
     0x01 or 0x02 or a value 0x02 (it would be read as another property), or if one can't be encoded as UTF-8.
@@ -135,7 +135,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
-    """Return the properties in the stored string `raw`. Never raises: bad UTF-8 becomes U+FFFD, as in Java."""
+    """Returns the properties in the stored string `raw`. Never raises: bad UTF-8 becomes U+FFFD, as in Java."""
     found: dict[str, str] = {}
     for piece in str(raw, "utf-8", "replace").split("\x02"):
         if len(piece) < 3:
@@ -147,12 +147,12 @@ def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def property_mark(name: str) -> str:
-    """Return the pattern before the value of a property, for `find_values`."""
+    """Returns the pattern before the value of a property, for `find_values`."""
     return f"\x02{name}\x01"
 
 
 def find_values(raw: bytes | bytearray | memoryview, marks: tuple[str, ...]) -> list[str | None]:
-    """Return the values of some properties of the string `raw`, None for each that is missing.
+    """Returns the values of some properties of the string `raw`, None for each that is missing.
 
     Equal to the values that decode_properties returns, without decoding the others; `marks` are from `property_mark`.
     """
@@ -184,7 +184,7 @@ _MARKS = _Marks()
 
 
 def find_property(raw: bytes, name: bytes) -> str | None:
-    """Return one property of the string `raw`, or None. Same result as decode_properties, without decoding the others.
+    """Returns one property of the string `raw`, or None. Same result as decode_properties, without decoding the others.
 
     `name` is the UTF-8 name without separator, one of a fixed set: its search pattern is cached.
     """

@@ -8,7 +8,7 @@ from ha.protocol.store_files import BLANK_SIZE, ENTRY
 
 @with_compiled_twin
 def count_entries(raw: bytes, last_end: int) -> tuple[int, int, bool]:
-    """Return the number of valid entries at the start of `raw`, the end of the last record, and whether the queue may
+    """Returns the number of valid entries at the start of `raw`, the end of the last record, and whether the queue may
     end there.
 
     `raw` holds whole entries; `last_end` is the physical offset at which the preceding record ends (at least 0). True:

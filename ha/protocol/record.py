@@ -136,11 +136,11 @@ class MessageRecord(msgspec.Struct, frozen=True):
     properties: bytes
 
     def property_map(self) -> dict[str, str]:
-        """Return the properties as a dict."""
+        """Returns the properties as a dict."""
         return decode_properties(self.properties)
 
     def to_message(self) -> Message:
-        """Return the stored message. Encoding it with this record's offsets, store time and store host, and without a
+        """Returns the stored message. Encoding it with this record's offsets, store time and store host, and without a
         further property CRC, gives the record's bytes."""
         return Message(
             topic=self.topic,
@@ -189,14 +189,14 @@ class Unparsable(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=4096)
 def encode_host(host: str, port: int) -> bytes:
-    """Return address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address. Raises ValueError if it is not
+    """Returns address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address. Raises ValueError if it is not
     one."""
     return ip_address(host.partition("%")[0]).packed + _INT32.pack(port)
 
 
 @lru_cache(maxsize=4096)
 def decode_host(raw: bytes) -> tuple[str, int]:
-    """Return (address, port) of 8 or 20 bytes as written by `encode_host`."""
+    """Returns (address, port) of 8 or 20 bytes as written by `encode_host`."""
     return str(ip_address(raw[:-4])), _INT32.unpack_from(raw, len(raw) - 4)[0]
 
 
@@ -212,7 +212,7 @@ class _Layout(msgspec.Struct, frozen=True, gc=False):
 
 
 def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unparsable | None:
-    """Return the layout of the record at `position`; a Filler; or an Unparsable if the bytes are neither.
+    """Returns the layout of the record at `position`; a Filler; or an Unparsable if the bytes are neither.
 
     None: it ends (or claims to end) after `end`, so more bytes may complete it. Neither the body CRC nor the physical
     offset is checked.
@@ -251,7 +251,7 @@ def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unpa
 
 
 def _checked(buffer: Readable, position: int, end: int, *, verify_crc: bool) -> _Layout | Filler:
-    """Return the record or filler at `position`. Raises RemoteProtocolError if there is none, or if the body CRC is
+    """Returns the record or filler at `position`. Raises RemoteProtocolError if there is none, or if the body CRC is
     wrong and `verify_crc` is set."""
     found = _parse(buffer, position, end)
     if found is None:
@@ -269,7 +269,7 @@ def _is_crc_right(buffer: Readable, layout: _Layout) -> bool:
 
 
 def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
-    """Return the record at `position`. Raises RemoteProtocolError if there is none (a filler is not one), or if the
+    """Returns the record at `position`. Raises RemoteProtocolError if there is none (a filler is not one), or if the
     body CRC is wrong and `verify_crc` is set."""
     found = _checked(buffer, position, len(buffer), verify_crc=verify_crc)
     if isinstance(found, Filler):
@@ -278,7 +278,7 @@ def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
 
 
 def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = True) -> MessageRecord:
-    """Return the record at `position`. Raises RemoteProtocolError if there is none, or if the body CRC is wrong and
+    """Returns the record at `position`. Raises RemoteProtocolError if there is none, or if the body CRC is wrong and
     `verify_crc` is set.
 
     The body and properties are copied, so the buffer may be reused. Invalid UTF-8 in the topic or in properties becomes
@@ -308,14 +308,14 @@ def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = Tru
 
 
 def record_properties(buffer: Readable) -> bytes:
-    """Return the raw property string of the record that `buffer` begins with. Raises RemoteProtocolError if there is
+    """Returns the raw property string of the record that `buffer` begins with. Raises RemoteProtocolError if there is
     none."""
     layout = _record_at(buffer, 0, verify_crc=False)
     return bytes(buffer[layout.properties_at : layout.end])
 
 
 def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRecord]:
-    """Return the consecutive records in `body` (a pull response). Raises RemoteProtocolError as `decode_record`, for
+    """Returns the consecutive records in `body` (a pull response). Raises RemoteProtocolError as `decode_record`, for
     any of them."""
     records = []
     position = 0
@@ -333,8 +333,8 @@ property string."""
 
 @with_compiled_twin
 def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
-    """Return the `RecordParts` of each record that `decode_records` would return, at a fraction of the cost. Raises the
-    same errors."""
+    """Returns the `RecordParts` of each record that `decode_records` would return, at a fraction of the cost. Raises
+    the same errors."""
     found: list[RecordParts] = []
     position = 0
     while position < len(body):
@@ -346,7 +346,8 @@ def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
 
 
 def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
-    """Check the record at `position` fully, as recovery does, and return its size in bytes, or the Filler found there.
+    """Checks the record at `position` fully, as recovery does, and returns its size in bytes, or the Filler found
+    there.
 
     Raises RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or with
     `verify_crc` a wrong body CRC. The physical offset is not checked. Source: CommitLog.checkMessageAndReturnSize.
@@ -357,7 +358,7 @@ def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool
 
 @with_compiled_twin
 def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
-    """Return the total size in bytes of the sound records at the start of `buffer`, and the position of the last one;
+    """Returns the total size in bytes of the sound records at the start of `buffer`, and the position of the last one;
     -1 if there is none.
 
     A record is sound if `verify_record` accepts it, and it is at the physical offset that it states. Only records
@@ -375,7 +376,7 @@ def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
 def scan_record(
     buffer: Readable, position: int, end: int, *, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS
 ) -> RecordHead | Filler | Unparsable | None:
-    """Return the fields of the record at `position` that dispatch needs. No CRC is checked, and the body is not read.
+    """Returns the fields of the record at `position` that dispatch needs. No CRC is checked, and the body is not read.
 
     None: the record ends (or claims to end) after `end`, so more bytes may complete it. If `end` is the end of the
     segment, the record is damaged. Unparsable: no further bytes can make it a record.
@@ -409,7 +410,7 @@ def scan_record(
 
 
 def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
-    """Return the tags code of a record in SCHEDULE_TOPIC_XXXX: its due time in ms, or `code` if its property DELAY is
+    """Returns the tags code of a record in SCHEDULE_TOPIC_XXXX: its due time in ms, or `code` if its property DELAY is
     not a number above 0."""
     delay = find_property(properties, b"DELAY")
     try:
@@ -420,7 +421,7 @@ def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_l
 
 
 def timer_code(properties: bytes, code: int) -> int:
-    """Return the tags code of a record in rmq_sys_wheel_timer: 2 × due time (ms since the epoch), plus 1 unless it
+    """Returns the tags code of a record in rmq_sys_wheel_timer: 2 × due time (ms since the epoch), plus 1 unless it
     recalls another message, so that a recall sorts before the message that it recalls. `code` if there is no usable
     due time.
 

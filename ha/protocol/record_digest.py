@@ -70,9 +70,10 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
 def end_of_run(
     found: RecordHead | Filler | Unparsable | None, buffer: Readable, position: int, base_offset: int, segment_end: int
 ) -> tuple[int, Unparsable | None]:
-    """Return the position in `buffer` at which a run of records ends, and the damage there, if any.
+    """Returns the position in `buffer` at which a run of records ends, and the damage there, if any.
 
     `found` is what `scan_record` returned for `position`, the end of the last record. A filler belongs to the run.
+    `base_offset` and `segment_end`: physical offsets of the buffer's first byte and of the end of the segment.
     """
     if isinstance(found, RecordHead):
         return position, Unparsable(found.total_size, f"its physical offset is {found.physical_offset}")
@@ -86,8 +87,8 @@ def end_of_run(
 
 
 def index_key_hashes(head: RecordHead, *, with_tags: bool) -> list[int]:
-    """Return the hash of each index key of a record, in the order of their entries: UNIQ_KEY, KEYS, TAGS. The record of
-    a rolled back transaction has none.
+    """Returns the hash of each index key of a record, in the order of their entries: UNIQ_KEY, KEYS, TAGS. The record
+    of a rolled back transaction has none.
 
     Source: IndexService.buildIndex.
     """
@@ -108,7 +109,7 @@ def index_key_hashes(head: RecordHead, *, with_tags: bool) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def hash_before(topic: str, begin: str) -> int:
-    """Return the Java hash of the part of an index key that consists of the topic and `begin`."""
+    """Returns the Java hash of the part of an index key that consists of the topic and `begin`."""
     return java_hash(index_key(topic, begin))
 
 
@@ -129,10 +130,10 @@ def digest_records(
     with_keys: bool,
     with_tags: bool,
 ) -> RecordDigest:
-    """Return the digest of the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
+    """Returns the digest of the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
 
-    It has at most `count_max` records, which start within the first `bytes_max` bytes. `segment_end` is a physical
-    offset. `with_keys`: whether to make index keys; `with_tags`: whether these include tags.
+    The digest has at most `count_max` records, which start within the first `bytes_max` bytes. `segment_end`: physical
+    offset at which the segment ends. `with_keys`: whether to make index keys; `with_tags`: whether these include tags.
     """
     end = len(buffer)
     position = count = 0

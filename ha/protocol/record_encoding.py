@@ -41,7 +41,7 @@ ResultT = TypeVar("ResultT")
 
 @lru_cache(maxsize=4096)
 def topic_field(topic: str) -> bytes:
-    """Return a record's topic field, which is length and name: in V1's form if the topic fits it, otherwise in V2's.
+    """Returns a record's topic field, which is length and name: in V1's form if the topic fits it, otherwise in V2's.
 
     The length is wrong for a topic of more than 65535 bytes; `encode_record` refuses topics of more than 32767.
     """
@@ -51,7 +51,7 @@ def topic_field(topic: str) -> bytes:
 
 
 def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, append_property_crc: bool = False) -> int:
-    """Return the size of the record of `message` in bytes."""
+    """Returns the size of the record of `message` in bytes."""
     return (
         _SIZE_WITHOUT_PARTS
         + len(message.born_host)
@@ -77,7 +77,7 @@ def encode_record(
     store_host: bytes,
     append_property_crc: bool = False,
 ) -> bytes:
-    """Return the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
+    """Returns the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
 
     Raises LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Raises
     struct.error if a number does not fit its field.
@@ -141,7 +141,7 @@ def record_run(
     append_property_crc: bool,
     result: Callable[[PutStatus, int, int, int, int], ResultT],
 ) -> tuple[bytes, list[ResultT]]:
-    """Return the consecutive records of `messages[first:]`, and the value of `result` for each: its arguments are
+    """Returns the consecutive records of `messages[first:]`, and the value of `result` for each: its arguments are
     PUT_OK, physical offset, size, queue offset and store time.
 
     `queue_offsets` holds the next queue offset of each (topic, queue id) and is updated. A prepared or rolled back
@@ -185,7 +185,7 @@ def record_run(
 
 
 def encode_filler(remaining: int) -> bytes:
-    """Return the first 8 bytes of the filler for the last `remaining` bytes of a segment. Raises LocalProtocolError if
+    """Returns the first 8 bytes of the filler for the last `remaining` bytes of a segment. Raises LocalProtocolError if
     `remaining` is less than 8."""
     if remaining < FILLER_SIZE_MIN:
         raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes; {remaining} are left")

@@ -84,7 +84,7 @@ class RemotingCommand(msgspec.Struct):
         ext_fields: dict[str, str] | None = None,
         body: bytes | memoryview = b"",
     ) -> RemotingCommand:
-        """Return the response to this request: same opaque, same header encoding (the C++ client reads only JSON)."""
+        """Returns the response to this request: same opaque, same header encoding (the C++ client reads only JSON)."""
         return RemotingCommand(
             code,
             self.opaque,
@@ -150,7 +150,7 @@ _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
 
 
 def encode_command(command: RemotingCommand) -> bytes:
-    """Return the whole frame of `command`.
+    """Returns the whole frame of `command`.
 
     Raises LocalProtocolError if it exceeds 16 MiB, a string can't be encoded as UTF-8, or a value does not fit the
     ROCKETMQ header (codes above 32767).
@@ -188,7 +188,7 @@ class CommandTemplate:
         self._format = b"".join((*parts, rest))
 
     def encode(self, *values: int | bytes) -> bytes:
-        """Return the whole frame with `values` in place of the placeholders; text as returned by `json_text`.
+        """Returns the whole frame with `values` in place of the placeholders; text as returned by `json_text`.
 
         The frame size is not checked.
         """
@@ -197,7 +197,7 @@ class CommandTemplate:
         return LENGTHS.pack(4 + size, size) + header
 
     def encode_each(self, values: Sequence[int]) -> bytes:
-        """Return one frame for each of `values` (at least one), joined; for a template with one placeholder, a
+        """Returns one frame for each of `values` (at least one), joined; for a template with one placeholder, a
         number."""
         least = min(values)
         if least < 0 or len(str(least)) != len(str(max(values))):
@@ -262,7 +262,7 @@ class RemotingParser:
         return not self._buffer
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[RemotingCommand]:
-        """Parse `chunk` and return the commands that it completes, in order.
+        """Parses `chunk` and returns the commands that it completes, in order.
 
         Bodies are copies, or views of immutable bytes, so the chunk may be reused. Raises RemoteProtocolError if the
         bytes are not remoting frames: complete frames before the invalid one in this chunk are lost, and the parser
@@ -323,8 +323,8 @@ class RemotingParser:
         return commands
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int, int]:
-        """Return the commands at the start of `data` that a subclass can parse faster, the position after their frames,
-        and the number of these frames."""
+        """Returns the commands at the start of `data` that a subclass can parse faster, the position after their
+        frames, and the number of these frames."""
         return (), 0, 0
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
@@ -361,7 +361,7 @@ def _check_header_size(size: int, size_max: int) -> None:
 
 
 def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
-    """Decode a JSON header as leniently as the Java side. Raises RemoteProtocolError if it is not a command.
+    """Decodes a JSON header as leniently as the Java side. Raises RemoteProtocolError if it is not a command.
 
     Accepted in addition to JSON: raw control characters in strings, bad UTF-8 and lone surrogates (both become U+FFFD),
     numbers and booleans as ext values ("3", "true"), numbers given as strings, null for an absent key.
@@ -392,7 +392,7 @@ def _ext_text(value: Any) -> str:
 
 
 def _valid_text(text: str) -> str:
-    """Return `text` with lone surrogates, which can't be encoded, replaced by U+FFFD."""
+    """Returns `text` with lone surrogates, which can't be encoded, replaced by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

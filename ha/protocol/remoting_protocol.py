@@ -2,8 +2,8 @@
 
 A driver owns the stream and the tasks. It passes each chunk to `receive`, sends the batches that `data_to_send`
 returns, and passes the number of bytes that the kernel accepted to `data_sent`. It also passes the time: `now` is in
-seconds of one monotonic clock. There are two drivers: ha/remoting/connection.py on Trio for servers,
-ha/client/connection.py on anyio for the SDK.
+seconds of one monotonic clock. There are two drivers: ha/remoting/connection.py on Trio, for servers and for the
+connections that they open, and ha/client/connection.py on anyio, for the SDK.
 
     OPENING    frames are queued; the stream isn't there yet
     OPEN       frames move both ways
@@ -156,7 +156,7 @@ class RemotingProtocol(Generic[Waiter]):
         """Upper bound of the number of bytes buffered of an incomplete frame; too high by less than one chunk."""
         self._partial_since = math.inf
         self._is_paused = False
-        """Whether the timeouts for receiving are stopped"""
+        """Whether the timeouts for receiving are stopped."""
 
     # State
 
@@ -277,7 +277,7 @@ class RemotingProtocol(Generic[Waiter]):
         return self._pending.pop(opaque, None)
 
     def is_pending(self, opaque: int) -> bool:
-        """Whether the response to request `opaque` is still waited for."""
+        """Returns whether the response to request `opaque` is still waited for."""
         return opaque in self._pending
 
     # Sent
@@ -346,7 +346,7 @@ class RemotingProtocol(Generic[Waiter]):
         return min(sent_by, self._active_at + limits.idle_timeout_s, self._partial_since + limits.frame_timeout_s)
 
     def overdue(self, now: float) -> CloseCause | None:
-        """Returns the timeout that has expired at `now`; None if none has."""
+        """Returns the close cause for a timeout that has expired at `now`; None if none has."""
         limits = self._limits
         if now >= self._sending_since + limits.send_timeout_s:
             return CloseCause.PEER_DOES_NOT_READ

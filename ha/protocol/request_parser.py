@@ -52,7 +52,7 @@ class AckedPop(NamedTuple):
 
 
 class AckCommand(RemotingCommand, kw_only=True, gc=False):
-    """Acknowledgements (request 200051) of messages popped together that follow each other on a connection.
+    """Successive ACK_MESSAGE (200051) requests on a connection, for messages that were popped together.
 
     They differ only in opaque and queue offset: request `opaques[i]` acknowledges the message at `offsets[i]`.
     """
@@ -62,7 +62,8 @@ class AckCommand(RemotingCommand, kw_only=True, gc=False):
     opaques: list[int]
 
     def is_continued_by(self, other: AckCommand) -> bool:
-        """Whether `other` can join these acknowledgements: it differs only in offset and opaque, and there is room."""
+        """Returns whether `other` can join these acknowledgements: it differs only in offset and opaque, and there is
+        room."""
         return (
             (self.popped, self.flag, self.language, self.version, self.remark)
             == (other.popped, other.flag, other.language, other.version, other.remark)
@@ -72,13 +73,13 @@ class AckCommand(RemotingCommand, kw_only=True, gc=False):
         )
 
     def alone(self, number: int) -> AckCommand:
-        """Return acknowledgement `number` as a separate command."""
+        """Returns acknowledgement `number` as a separate command."""
         opaque = self.opaques[number]
         return msgspec.structs.replace(self, opaque=opaque, opaques=[opaque], offsets=[self.offsets[number]])
 
 
 class PopCommand(RemotingCommand, kw_only=True, gc=False):
-    """A pop (request 200050) whose ext fields are in `request`."""
+    """A POP_MESSAGE (200050) request whose ext fields are in `request` and not in `ext_fields`, which is empty."""
 
     request: PopMessageRequest
 
@@ -140,7 +141,7 @@ _CODE = re.compile(rb'\{"code":(\d+),')
 
 
 def read_request(header: bytes, body: bytes | memoryview) -> UsualCommand | None:
-    """Return the request with a JSON header and a body, or None if it is not a usual one."""
+    """Returns the request with a JSON header and a body, or None if it is not a usual one."""
     begin = _CODE.match(header)
     decode = None if begin is None else _DECODERS.get(begin[1])
     if decode is None:
@@ -161,7 +162,7 @@ def read_request(header: bytes, body: bytes | memoryview) -> UsualCommand | None
 
 @with_compiled_twin
 def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[list[UsualCommand], int, int]:
-    """Return the usual requests at the start of `data`, the position of the first other or incomplete frame, and the
+    """Returns the usual requests at the start of `data`, the position of the first other or incomplete frame, and the
     number of frames before it."""
     commands: list[UsualCommand] = []
     position, end, count = 0, len(data), 0
@@ -191,8 +192,8 @@ def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[l
 
 
 class RequestParser(RemotingParser):
-    """A `RemotingParser` that returns usual sends (requests 10, 310, 320) as `SendCommand`, pops (request 200050) as
-    `PopCommand` and acknowledgements (request 200051) as `AckCommand`, if their headers are JSON."""
+    """A `RemotingParser` that returns usual sends as `SendCommand`, usual pops as `PopCommand`, and usual ACK_MESSAGE
+    (200051) requests as `AckCommand`, if their headers are JSON."""
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int, int]:
         return read_requests(data, self._frame_size_max - 4, self._header_size_max)
@@ -203,24 +204,24 @@ class RequestParser(RemotingParser):
 
 
 def send_request(command: RemotingCommand) -> SendMessageRequest:
-    """Return the ext fields of a send from either parser. Raises RemoteProtocolError, which names the field, if one is
-    missing or invalid."""
+    """Returns the ext fields of a send from either parser. Raises RemoteProtocolError if a field is missing or invalid;
+    the error names the field."""
     if type(command) is SendCommand:
         return command.request
     return parse_header(SendMessageRequest, command.ext_fields)
 
 
 def pop_request(command: RemotingCommand) -> PopMessageRequest:
-    """Return the ext fields of a pop from either parser. Raises RemoteProtocolError, which names the field, if one is
-    missing or invalid."""
+    """Returns the ext fields of a pop from either parser. Raises RemoteProtocolError if a field is missing or invalid;
+    the error names the field."""
     if type(command) is PopCommand:
         return command.request
     return parse_header(PopMessageRequest, command.ext_fields)
 
 
 def ack_command(command: RemotingCommand) -> AckCommand:
-    """Return acknowledgements from either parser. Raises RemoteProtocolError if a field is missing, or it or the handle
-    is invalid."""
+    """Returns acknowledgements from either parser. Raises RemoteProtocolError if a field is missing or invalid, or the
+    receipt handle is invalid."""
     if type(command) is AckCommand:
         return command
     request = parse_header(AckMessageRequest, command.ext_fields)

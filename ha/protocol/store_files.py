@@ -58,12 +58,12 @@ class BrokerFile(msgspec.Struct, rename="camel"):
 
 
 def segment_name(start_offset: int) -> str:
-    """Return the name of the file that starts at `start_offset` of its queue or log."""
+    """Returns the name of the file that starts at `start_offset` of its queue or log."""
     return f"{start_offset:020d}"
 
 
 def segment_start(name: str) -> int | None:
-    """Return the physical offset at which a segment begins, from its file name; None if it is not a segment."""
+    """Returns the physical offset at which a segment begins, from its file name; None if it is not a segment."""
     if len(name) == SEGMENT_NAME_SIZE and name.isascii() and name.isdecimal():
         return int(name)
     return None
@@ -80,40 +80,40 @@ class IndexHeader(msgspec.Struct, gc=False):
     index_count: int = 1
 
     def pack(self) -> bytes:
-        """Return the encoded header, 40 bytes."""
+        """Returns the encoded header, 40 bytes."""
         return INDEX_HEADER.pack(*msgspec.structs.astuple(self))
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> IndexHeader:
-        """Return the header at the start of `raw`. Raises RemoteProtocolError if `raw` is shorter than a header."""
+        """Returns the header at the start of `raw`. Raises RemoteProtocolError if `raw` is shorter than a header."""
         if len(raw) < INDEX_HEADER_SIZE:
             raise RemoteProtocolError(f"index header of {len(raw)} bytes")
         return cls(*INDEX_HEADER.unpack_from(raw))
 
 
 def index_file_size(slot_count: int, index_count_max: int) -> int:
-    """Return the size in bytes of an index file with `slot_count` slots and `index_count_max` entries (including entry
+    """Returns the size in bytes of an index file with `slot_count` slots and `index_count_max` entries (including entry
     0)."""
     return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + index_count_max * INDEX_ENTRY_SIZE
 
 
 def index_slot_position(slot: int) -> int:
-    """Return the position of a slot in an index file, in bytes."""
+    """Returns the position of a slot in an index file, in bytes."""
     return INDEX_HEADER_SIZE + slot * INDEX_SLOT_SIZE
 
 
 def index_entry_position(slot_count: int, entry_number: int) -> int:
-    """Return the position of an entry in an index file, in bytes."""
+    """Returns the position of an entry in an index file, in bytes."""
     return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + entry_number * INDEX_ENTRY_SIZE
 
 
 def index_key(topic: str, key: str) -> str:
-    """Return the text that is hashed for `key` of a message in `topic`."""
+    """Returns the text that is hashed for `key` of a message in `topic`."""
     return f"{topic}#{key}"
 
 
 def index_key_hash(key: str, before: int = 0) -> int:
-    """Return the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0.
+    """Returns the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0.
 
     `before` is the Java hash of the part of the index key before `key`, if `key` is only its end.
     """
@@ -133,12 +133,12 @@ class Checkpoint(msgspec.Struct, gc=False):
     logics_physical_offset: int = 0
 
     def pack(self) -> bytes:
-        """Return the 4096 bytes of the file."""
+        """Returns the 4096 bytes of the file."""
         return _CHECKPOINT.pack(*msgspec.structs.astuple(self)).ljust(CHECKPOINT_SIZE, b"\0")
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> Checkpoint:
-        """Return the checkpoint in `raw`. Raises RemoteProtocolError if `raw` is too short for one."""
+        """Returns the checkpoint in `raw`. Raises RemoteProtocolError if `raw` is too short for one."""
         if len(raw) < _CHECKPOINT.size:
             raise RemoteProtocolError(f"checkpoint of {len(raw)} bytes")
         return cls(*_CHECKPOINT.unpack_from(raw))

@@ -47,7 +47,7 @@ _SYSTEM_TOPICS = frozenset(
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether a topic's name alone shows that it is a system, retry or dead-letter topic.
+    """Returns whether a topic's name alone shows that it is a system, retry or dead-letter topic.
 
     False for the topics that are named after brokers and clusters: their names can be anything.
     """
@@ -55,7 +55,7 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_queue_directory(topic: str, queue_id: int) -> bool:
-    """Return whether the topic and queue id of a record can name the directory of a consume queue.
+    """Returns whether the topic and queue id of a record can name the directory of a consume queue.
 
     Dispatch and reindexing skip all other records: a record must not create files outside the store.
     """
