@@ -31,7 +31,7 @@ SILENCE_S = 30
 def templates(
     topic: str, size: int, group: str, queue_count: int = QUEUE_COUNT, batch: int = 1
 ) -> list[tuple[bytes, bytes]]:
-    """Returns the parts before and after the opaque's digits, for each queue."""
+    """Returns for each queue the frame of a send in two parts: before and after the digits of its opaque."""
     body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     if batch > 1:
         body = _message(body) * batch

@@ -27,9 +27,9 @@ FLAG_RESPONSE = 1
 
 
 def raise_file_limit(connection_count: int) -> None:
-    """Raises the limit of open files of this process, and of those that it starts, as this many connections need.
+    """Raises the limit of open files of this process, and of those that it starts, for this many connections.
 
-    Raises OSError without the permission to.
+    Raises OSError if the process may not do that.
     """
     needed = connection_count + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

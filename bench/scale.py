@@ -1,8 +1,8 @@
 """One broker with very many connections, queues and consumer groups (crowd.py).
 
-They are added one after the other, so that each point shows what one more of them costs: the master's own memory, its
-processor time while nothing else happens, and the longest delays of its event loop while they are added and while they
-are there. At the end the master is stopped and started, killed and started.
+Connections, queues and groups are added in turn, so that each point shows what one more of them costs: the master's own
+memory, its processor time, and the longest delays of its event loop while they are added and afterwards. At the end the
+master is stopped and started, then killed and started.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class Terms:
     log_mib: int = 4096
     java_client: str = "4.9.7"
     ballast: bool = True
-    """Fill free memory with pages of an empty file before each block, so that a host has provided it."""
+    """Whether free memory is filled with pages of a sparse file before each block, so that a virtual machine has that
+    memory from its host already."""
 
 
 class Side(ABC):

@@ -76,7 +76,7 @@ class Kept:
 
 
 class Master:
-    """The parts of a master between its sockets; nothing waits."""
+    """The parts of a master that process a send, without sockets; no put waits for a flush or a slave."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions, unique_id: Callable[[], str]) -> None:
         world = World(unique_id=unique_id)

@@ -1,4 +1,4 @@
-"""Checks and creates directories given on the command line, all of whose files a script deletes."""
+"""Checks and creates directories given on the command line, whose files a script deletes at its end."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ authentication, which browsers and simple probes support. Changes (all methods e
 token, and accept it only as a bearer token, because a browser would send a password along with a request from any page.
 
 The dashboard has its own login form, and reads with a session cookie (sessions.py). Its actions take that cookie and a
-form token. An address that gives wrong tokens has to wait (attempts.py).
+form token. An address that has given too many wrong tokens has to wait (attempts.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ TEXT_LENGTH_MAX = 500
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One log record. `time_s`: wall clock, seconds since the epoch."""
+    """One log record. `time_s`: wall clock, in seconds since 1970."""
 
     time_s: float
     level: str

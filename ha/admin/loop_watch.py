@@ -34,7 +34,7 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A long step. `at_s` is the wall clock at its end, seconds since the epoch.
+    """A long step. `at_s` is the wall clock at its end, in seconds since 1970.
 
     Parts of `seconds` are `cpu_s`, `queued_s` (time in the run queue; None if unknown) and `collection_s` (garbage
     collection in any thread). `stack` is where the task awaited next, innermost function last; empty if it ended.

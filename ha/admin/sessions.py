@@ -1,6 +1,6 @@
 """Checks adminToken, and issues session cookies to browsers after a login with it.
 
-    halog_NAME = EXPIRY.NONCE.PROOF    EXPIRY in seconds since the epoch, PROOF = HMAC-SHA256(key, EXPIRY.NONCE) as hex
+    halog_NAME = EXPIRY.NONCE.PROOF    EXPIRY in seconds since 1970, PROOF = HMAC-SHA256(key, EXPIRY.NONCE) as hex
 
 Key and NAME are derived from the token, so nothing is stored. Browsers send a cookie to every port of its host: nodes
 with the same token accept each other's cookies, and nodes with other tokens don't overwrite them. A new token ends all

@@ -58,7 +58,7 @@ def percent(ratio: float) -> str:
 
 
 def time_ms(ms: int) -> str:
-    """Formats ms since the epoch as 2025-03-09 07:05:01.250 UTC; an invalid time as a number."""
+    """Formats ms since 1970 as 2025-03-09 07:05:01.250 UTC; an invalid time as a number."""
     if not 0 < ms <= _TIME_MS_MAX:
         return f"{ms} ms"
     at = datetime.fromtimestamp(ms // 1000, UTC)
@@ -66,19 +66,19 @@ def time_ms(ms: int) -> str:
 
 
 def time_s(seconds: float) -> str:
-    """Formats seconds since the epoch as 03-09 07:05:01, without the year, for recent events."""
+    """Formats seconds since 1970 as 03-09 07:05:01 (UTC), without the year, for recent events."""
     return f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S}"
 
 
 def iso_ms(ms: int) -> str:
-    """Formats ms since the epoch in ISO 8601, for the attribute of <time>; "" for an invalid time."""
+    """Formats ms since 1970 in ISO 8601, for the attribute of <time>; "" for an invalid time."""
     if not 0 < ms <= _TIME_MS_MAX:
         return ""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def parse_time_ms(text: str) -> int | None:
-    """Parses ISO 8601 (UTC if without an offset) or ms since the epoch (9 digits or more); None for other text."""
+    """Parses ISO 8601 (UTC if without an offset) or ms since 1970 (9 digits or more); None for other text."""
     text = text.strip()
     if text.isascii() and text.isdecimal() and len(text) > 8:
         return min(int(text[:18]), _TIME_MS_MAX)

@@ -80,7 +80,7 @@ class LiveView:
         return self._html
 
     def answer(self) -> bytes:
-        """Returns the HTML and the newest sample as JSON."""
+        """Returns as JSON the node's role, the HTML, the newest sample, and the names of slaves by identity."""
         self._refresh()
         return self._answer
 

@@ -21,7 +21,7 @@ export const formats = {
 };
 
 export class Chart {
-  // `write` formats a value. A series is a list of {at, value}: `at` in ms since the epoch, `value` null where it is unknown.
+  // `write` formats a value. A series is a list of {at, value}: `at` in ms since 1970, `value` null where it is unknown.
   constructor(figure, write) {
     this.write = write;
     this.title = figure.querySelector("figcaption").textContent;
