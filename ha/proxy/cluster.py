@@ -170,40 +170,43 @@ class Cluster:
     async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
         """Returns the types that a topic accepts; UNTYPED if its brokers (RocketMQ 4) know no types. Raises
         BrokerUnreachable."""
-        header, failure = TopicRequest(topic=topic), None
-        names = {each.broker_name for each in queues}
-        for broker_name in [each for each in self._masters if each in names]:
-            command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
-            try:
-                answer = await self._ask_broker(broker_name, command)
-            except BrokerUnreachable as error:
-                failure = error
-                continue
+
+        def read(answer: RemotingCommand) -> tuple[MessageType, ...] | None:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return UNTYPED
             if answer.code == ResponseCode.SUCCESS:
                 attributes = _read(TopicConfig, answer).attributes or {}
                 return accepted_types(attributes.get("message.type"))
             if answer.code != ResponseCode.TOPIC_NOT_EXIST:
-                reason = f"a broker answered code {answer.code} about topic {topic}: {answer.remark}"
-                failure = BrokerUnreachable(reason)
-        if failure is not None:
-            raise failure  # returning a default is no option: clients would keep it for half a minute
-        return accepted_types(None)
+                # Returning a default is no option: clients would keep it for half a minute.
+                raise BrokerUnreachable(f"a broker answered code {answer.code} about topic {topic}: {answer.remark}")
+            return None
+
+        names = {each.broker_name for each in queues}
+        header = TopicRequest(topic=topic)
+        command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
+        types = await self._ask_in_turn([each for each in self._masters if each in names], command, read)
+        return accepted_types(None) if types is None else types
 
     async def group(self, group: str) -> GroupConfig | None:
         return await self._groups.get(group)
 
     async def _ask_group(self, group: str) -> GroupConfig:
+        """Returns the configuration at the first broker that has the group. Raises BrokerUnreachable."""
+
+        def read(answer: RemotingCommand) -> GroupConfig | None:
+            if answer.code == ResponseCode.SUCCESS and answer.body:
+                return _read(GroupConfig, answer)
+            if answer.code not in _UNKNOWN_GROUP:
+                # With a default configuration, the messages of an ordered group would be popped out of order.
+                raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
+            return None
+
         header = GroupRequest(group=group)
         command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
-        answer = await self.ask_any(command)
-        if answer.code == ResponseCode.SUCCESS and answer.body:
-            return _read(GroupConfig, answer)
-        if answer.code not in _UNKNOWN_GROUP:
-            # With a default configuration, the messages of an ordered group would be popped out of order.
-            raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
-        return GroupConfig(group_name=group)  # a broker that may create the group does so when it is first used
+        config = await self._ask_in_turn(await self._broker_names(), command, read)
+        # A broker that may create the group does so when it is first used.
+        return GroupConfig(group_name=group) if config is None else config
 
     async def invoke(
         self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
@@ -227,15 +230,37 @@ class Cluster:
     async def ask_any(self, command: RemotingCommand) -> RemotingCommand:
         """Sends a request of the front itself to one broker after the other until one answers. Raises BrokerUnreachable
         if none does."""
+        answer = await self._ask_in_turn(await self._broker_names(), command, lambda answer: answer)
+        assert answer is not None
+        return answer
+
+    async def _broker_names(self) -> list[str]:
+        """Returns the names of all brokers that have a master. Raises BrokerUnreachable if none is known and no name
+        server answers."""
         if not self._masters:
             await self._find_masters()
-        failure = BrokerUnreachable("no broker has a master")
-        for broker_name in list(self._masters):
+        return list(self._masters)
+
+    async def _ask_in_turn(
+        self, broker_names: Sequence[str], command: RemotingCommand, read: Callable[[RemotingCommand], T | None]
+    ) -> T | None:
+        """Sends a request of the front itself to one broker after the other until `read` makes something of the
+        response; returns that, or None if all brokers answered and `read` returned None each time.
+
+        Raises BrokerUnreachable if there are no brokers, or if nothing was found and a broker did not answer or `read`
+        raised BrokerUnreachable."""
+        failure = None if broker_names else BrokerUnreachable("no broker has a master")
+        for broker_name in broker_names:
             try:
-                return await self._ask_broker(broker_name, command)
+                found = read(await self._ask_broker(broker_name, command))
             except BrokerUnreachable as error:
                 failure = error
-        raise failure
+            else:
+                if found is not None:
+                    return found
+        if failure is not None:
+            raise failure
+        return None
 
     async def _ask_broker(self, broker_name: str, command: RemotingCommand) -> RemotingCommand:
         """Sends a request of the front itself, as `invoke` does. A broker that has not answered when the client's call

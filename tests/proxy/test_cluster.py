@@ -377,6 +377,27 @@ async def test_whether_a_group_is_ordered_is_not_guessed(code: ResponseCode) -> 
         assert group.consume_message_orderly
 
 
+async def test_a_group_that_only_one_broker_has() -> None:
+    """It was taken for unknown, and so for unordered, if another broker was asked first."""
+    async with opened() as (cluster, servers):
+        brokers = [BrokerData(broker_name=name, broker_addrs={0: f"{name}:1"}) for name in ("a", "b")]
+        servers.cluster = ClusterInfo(broker_addr_table={each.broker_name: each for each in brokers})
+        answer = servers.invoke
+
+        async def invoke(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            if address == "a:1":
+                return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no")
+            return await answer(address, command, timeout_s)
+
+        servers.invoke = invoke  # type: ignore[method-assign]
+        group = await cluster.group("g")
+        assert group is not None
+        assert group.consume_message_orderly
+        servers.gone = {"b:1"}
+        with pytest.raises(BrokerUnreachable, match="b:1: refused"):
+            await cluster.group("h")
+
+
 async def test_requests_that_are_too_large_for_a_frame() -> None:
     """They fail their call, and not the process."""
     async with opened() as (cluster, servers):
