@@ -191,7 +191,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class HandshakeFailed(ProtocolError):
-    """The TLS handshake failed: timeout, invalid data, or a certificate was rejected."""
+    """The TLS handshake failed: it timed out, the data was invalid, or a certificate was rejected."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"TLS handshake failed: {reason}")

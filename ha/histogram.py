@@ -14,7 +14,7 @@ microseconds, to the longest timeouts of a put."""
 
 
 class Histogram:
-    """Counts durations by length, and adds them up. They are in seconds.
+    """Counts durations by length, and adds them up. All durations are in seconds.
 
     `counts[n]` is the number of durations above `BOUNDS_S[n - 1]` and up to `BOUNDS_S[n]` (not cumulative); the last
     item is the number of those above all bounds.

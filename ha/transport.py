@@ -190,8 +190,8 @@ class SocketTransport:
         number of bytes read (0 if unknown), and the data that it leaves, or None; it raises BlockingIOError if nothing
         has arrived.
 
-        The poller's task calls it, unless the last read left data: then this task does, because the next read is
-        expected to leave data, too.
+        The poller's task calls `take`, unless the last read left data: then this task calls it, because the next read
+        is expected to leave data, too.
         """
         while True:
             if self._poller is not None and self._was_served:
@@ -220,8 +220,8 @@ class SocketTransport:
                 return left
 
     async def _receive_in_turns(self, take: Callable[[], tuple[int, _Left | None]], poller: Poller) -> _Left:
-        """Calls `take` in the poller's task, until it leaves data to the caller. The poller limits the time that it
-        takes."""
+        """Calls `take` in the poller's task, until it leaves data to the caller. The poller limits the time for which
+        it serves this socket."""
         left: _Left | None = None
 
         def take_all() -> bool:

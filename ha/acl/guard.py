@@ -84,7 +84,7 @@ class GuardKeys(Protocol):
 def guard_options(keys: GuardKeys, *, unauthenticated: str = "", unauthorized: str = "") -> AclGuardOptions:
     """Returns the options for a configuration. Raises ConfigError if aclAdminFrom is invalid.
 
-    `unauthenticated`, `unauthorized`: authenticationWhitelist and authorizationWhitelist.
+    `unauthenticated`, `unauthorized`: the values of authenticationWhitelist and authorizationWhitelist.
     """
     origins = None
     if keys.acl_admin_from:

@@ -17,7 +17,7 @@ from .requirements import Rule
 
 
 class Dialect(NamedTuple):
-    """Response code and texts of refusals: `prefix` precedes each text; `{}` in a text is the access key."""
+    """Response code and texts of refusals. `prefix` precedes each text; `{}` in a text stands for the access key."""
 
     code: int
     prefix: str

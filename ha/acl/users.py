@@ -1,4 +1,4 @@
-"""Users of ACL 2.0 as accounts: a source of the guard beside plain_acl.yml.
+"""The users of ACL 2.0 as accounts, which the guard uses besides those of plain_acl.yml.
 
 The users are a table of the broker (ha/broker/users.py). An account is created from a user at the user's first
 request, and created again when the user has changed.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ha.errors import RemoteProtocolError
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""Namespace of ordered topics. A key is a topic, its value lists broker names with their number of queues
-("b0:4;b1:4"); NameServerOptions.order_message_enable includes the value in routes."""
+"""Namespace of ordered topics. Each key is a topic; its value lists broker names with their number of queues
+("b0:4;b1:4"). NameServerOptions.order_message_enable includes the value in routes."""
 
 ENTRY_SIZE_MAX = 65_536
 """Maximum characters of namespace, key and value together."""

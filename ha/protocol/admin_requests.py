@@ -159,7 +159,11 @@ class CloneOffsetRequest(Header):
 
 
 class CorrectionRequest(Header):
-    """Request QUERY_CORRECTION_OFFSET (308)."""
+    """Request QUERY_CORRECTION_OFFSET (308): the lowest committed offset of any group in each queue of a topic.
+
+    `filter_groups`: names of groups to ignore, joined with ",". `compare_group`: Long.MAX_VALUE is returned for each
+    queue in which the offset of this group is lower than the result would be.
+    """
 
     topic: str
     compare_group: str = ""
@@ -167,14 +171,14 @@ class CorrectionRequest(Header):
 
 
 class StatsRequest(Header):
-    """Request VIEW_BROKER_STATS_DATA (315)."""
+    """Request VIEW_BROKER_STATS_DATA (315). `stats_key`: a topic, or topic@group."""
 
     stats_name: str
     stats_key: str
 
 
 class BrokerStatsRequest(Header):
-    """Request GET_BROKER_CONSUME_STATS (317)."""
+    """Request GET_BROKER_CONSUME_STATS (317). `is_order`: only ordered topics."""
 
     is_order: bool = False
 

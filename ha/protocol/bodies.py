@@ -48,8 +48,8 @@ class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class LogPosition(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """The last record of the group's tables (`group_records`) that a table includes. A halog extension; RocketMQ
-    ignores it.
+    """Position of the last record of rmq_sys_halog_tables (group_records.py) whose changes a table includes. A halog
+    extension; RocketMQ ignores it.
 
     Epoch and physical offset identify the log; all numbers are -1 if the table includes no record. `is_whole`: the
     table comes from the log alone; otherwise it also has entries from elsewhere, until the next snapshot.

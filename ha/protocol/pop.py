@@ -12,7 +12,7 @@
     SET_MESSAGE_REQUEST_MODE (401)         RequestModeBody             -
     GET_ALL_MESSAGE_REQUEST_MODE (402)     -                           RequestModeTable
 
-A receipt handle has eight words separated by blanks; the client makes it from the response (RocketMQ: POP_CK):
+A receipt handle has eight words separated by spaces; the client builds it from the response (RocketMQ: POP_CK):
 
     startOffset popTime invisibleTime reviveQid flag brokerName queueId offset
 
@@ -41,7 +41,7 @@ ORDER_QUEUE = 999
 HANDLE_WORD_COUNT = 8
 BATCH_ACK_SIZE_MAX = 8192
 """Maximum bytes of the bit set of one batch ack. Its 65,536 bits suffice: a pop scans at most 8192 messages of a queue
-(SCAN_COUNT_MAX)"""
+(SCAN_COUNT_MAX in ha/broker/pop/taking.py)"""
 BATCH_ACK_COUNT_MAX = 4096
 """Maximum number of acknowledged messages in one request"""
 ATTEMPT_ID_SIZE_MAX = 255

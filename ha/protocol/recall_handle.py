@@ -16,7 +16,7 @@ from ha.errors import RemoteProtocolError
 
 VERSION = "v1"
 HANDLE_SIZE_MAX = 2048
-"""Maximum number of characters; topics, broker names and unique keys have at most 255."""
+"""Maximum number of characters of a handle; topics, broker names and unique keys have at most 255."""
 
 _ALPHABET = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
 _LONG = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 """Maximum number of connections that the kernel completes before they are accepted, as in listen(2)."""
 _UNAVAILABLE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-"""Errors of an address that is not of this machine, such as an IPv6 address while IPv6 is disabled."""
+"""Errors for an address that this machine does not have, such as an IPv6 address while IPv6 is disabled."""
 
 
 class BoundPort:

@@ -60,7 +60,7 @@ def load_server(
     keys: ServerTlsKeys, wall_clock_ms: Callable[[], int], *, role: str = "server", protocols: tuple[str, ...] = ()
 ) -> Credentials | None:
     """Returns the credentials of a port that uses the keys tls.server.…; None if they turn TLS off. Blocks. Raises
-    ConfigError for an unusable file.
+    ConfigError if a file can't be used.
 
     `protocols`: names of the protocols that the port offers to clients that ask for one (ALPN).
     """
@@ -72,8 +72,8 @@ def load_server(
 
 
 def load_client(keys: LinkKeys, wall_clock_ms: Callable[[], int]) -> Credentials:
-    """Returns the credentials of connections to name servers and brokers. Blocks. Raises ConfigError for an unusable
-    file."""
+    """Returns the credentials of connections to name servers and brokers. Blocks. Raises ConfigError if a file can't be
+    used."""
     files = TlsFiles(
         certificate=keys.tls_client_cert_path,
         key=keys.tls_client_key_path,

@@ -156,7 +156,8 @@ class TlsStream(trio.abc.Stream):
         await self.transport_stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Sends the closing alert unless a writer is busy, and closes the transport stream in any case."""
+        """Sends the closing alert, unless a writer is busy or the connection has failed. Closes the transport stream in
+        any case."""
         try:
             if self._is_established and self._error is None and not self._sending.locked():
                 with suppress(ssl.SSLError):
