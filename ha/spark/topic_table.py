@@ -82,7 +82,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     with closing(open_source(parsed)) as source:
         if parsed.servers:
             check_broker_names([state.broker_name for state in states], source.brokers())
-        starts = encode_positions(start_offsets(source, name, states), source.brokers())
+        # With the names of a single broker, too: another one may register before the table is read.
+        starts = encode_positions(start_offsets(source, name, states), ())
         if not any(topic == name for state in states for topic, _ in state.spans()):
             check_topics_exist(source, parsed)
     columns = [column for column in DEFAULT_COLUMNS if column in rows.columns]

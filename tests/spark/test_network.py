@@ -119,6 +119,9 @@ def test_a_queue_reads_the_same_as_with_the_plain_consumer(nodes: Cluster, read_
         queues = source.queues(frozenset({"flights", "nobody knows it"}))
         assert [queue.queue_id for queue in queues] == [0, 1, 2, 3]
         assert source.brokers() == ("broker-a",)
+        assert source.brokers().are_registered
+        assert source.refresh()
+        assert source.brokers().are_registered
         assert {"flights", "other"} <= set(source.topics())
         assert {"TBW102", "broker-a"}.isdisjoint(source.topics())
         assert source.queue_range(queues[0]) == QueueRange(0, COUNT // 2)

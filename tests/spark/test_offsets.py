@@ -221,6 +221,19 @@ def test_offsets_of_other_brokers_are_refused() -> None:
         decode_stream({"a": {"0": 3}}, Brokers(("x", "y")))
 
 
+def test_offsets_of_one_registered_broker_are_not_used_for_another() -> None:
+    registered = Brokers(("b",), are_registered=True)
+    here = {QueueKey("t", "b", 0): 3}
+    assert decode_stream({"t": {"0": 3}, "$broker": "b"}, registered).positions == here
+    assert decode_stream({"t": {"b:0": 3}}, registered).positions == here
+    with pytest.raises(OptionError, match="t queue a:0 is of a broker that is not registered with the name servers"):
+        decode_stream({"t": {"0": 3}, "$broker": "a"}, registered)
+    with pytest.raises(OptionError, match="the broker of t queue 0 is not named, so it may be another one than b"):
+        decode_stream({"t": {"0": 3}}, registered)
+    # A single store may have been renamed.
+    assert decode_stream({"t": {"0": 3}, "$broker": "a"}, Brokers(("b",))).positions == here
+
+
 # ---- what is read, from where to where
 
 

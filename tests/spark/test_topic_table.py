@@ -20,6 +20,7 @@ from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from ha.spark.restarts import with_restarts
 from ha.spark.sink.options import COMMIT_TOPIC
+from tests.scenarios.brokers import Broker
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import KilledError, LiveStore, flights_and_others, live_store, message
@@ -198,5 +199,6 @@ def test_the_log_is_pulled_from_a_broker(spark: SparkSession, tmp_path: Path) ->
         run_archive(spark, tmp_path / "m" / "store", tmp_path / "archive")
         anyio.run(send, 20, 30)
         table = ha.spark.topic(spark, "flights", archive=str(tmp_path / "archive"), servers=servers)
-        assert numbers(table) == list(range(30))
+        with Broker(tmp_path / "u", "ASYNC_MASTER", namesrvAddr=servers, brokerName="broker-u").start():
+            assert numbers(table) == list(range(30))
         assert {row.brokerName for row in table.select("brokerName").collect()} == {"broker-t"}

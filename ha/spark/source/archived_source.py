@@ -105,7 +105,8 @@ class ArchivedSource(LogSource):
     def brokers(self) -> Brokers:
         """Return the brokers of the log, then others that the archive has."""
         known = self._log.brokers()
-        return Brokers([*known, *sorted(self._states.keys() - set(known))], known.aliases)
+        names = [*known, *sorted(self._states.keys() - set(known))]
+        return Brokers(names, known.aliases, are_registered=known.are_registered)
 
     def min_offset(self, broker: str) -> int | None:
         """Return the physical offset at which the log of `broker` begins; None for a broker only in the archive."""

@@ -18,14 +18,22 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 
 
 class Brokers(tuple[str, ...]):
-    """Names of brokers. `aliases`: another name that checkpoints and options may contain -> name."""
+    """Names of brokers. `aliases`: another name that checkpoints and options may contain -> name.
+
+    `are_registered`: they are those that name servers know, and others may register later. A single one is then not
+    necessarily the broker of an offset without a name. A single store is, whatever its name is now.
+    """
 
     aliases: Mapping[str, str]
+    are_registered: bool
 
-    def __new__(cls, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> Brokers:
+    def __new__(
+        cls, names: Iterable[str], aliases: Mapping[str, str] | None = None, *, are_registered: bool = False
+    ) -> Brokers:
         """Create it from `names`. Aliases that are names themselves are ignored."""
         made = super().__new__(cls, names)
         made.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in made}
+        made.are_registered = are_registered
         return made
 
     def name_of(self, given: str) -> str:

@@ -127,7 +127,7 @@ class NetworkSource(LogSource):
         try:
             # Not repeated without an answer: most likely the option is wrong. Nor without brokers: the first one to
             # register would be read without the others, which may follow up to 30 s later.
-            self._brokers = Brokers(self._client.call(self._client.consumer.broker_names))
+            self._brokers = Brokers(self._client.call(self._client.consumer.broker_names), are_registered=True)
             if not self._brokers:
                 reason = "no broker is registered with the name servers (brokers register every 30 s)"
                 raise ConnectionFailed(";".join(settings.servers), reason)
@@ -144,7 +144,7 @@ class NetworkSource(LogSource):
         self._ranges.clear()
         self._topics = None
         names = self._client.call_with_retries(self._client.consumer.broker_names)
-        self._brokers = Brokers(sorted({*self._brokers, *names}))
+        self._brokers = Brokers(sorted({*self._brokers, *names}), are_registered=True)
         return True
 
     def brokers(self) -> Brokers:

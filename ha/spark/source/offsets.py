@@ -6,7 +6,8 @@ shorter form (see `runs`).
 
 A stream's offsets have more keys, which can't be topics:
 
-    $broker   the broker's name, if there is only one: the checkpoint stays valid when another is added
+    $broker   the broker's name, if there is only one: the checkpoint stays valid when another is added, and is refused
+              with `servers` while only another one is registered
     $initial  in a query's initial offset: whether it stands for "latest" or for other offsets
     $start    in a batch's end: where the batch starts in queues that the previous end does not have
     $read     with `path`, for each broker: a physical offset (bytes) after all messages that were read. When a topic of
@@ -108,6 +109,19 @@ def _check_offsets(found: object, option: str) -> None:
         raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
 
 
+def _check_brokers_named(found: Mapping[str, Any], brokers: Brokers) -> None:
+    """Raises OptionError if queues in a stream's offset lack their broker's name. halog 0.1 did not write that of a
+    single broker."""
+    for topic, queues in found.items():
+        for text in queues if isinstance(queues, dict) and not topic.startswith("$") else ():
+            if ":" not in text:
+                raise OptionError(
+                    "checkpoint",
+                    f"the broker of {topic} queue {text} is not named, so it may be another one than {brokers[0]}",
+                    "`path` for the next batch, which names it, or a new checkpoint and startingOffsets",
+                )
+
+
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
     """Return the queues that `text` (see QUEUE_TEXT) names: one, or without a broker's name that of every broker.
 
@@ -116,7 +130,8 @@ def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: b
     broker, _, number = text.rpartition(":")
     broker = brokers.name_of(broker)
     if broker and broker not in brokers:
-        raise OptionError(option, f"{topic} queue {text} is of a broker that is not read", ", ".join(brokers))
+        what = "registered with the name servers" if brokers.are_registered else "read"
+        raise OptionError(option, f"{topic} queue {text} is of a broker that is not {what}", ", ".join(brokers))
     if not broker and one and len(brokers) > 1:
         raise OptionError(
             option,
@@ -141,11 +156,13 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 
 def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
-    """Decode a stream's offset. Raises OptionError if it is malformed, or not an offset of these brokers."""
+    """Decode a stream's offset. Raises OptionError if it is malformed, or may be an offset of other brokers."""
     _check_offsets(found, "checkpoint")
     _check_offsets(found.get(READ, {}), "checkpoint")
-    # A single broker may have been renamed, so its name counts only if there are several.
-    unnamed = found.get(BROKER) if len(brokers) > 1 else None
+    # A single store may have been renamed, so its name counts only if there are several.
+    unnamed = found.get(BROKER) if len(brokers) > 1 or brokers.are_registered else None
+    if unnamed is None and brokers.are_registered and len(brokers) == 1:
+        _check_brokers_named(found, brokers)
     read = {brokers.name_of(name): place for name, place in found.get(READ, {}).items()}
     if len(brokers) == 1 and len(read) == 1:
         read = dict(zip(brokers, read.values(), strict=True))
