@@ -1,5 +1,6 @@
 """The log over the network: brokers send what was stored, for every kind of request; errors name the option."""
 
+import logging
 import pickle
 import threading
 from collections.abc import Generator, Iterator
@@ -25,11 +26,13 @@ from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
+from ha.spark.source.batch_reader import HalogReader
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, _read_slice, network_settings
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 from ha.spark.source.offsets import StreamOffset, decode_stream, encode_stream
 from ha.spark.source.options import parse_options
+from ha.spark.source.schema import spark_schema
 from ha.spark.source.stream_reader import StreamPlanner
 from scripts.nodes import Cluster, reserved_ports
 from tests.arrow.stores import STORE_HOST
@@ -243,6 +246,52 @@ def test_stream_keeps_its_position_while_name_servers_know_no_broker(
         assert planner.latest(end, ReadAllAvailable()) == end
         tasks = cast(list[NetworkPartition], planner.partitions(start, end))
         assert sum(part.entry_count for task in tasks for part in task.slices) == COUNT
+    finally:
+        source.close()
+
+
+@pytest.mark.processes
+def test_batch_names_the_brokers_that_it_reads(nodes: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ha.spark")
+    options = parse_options({"servers": nodes.name_server_address, "subscribe": "flights"}, "batch")
+    assert HalogReader(options, spark_schema(options.columns)).partitions()
+    assert caplog.messages == ["source.brokers_read brokers=broker-a"]
+
+
+@pytest.mark.processes
+def test_stream_reads_a_broker_that_registers_later(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first message, also with startingOffsets=latest."""
+    first_queues = PullConsumer.queues
+    has_second = False
+
+    async def broker_names(self: PullConsumer) -> list[str]:
+        return ["broker-a", "broker-b"] if has_second else ["broker-a"]
+
+    async def queues(self: PullConsumer, topic: str) -> list[MessageQueue]:
+        found = await first_queues(self, topic)
+        return [*found, MessageQueue(topic, "broker-b", 0)] if has_second else found
+
+    async def end(self: PullConsumer, queue: MessageQueue) -> int:
+        return 7
+
+    async def begin(self: PullConsumer, queue: MessageQueue) -> int:
+        return 3
+
+    for name, answer in (
+        ("broker_names", broker_names),
+        ("queues", queues),
+        ("max_offset", end),
+        ("min_offset", begin),
+    ):
+        monkeypatch.setattr(PullConsumer, name, answer)
+    source = NetworkSource(settings(nodes))
+    try:
+        planner = StreamPlanner(source, parse_options({"servers": "s:1", "subscribe": "flights"}, "stream"))
+        at = planner.latest(planner.initial(), ReadAllAvailable())
+        has_second = True
+        after = planner.latest(at, ReadAllAvailable())
+        [task] = cast(list[NetworkPartition], planner.partitions(at, after))
+        assert task.slices == (QueueSlice(QueueKey("flights", "broker-b", 0), 3, 7),)
     finally:
         source.close()
 

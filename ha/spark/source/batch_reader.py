@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
@@ -25,6 +26,8 @@ from ha.spark.source.schema import batch_schema, columns_of, conform, read_colum
 from ha.spark.source.worker import freeze_imports
 from ha.spark.worker_errors import without_traceback
 
+logger = logging.getLogger("ha.spark")
+
 
 class HalogReader(DataSourceReader):
     """Reads the rows that the options select; does not accept the query's filters."""
@@ -38,8 +41,13 @@ class HalogReader(DataSourceReader):
 
     @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks for the log as it is now; messages stored later are not read. Errors as in `plan_batch`."""
+        """Plan the tasks for the log as it is now; messages stored later are not read. Errors as in `plan_batch`.
+
+        With `servers`, logs the brokers that are read, because others that are not registered now can't be noticed.
+        """
         with closing(open_source(self.options)) as source:
+            if self.options.servers:
+                logger.info("source.brokers_read brokers=%s", ",".join(source.brokers()))
             return plan_batch(source, self.options, self.pushed, self.columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
