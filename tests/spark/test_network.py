@@ -448,6 +448,8 @@ def test_deleted_messages_are_an_error_or_counted() -> None:
 class LeavingOut:
     """A queue of 64 messages whose broker can't read those of `lost`; the entries of `blank` are no messages."""
 
+    topic = "T"
+
     def __init__(self, lost: range, blank: range) -> None:
         self.lost, self.blank = lost, blank
 
@@ -456,7 +458,11 @@ class LeavingOut:
         there = [offset for offset in range(at, end) if offset not in self.lost and offset not in self.blank]
         body = b"".join(
             encode_record(
-                Record("T", 0, b"x"), queue_offset=n, physical_offset=n, store_timestamp_ms=n, store_host=STORE_HOST
+                Record(self.topic, 0, b"x"),
+                queue_offset=n,
+                physical_offset=n,
+                store_timestamp_ms=n,
+                store_host=STORE_HOST,
             )
             for n in there
         )
@@ -569,16 +575,21 @@ def test_batch_across_slots_or_tasks_is_returned_once(pull_count: int) -> None:
 
 
 class Light(LeavingOut):
-    """A light queue of 64 messages: its records have offsets of another queue. The broker filters by no tags here."""
+    """The light queue %LMQ%mine of 64 messages: its records have the id and offsets of another queue. The broker
+    filters by no tags here."""
 
     def __init__(self) -> None:
         super().__init__(range(0), range(0))
+
+    def properties(self, number: int) -> dict[str, str]:
+        own = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%mine", "INNER_MULTI_QUEUE_OFFSET": f"7,{number}"}
+        return {"TAGS": f"T{number % 2}", **own}
 
     async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
         end = min(at + max_messages, 64)
         body = b"".join(
             encode_record(
-                Record("T", 0, b"%d" % n, properties=encode_properties({"TAGS": f"T{n % 2}"})),
+                Record("T", 5, b"%d" % n, properties=encode_properties(self.properties(n))),
                 queue_offset=1000 + 3 * n,
                 physical_offset=n,
                 store_timestamp_ms=n,
@@ -595,11 +606,34 @@ class Light(LeavingOut):
         (RowFilter(), range(64)),
         (RowFilter(tags=frozenset({"T1"})), range(1, 64, 2)),
         (RowFilter(queue_offset_begin=5, queue_offset_end=40), range(5, 40)),
+        (RowFilter(queue_ids=frozenset({0})), range(64)),
     ],
 )
 def test_light_queue_is_read_by_its_own_offsets(where: RowFilter, wanted: range) -> None:
-    found = values_from(Light(), "%LMQ%mine", 0, 64, pull_count=32, columns=("body",), where=where)
-    assert [row["body"] for row in found] == [b"%d" % n for n in wanted]
+    columns = ("queueOffset", "body", "queueId", "topic")
+    found = values_from(Light(), "%LMQ%mine", 0, 64, pull_count=32, columns=columns, where=where)
+    assert [tuple(row.values()) for row in found] == [(n, b"%d" % n, 0, "T") for n in wanted]
+
+
+@pytest.mark.parametrize("offsets", ["7", "7,x", "7,9999999999999999999", ""])
+def test_offset_in_a_light_queue_is_null_if_the_message_lacks_it(offsets: str) -> None:
+    class Lacking(Light):
+        def properties(self, number: int) -> dict[str, str]:
+            return {**super().properties(number), "INNER_MULTI_QUEUE_OFFSET": offsets}
+
+    found = values_from(Lacking(), "%LMQ%mine", 0, 64, columns=("queueOffset",))
+    assert [row["queueOffset"] for row in found] == [None] * 64
+
+
+class SentTo(LeavingOut):
+    """As `LeavingOut`, with messages of the pulled topic."""
+
+    topic = "%LMQ%mine"
+
+
+def test_message_sent_to_a_light_queue_has_its_offset() -> None:
+    found = values_from(SentTo(range(0), range(0)), "%LMQ%mine", 3, 64, columns=("queueOffset",))
+    assert [row["queueOffset"] for row in found] == list(range(3, 64))
 
 
 class Timed:

@@ -31,6 +31,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.codes import ResponseCode
+from ha.protocol.properties import find_property
 from ha.protocol.record import decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
@@ -49,6 +50,9 @@ _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": R
 _PULL_COUNT_MAX = 4096
 _AWAY_PAUSE_S = 0.2
 """Interval in seconds at which name servers are asked for a broker that they don't know"""
+_LIGHT_QUEUE_COLUMNS = ("topic", "queueOffset", "queueId", "propertiesString")
+_OFFSET_DIGITS_MAX = 18  # fits into 64 bits
+_MULTI_DISPATCH = (b"INNER_MULTI_DISPATCH", b"INNER_MULTI_QUEUE_OFFSET")
 _NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
 """Topics that RocketMQ registers on every broker for its own use"""
 
@@ -317,9 +321,9 @@ def _read_slice(
         end = min(end, where.queue_offset_end)
     tags = _broker_tags(where.tags)
     if piece.queue.topic.startswith(LIGHT_QUEUE_PREFIX):
-        # Its records have offsets of other queues, so they can't be chosen by them, nor cut at the end of a slot.
+        # Its records have ids and offsets of other queues: they can't be chosen by them, nor cut at the end of a slot.
         tags = ()
-        where = msgspec.structs.replace(where, queue_offset_begin=None, queue_offset_end=None)
+        where = msgspec.structs.replace(where, queue_ids=None, queue_offset_begin=None, queue_offset_end=None)
         options = msgspec.structs.replace(options, where=where)
     pulls = PullSettings(
         slot_entries=settings.pull_count,
@@ -382,10 +386,40 @@ def _read_slice(
 
 
 def _decoded(bodies: list[bytes], queue: QueueKey, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    if bodies:
-        for batch in decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options):
-            for first in range(0, batch.num_rows, options.batch_rows):
-                yield batch.slice(first, options.batch_rows)
+    if not bodies:
+        return
+    columns, is_light = options.columns, queue.topic.startswith(LIGHT_QUEUE_PREFIX)
+    if is_light:
+        more = [name for name in _LIGHT_QUEUE_COLUMNS if name not in columns]
+        options = msgspec.structs.replace(options, columns=(*columns, *more))
+    for batch in decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options):
+        if is_light:
+            batch = _in_light_queue(batch, queue).select(list(columns))
+        for first in range(0, batch.num_rows, options.batch_rows):
+            yield batch.slice(first, options.batch_rows)
+
+
+def _in_light_queue(batch: pa.RecordBatch, queue: QueueKey) -> pa.RecordBatch:
+    """Return `batch` with the queue ids and queue offsets that its messages have in the light queue `queue`.
+
+    A message has the names of its light queues, and its offsets in them, as properties with commas between them
+    (RocketMQ: MQClientAPIImpl.processPopResponse). The offset is null if these lack the queue. The record of a message
+    that was sent to the light queue itself has the offset.
+    """
+    offsets: list[int | None] = []
+    columns = (batch.column(name).to_pylist() for name in _LIGHT_QUEUE_COLUMNS)
+    for topic, queue_offset, _, properties in zip(*columns, strict=True):
+        if topic != queue.topic:
+            names, places = (find_property((properties or "").encode(), name) or "" for name in _MULTI_DISPATCH)
+            places_by_name = dict(zip(names.split(","), places.split(","), strict=False))
+            place = places_by_name.get(queue.topic, "")
+            queue_offset = int(place) if place.isdecimal() and len(place) <= _OFFSET_DIGITS_MAX else None
+        offsets.append(queue_offset)
+    values = {"queueOffset": offsets, "queueId": [queue.queue_id] * batch.num_rows}
+    for name, column in values.items():
+        index = batch.schema.get_field_index(name)
+        batch = batch.set_column(index, batch.schema.field(index), pa.array(column, batch.schema.field(index).type))
+    return batch
 
 
 def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:
