@@ -30,19 +30,21 @@ QUEUE_COUNT_MAX = 16_384
 
 
 class _Series:
-    """The newest samples of a number, with their times in ms since the epoch."""
+    """The newest samples of a number, with their times by Trio's clock and by the wall clock (in ms)."""
 
     def __init__(self) -> None:
-        self._times = array("q")
+        self._times_s = array("d")
+        self._times_ms = array("q")
         self._values = array("q")
 
-    def add(self, at_ms: int, value: int) -> None:
-        self._times.append(at_ms)
+    def add(self, time_s: float, at_ms: int, value: int) -> None:
+        self._times_s.append(time_s)
+        self._times_ms.append(at_ms)
         self._values.append(value)
-        del self._times[:-SAMPLE_COUNT_MAX], self._values[:-SAMPLE_COUNT_MAX]
+        del self._times_s[:-SAMPLE_COUNT_MAX], self._times_ms[:-SAMPLE_COUNT_MAX], self._values[:-SAMPLE_COUNT_MAX]
 
     def points(self) -> Sequence[LagPoint]:
-        return [LagPoint(at, value) for at, value in zip(self._times, self._values, strict=True)]
+        return [LagPoint(*row) for row in zip(self._times_s, self._times_ms, self._values, strict=True)]
 
 
 class History:
@@ -94,7 +96,7 @@ class History:
                 continue
             queue_count += count
             lag = await self._progress.lag(group, topics)
-            self._lags.setdefault(group, _Series()).add(self._wall_clock_ms(), lag)
+            self._lags.setdefault(group, _Series()).add(trio.current_time(), self._wall_clock_ms(), lag)
             sampled.append(group)
         self._lags = {group: self._lags[group] for group in sampled}
 

@@ -229,6 +229,24 @@ def test_the_overview_shows_the_cluster_and_goes_on_by_itself(viewer: Viewer, no
     assert barriers(page) == ""
 
 
+def test_the_charts_go_on_after_the_clock_of_the_node_was_set_back(viewer: Viewer, nodes: Cluster) -> None:
+    page = viewer.page()
+
+    def set_back(route: Route) -> None:
+        answer = route.fetch().json()
+        answer["sample"]["at"] = 1000
+        route.fulfill(json=answer)
+
+    page.route("**/live.json", set_back)  # and not the history, which is from before
+    go(page, f"{nodes.master}/dashboard")
+    figure = page.locator("[data-chart=messages]")
+    figure.get_by_text("As a table").click()
+    for row in (1, 2):
+        expect(figure.locator("tr").nth(row).locator("th")).to_have_text("00:00:01")
+    expect(figure.locator("div.plot path.s1")).to_have_attribute("d", re.compile("L"))
+    page.unroute_all(behavior="wait")
+
+
 def test_nobody_asks_while_the_page_is_hidden(viewer: Viewer, nodes: Cluster) -> None:
     page = viewer.page()
     asked: list[str] = []

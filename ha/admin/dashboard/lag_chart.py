@@ -15,8 +15,8 @@ from .source import LagPoint
 
 SPAN_S = 3600
 HEIGHT = 1000
-GAP_MS = 60_000
-"""Time between two samples, in ms, above which the line has a gap."""
+GAP_S = 60.0
+"""Time between two samples, in seconds, above which the line has a gap."""
 ROW_COUNT = 12
 
 
@@ -34,16 +34,16 @@ def lag_chart(points: Sequence[LagPoint]) -> LagChart | None:
     """Returns the chart of the last SPAN_S; None for fewer than two points."""
     if len(points) < 2:
         return None
-    now_ms = points[-1].at_ms
-    shown = [point for point in points if 0 <= now_ms - point.at_ms <= SPAN_S * 1000]
+    now = points[-1].time_s
+    shown = [point for point in points if now - point.time_s <= SPAN_S]
     most = max(point.behind_count for point in shown)
     top = max(1, most)
-    path, last_ms = "", None
+    path, last = "", None
     for point in shown:
-        x = SPAN_S - (now_ms - point.at_ms) / 1000
-        is_joined = last_ms is not None and point.at_ms - last_ms <= GAP_MS
+        x = SPAN_S - (now - point.time_s)
+        is_joined = last is not None and point.time_s - last <= GAP_S
         path += f"{'L' if is_joined else 'M'}{x:.0f},{HEIGHT - point.behind_count * HEIGHT / top:.0f}"
-        last_ms = point.at_ms
+        last = point.time_s
     step = max(1, len(shown) // ROW_COUNT)
     return LagChart(
         path=path,

@@ -203,8 +203,10 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class LagPoint(msgspec.Struct, frozen=True):
-    """The lag of a group, in messages, at one time."""
+    """The lag of a group, in messages, at one time. `time_s`: Trio's clock, for order and distance; `at_ms`: wall
+    clock."""
 
+    time_s: float
     at_ms: int
     behind_count: int
 

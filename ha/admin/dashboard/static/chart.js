@@ -21,7 +21,8 @@ export const formats = {
 };
 
 export class Chart {
-  // `write` formats a value. A series is a list of {at, value}: `at` in ms since 1970, `value` null where it is unknown.
+  // `write` formats a value. A series is a list of {at, time_s, value}: `at` is the time in ms since 1970, for the table;
+  // `time_s` is monotonic, in seconds; `value` is null where it is unknown. All series have the same times.
   constructor(figure, write) {
     this.write = write;
     this.title = figure.querySelector("figcaption").textContent;
@@ -46,7 +47,7 @@ export class Chart {
   show(series, now) {
     this.series = series;
     this.now = now;
-    const points = [...series.values()].flat().filter((point) => point.value !== null && now - point.at <= WIDTH * 1000);
+    const points = [...series.values()].flat().filter((point) => point.value !== null && now - point.time_s <= WIDTH);
     const top = ceiling(Math.max(0, ...points.map((point) => point.value)), this.write === formats.size);
     this.top.textContent = this.write(top);
     const grid = [0, HEIGHT / 2, HEIGHT].map((y) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y }));
@@ -61,8 +62,8 @@ export class Chart {
   path(line, top) {
     let path = "";
     let isDrawing = false;
-    for (const { at, value } of line) {
-      const x = WIDTH - (this.now - at) / 1000;
+    for (const { time_s, value } of line) {
+      const x = WIDTH - (this.now - time_s);
       if (value === null || x < 0) {
         isDrawing = false;
         continue;
@@ -90,7 +91,7 @@ export class Chart {
       );
     }
     for (const [name, line] of this.series) {
-      const known = line.filter((point) => point.value !== null && this.now - point.at <= WIDTH * 1000);
+      const known = line.filter((point) => point.value !== null && this.now - point.time_s <= WIDTH);
       if (!known.length) continue;
       const most = known.reduce((a, b) => (b.value > a.value ? b : a));
       const prefix = names.length > 1 ? `${name}: ` : "";
@@ -103,17 +104,17 @@ export class Chart {
   tabulate() {
     if (!this.details.open) return;
     const names = [...this.series.keys()];
-    const times = [...new Set([...this.series.values()].flat().map((point) => point.at))].sort().slice(-ROWS).reverse();
+    const [line = []] = this.series.values();
     const head = document.createElement("tr");
     for (const text of ["Time", ...names]) add(head, "th").textContent = text;
     head.querySelectorAll("th").forEach((cell) => cell.setAttribute("scope", "col"));
-    const rows = times.map((at) => {
+    const rows = line.slice(-ROWS).reverse().map(({ at, time_s }) => {
       const row = document.createElement("tr");
       const time = add(row, "th");
       time.setAttribute("scope", "row");
       time.textContent = new Date(at).toISOString().slice(11, 19);
       for (const name of names) {
-        const value = this.series.get(name).find((point) => point.at === at)?.value;
+        const value = this.series.get(name).find((point) => point.time_s === time_s)?.value;
         add(row, "td", "number").textContent = value === null || value === undefined ? "–" : this.write(value);
       }
       return row;

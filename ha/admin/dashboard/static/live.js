@@ -6,7 +6,7 @@ import { Chart, formats } from "./chart.js";
 import { morph } from "./morph.js";
 
 const SAMPLES_MAX = 300;
-const GAP_MS = 15_000;
+const GAP_S = 15;
 const ANSWER_MS_MAX = 10_000;
 const REST_MS_MAX = 20_000;
 
@@ -80,15 +80,17 @@ function backOffMs() {
 }
 
 function note(sample) {
-  if (samples.length && samples.at(-1).at >= sample.at) return draw();
-  if (samples.length && samples.at(-1).log_end > sample.log_end) samples = [];
+  const last = samples.at(-1);
+  if (last?.time_s === sample.time_s) return draw();
+  // Begins again if the log was truncated or replaced, or the node was restarted, and its clock with it.
+  if (last && (last.log_end > sample.log_end || last.time_s > sample.time_s)) samples = [];
   samples = [...samples.slice(1 - SAMPLES_MAX), sample];
   draw();
 }
 
 function draw() {
   if (!samples.length) return;
-  const now = samples.at(-1).at;
+  const now = samples.at(-1).time_s;
   charts.get("messages").show(
     new Map([
       ...(live.dataset.role === "SLAVE" ? [] : [["stored", rates((sample) => sample.stored_count)]]),
@@ -102,7 +104,7 @@ function draw() {
     new Map(
       [...slaves.keys()].sort().map((name) => [
         name,
-        samples.map(({ at, behind }) => ({ at, value: slaves.get(name).map((id) => behind[id]).find((bytes) => bytes !== undefined) ?? null })),
+        samples.map(({ at, time_s, behind }) => ({ at, time_s, value: slaves.get(name).map((id) => behind[id]).find((bytes) => bytes !== undefined) ?? null })),
       ]),
     ),
     now,
@@ -112,9 +114,9 @@ function draw() {
 function rates(read) {
   return samples.map((sample, index) => {
     const before = samples[index - 1];
-    const seconds = before ? (sample.at - before.at) / 1000 : 0;
-    const isKnown = seconds > 0 && seconds * 1000 < GAP_MS && read(sample) >= read(before);
-    return { at: sample.at, value: isKnown ? (read(sample) - read(before)) / seconds : null };
+    const seconds = before ? sample.time_s - before.time_s : 0;
+    const isKnown = seconds > 0 && seconds < GAP_S && read(sample) >= read(before);
+    return { at: sample.at, time_s: sample.time_s, value: isKnown ? (read(sample) - read(before)) / seconds : null };
   });
 }
 
