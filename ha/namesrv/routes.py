@@ -128,29 +128,32 @@ class RouteTable:
         """Registers a broker. Returns the addresses of its master; both are None for a master, for a slave without a
         registered master in its cluster, and for a broker that is ignored.
 
-        A broker is ignored if another address with a newer state version has its ID. Raises RemoteProtocolError if a
-        limit is exceeded, or if a broker whose ID is not registered registers a single topic, because such a body is
-        an update of one topic.
+        A broker is ignored if another address with a newer state version has its ID. Raises RemoteProtocolError, and
+        changes nothing, if a limit is exceeded, or if a broker registers a single topic, because such a body is an
+        update of one topic, while its ID is not registered or it has changed its name or cluster. RocketMQ 5 accepts
+        the update if only the cluster changed. Here, the broker keeps the routes of its earlier registration until it
+        registers all its topics, which brokers do every 30 s.
         """
         self._check_bounds(broker)
         key = (broker.cluster_name, broker.broker_address)
         before = self._live.get(key)
+        # From before the broker changed its cluster. RocketMQ 5 removes its route once such a registration ends.
+        outdated = self._in_other_clusters(broker)
         if before is not None and before.broker_name != broker.broker_name:
             # The broker was renamed. RocketMQ keeps the address under the old name as well until a restart.
-            self._remove(before)
+            outdated.append(before)
             before = None
-        for other in self._in_other_clusters(broker):
-            # The broker changed its cluster. RocketMQ 5 removes its route once the earlier registration ends.
-            self._remove(other)
+        if len(broker.topics) == 1 and (outdated or self._holder(broker) is None):
+            raise RemoteProtocolError("register broker failed")
+        for each in outdated:
+            self._remove(each)
         group = self._groups.get(broker.broker_name)
-        holder = None if group is None else group.replicas.get(broker.broker_id)
+        holder = self._holder(broker)
         replaced = None if holder is None or holder.address == broker.broker_address else holder
         if replaced is not None and _state_version(replaced) > _state_version(broker):
             if before is not None:
                 self._remove(before)
             return MasterAddresses()
-        if holder is None and len(broker.topics) == 1:
-            raise RemoteProtocolError("register broker failed")
 
         if group is None:
             group = self._groups[broker.broker_name] = _Group(broker.cluster_name)
@@ -175,6 +178,11 @@ class RouteTable:
         is_changed = holder is None or before is None or before.data_version != broker.data_version
         self._update_queues(broker, group, is_changed=is_changed)
         return _master_of(broker, group)
+
+    def _holder(self, broker: Registration) -> LiveBroker | None:
+        """Returns the broker that is registered under the name and ID of `broker`; None if there is none."""
+        group = self._groups.get(broker.broker_name)
+        return None if group is None else group.replicas.get(broker.broker_id)
 
     def _in_other_clusters(self, broker: Registration) -> list[LiveBroker]:
         """Returns the registrations of the same broker name and address in other clusters."""

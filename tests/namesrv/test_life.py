@@ -111,6 +111,21 @@ async def test_a_renamed_broker_leaves_its_old_name(peer: Peer) -> None:
     assert await addresses(peer, "T9") == {"0": "10.0.0.1:10911"}
 
 
+@pytest.mark.parametrize("changed", [{"name": "b9"}, {"cluster": "D"}, {"name": "b9", "broker_id": 1}])
+async def test_a_renamed_or_moved_broker_keeps_its_route_until_it_registers_all_topics(
+    changed: dict[str, Any], site: Site, peer: Peer
+) -> None:
+    await peer.ask(register(["T1", "T2"]))
+    answer = await peer.ask(register(["T3"], **changed))
+    assert (answer.code, answer.remark) == (1, "register broker failed")
+    assert await route_of(peer, "T3") is None
+    assert await addresses(peer, "T1") == await addresses(peer, "T2") == {"0": "10.0.0.1:10911"}
+    assert site.name_server.routes.clusters() == {"C": ["b0"]}
+    assert (await peer.ask(register(["T2", "T3"], **changed | {"broker_id": 0}))).code == 0
+    assert await route_of(peer, "T1") is None
+    assert await addresses(peer, "T3") == {"0": "10.0.0.1:10911"}
+
+
 @pytest.mark.parametrize("ends", ["closed", "silent"])
 async def test_a_broker_that_changed_its_cluster_keeps_its_route(
     ends: str, site: Site, autojump_clock: trio.testing.MockClock
