@@ -331,8 +331,10 @@ class NoMaster(ConnectionFailed):
     """No master with writable queues of `topic` is registered. `is_temporary`: a broker set of the topic currently has
     no master, so one may be elected soon."""
 
+    _text = "topic {address}: {reason}"
+
     def __init__(self, topic: str, *, is_temporary: bool) -> None:
-        super().__init__(topic, "no master that may be written to is registered for this topic")
+        super().__init__(topic, "no master that may be written to is registered")
         self.topic = topic
         self.is_temporary = is_temporary
 
