@@ -264,10 +264,15 @@ _CONDITION_CURES = {
     "connect_failed": "open the master's HA port for this slave, or correct haMasterAddress or the master's brokerIP2",
     "no_master": "set haMasterAddress, or check that brokerName is the master's and that the master is registered",
     "malformed_frame": "set mappedFileSizeCommitLog as on the master, and check that haMasterAddress is its HA port",
-    "master_behind": "it copied from a different master: correct haMasterAddress, or move its store aside",
-    "diverged": "its log has a different history: correct haMasterAddress, or move its store aside to copy again",
-    "offset_mismatch": "its log has a different history: correct haMasterAddress, or move its store aside",
-    "out_of_range": "it was down longer than the master keeps files: set haOutOfRange=resync, or move its store aside",
+    "master_behind": "it copied from a different master, or its master lost the end of its log: correct "
+    "haMasterAddress, or decide which log to keep (docs/disaster-recovery.md)",
+    "diverged": "its log has a different history: correct haMasterAddress, or decide which log to keep "
+    "(docs/disaster-recovery.md)",
+    "offset_mismatch": "its log has a different history: correct haMasterAddress, or decide which log to keep "
+    "(docs/disaster-recovery.md)",
+    "out_of_range": "compare its log with its master's (ha status): if the master's is damaged or shorter, keep this "
+    "node's store, which may have the only copy of the bytes; if the master's begins after the end of this node's, set "
+    "haOutOfRange=resync, or in a failover group move this node's store aside",
     "not_authenticated": "set the same haSharedSecret on both sides",
     "housekeeping_timeout": "set the master's haSendHeartbeatInterval well below the slave's haHousekeepingInterval",
     "append_failed": "free space on its disk",
