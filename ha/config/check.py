@@ -111,6 +111,15 @@ def check_bounds(config: msgspec.Struct) -> list[ConfigError]:
     return errors
 
 
+def check_addresses(key: str, addresses: str) -> list[ConfigError]:
+    """Returns an error for each of `addresses` whose port is not from 1 to 65535; their format has been checked."""
+    return [
+        ConfigError(key, f"{address} has an invalid port", "addresses with ports from 1 to 65535")
+        for address in addresses.split(";")
+        if address and not 1 <= int(address.rpartition(":")[2]) <= 65_535
+    ]
+
+
 def check_value(key: str, field_type: inspect.Type, value: object) -> list[ConfigError]:
     """Returns an error if the type does not allow the value."""
     reason = _wrong(field_type, value)

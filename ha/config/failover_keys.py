@@ -13,6 +13,7 @@ from msgspec import Meta
 from ha.errors import ConfigError
 
 from .access_keys import AccessKeys
+from .check import check_addresses
 from .key import INT_MAX, Interval
 from .key import key as _key
 from .secret import SecretStr
@@ -69,7 +70,7 @@ def derive_failover(keys: FailoverKeys) -> None:
 
 def check_failover(keys: FailoverKeys) -> list[ConfigError]:
     """Returns an error for each contradiction."""
-    errors = []
+    errors = check_addresses("etcdEndpoints", keys.etcd_endpoints)
     if keys.etcd_password is not None and keys.etcd_password_file:
         errors.append(ConfigError("etcdPassword", "contradicts etcdPasswordFile", "one of the two"))
     has_password = keys.etcd_password is not None or bool(keys.etcd_password_file)

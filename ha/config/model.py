@@ -22,7 +22,7 @@ from ha.errors import ConfigError
 from .access_keys import check_access
 from .acl_keys import AclKeys, check_acl, derive_acl
 from .broker_tls_keys import check_broker_tls, derive_broker_tls
-from .check import DERIVED, check_bounds, raise_errors
+from .check import DERIVED, check_addresses, check_bounds, raise_errors
 from .failover_keys import FailoverKeys, check_failover, derive_failover
 from .key import INT_MAX, Interval
 from .key import key as _key
@@ -452,6 +452,7 @@ class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
         derive_link(self)
         has_users = self.authentication_enabled
         errors = check_tls(self) + check_acl(self, has_tls=self.takes_tls, has_users=has_users) + check_link(self)
+        errors += check_addresses("namesrvAddr", self.name_server_addresses)
         if self.broker_access_key and not (self.acl_enable or has_users):
             reason = "requires access control: without it, the front does not know whose requests it signs"
             errors.append(
@@ -524,11 +525,9 @@ def _check_ports(config: Config) -> list[ConfigError]:
             errors.append(ConfigError(key, f"{port} is used by {taken[port]}", "another port, or 0 for a free one"))
         elif port:
             taken[port] = key
-    for address in (*config.name_servers, *filter(None, [config.ha_master_address])):
-        if not 1 <= int(address.rpartition(":")[2]) <= 65_535:
-            key = "haMasterAddress" if address == config.ha_master_address else "namesrvAddr"
-            errors.append(ConfigError(key, f"{address} has an invalid port", "host:port with a port from 1 to 65535"))
-    return errors
+    errors += check_addresses("namesrvAddr", config.name_server_addresses)
+    errors += check_addresses("haMasterAddress", config.ha_master_address)
+    return errors + check_addresses("healFrom", config.heal_from)
 
 
 def _check_sizes(config: Config) -> list[ConfigError]:

@@ -220,6 +220,9 @@ def test_rocketmqs_own_files_load_without_a_warning(tmp_path: Path, text: str) -
         ("brokerPermission", "7", "'7' is not one of them"),
         ("namesrvAddr", "localhost", "'localhost' has the wrong format"),
         ("namesrvAddr", "localhost:0", "localhost:0 has an invalid port"),
+        ("namesrvAddr", "h:9876;h:65536", "h:65536 has an invalid port"),
+        ("haMasterAddress", "h:99999", "h:99999 has an invalid port"),
+        ("healFrom", "h:1;h:99999;", "h:99999 has an invalid port"),
         ("haMasterAddress", "10.0.0.1:10912;10.0.0.2:10912", "'10.0.0.1:10912;10.0.0.2:10912' has the wrong format"),
         ("deleteWhen", "24", "'24' has the wrong format"),
         ("messageDelayLevel", "1s 5x", "'1s 5x' has the wrong format"),
@@ -432,6 +435,7 @@ def test_what_a_member_must_and_must_not_say() -> None:
     [
         (("etcdEndpoints=127.0.0.1:2379",), "etcdEndpoints"),
         (("etcdEndpoints=http://a:1;https://b:2",), "etcdEndpoints"),
+        (("etcdEndpoints=http://a:1;http://b:99999",), "etcdEndpoints"),
         (("etcdUser=me",), "etcdPassword"),
         (("etcdPassword=secret",), "etcdUser"),
         (("etcdUser=me", "etcdPassword=secret", "etcdPasswordFile=f"), "etcdPassword"),

@@ -245,6 +245,7 @@ async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> No
         (["tls.client.keyPath=k.pem"], "tls.client.certPath"),
         (["authenticationEnabled=true"], "brokerAccessKey"),
         (["aclEnable=true", "authorizationEnabled=true"], "authorizationEnabled"),
+        (["namesrvAddr=h:99999"], "namesrvAddr"),
     ],
 )
 def test_contradictions_are_refused(settings: list[str], key: str) -> None:
