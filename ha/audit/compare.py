@@ -13,7 +13,7 @@ from ha.errors import RemoteProtocolError
 def compare(
     right: Examined, other: Examined, right_names: list[str], other_names: list[str], findings: Findings
 ) -> None:
-    """Add findings for the records and fillers in which two views of a range differ.
+    """Adds findings for the records and fillers in which two views of a range differ.
 
     `right_names` and `other_names` are the copies whose bytes each view shows. `right` is taken as correct, so findings
     are about the copies `other_names`. They are about `right_names` if `right` is damaged where `other` has a record,
@@ -62,7 +62,7 @@ def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[
 
 
 def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:
-    """Return the names of the fields in which two records at the same physical offset differ; "unused bytes" if none
+    """Returns the names of the fields in which two records at the same physical offset differ; "unused bytes" if none
     does."""
     try:
         one, two = right.record(right_row), other.record(other_row)

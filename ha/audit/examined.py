@@ -42,7 +42,7 @@ class Examined:
         self.steps = self._steps(heads.sys_flag)
 
     def _steps(self, sys_flag: npt.NDArray[np.int32]) -> Int64s | None:
-        """Return how many queue offsets each record takes; None if each takes one."""
+        """Returns how many queue offsets each record takes; None if each takes one."""
         rows = np.flatnonzero(sys_flag & SysFlag.INNER_BATCH)
         if not len(rows):
             return None
@@ -53,19 +53,19 @@ class Examined:
         return steps
 
     def record(self, row: int) -> MessageRecord:
-        """Decode the record of one row with the reference codec, without checking its CRC.
+        """Decodes the record of one row with the reference codec, without checking its CRC.
 
         Raises RemoteProtocolError if it is not a valid record.
         """
         return decode_record(self.walked.data, int(self.positions[row]) - self.walked.begin, verify_crc=False)
 
     def raw(self, row: int) -> bytes:
-        """Return the bytes of the record of one row."""
+        """Returns the bytes of the record of one row."""
         at = int(self.positions[row]) - self.walked.begin
         return self.walked.data[at : at + int(self.sizes[row])]
 
     def finding(self, kind: str, copy: str, row: int, detail: str = "") -> Finding:
-        """Return a finding about the record of one row."""
+        """Returns a finding about the record of one row."""
         return Finding(
             kind=kind,
             copy=copy,
@@ -78,7 +78,7 @@ class Examined:
         )
 
     def groups(self, rows: Int64s) -> list[tuple[str, int, Int64s]]:
-        """Group the given rows by queue: (topic, queue id, its rows in physical order)."""
+        """Groups the given rows by queue: (topic, queue id, its rows in physical order)."""
         if not len(rows):
             return []
         keys = np.stack([self.topic_codes[rows], self.queue_ids[rows]])

@@ -65,7 +65,7 @@ class Findings(msgspec.Struct):
     examples: dict[tuple[str, str], list[Finding]] = msgspec.field(default_factory=dict)
 
     def add(self, finding: Finding, count: int = 1) -> None:
-        """Count `finding` `count` times, and keep it unless `examples_max` of its kind and copy are kept already."""
+        """Counts `finding` `count` times, and keeps it unless `examples_max` of its kind and copy are kept already."""
         key = (finding.kind, finding.copy)
         self.counts[key] = self.counts.get(key, 0) + count
         self._add_cell((finding.topic, finding.hour, finding.kind), count)
@@ -74,7 +74,7 @@ class Findings(msgspec.Struct):
             kept.append(finding)
 
     def merge(self, later: Findings) -> None:
-        """Add the findings of a later range."""
+        """Adds the findings of a later range."""
         for key, count in later.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
         for cell, count in later.cells.items():
@@ -89,7 +89,7 @@ class Findings(msgspec.Struct):
         self.cells[cell] = self.cells.get(cell, 0) + count
 
     def by_kind(self) -> dict[str, int]:
-        """Return the count of each kind over all copies, sorted by kind."""
+        """Returns the count of each kind over all copies, sorted by kind."""
         counts: dict[str, int] = {}
         for (kind, _), count in sorted(self.counts.items()):
             counts[kind] = counts.get(kind, 0) + count

@@ -51,7 +51,7 @@ class CopyFold:
         return self._digest.hexdigest()
 
     def add(self, begin: int, end: int, facts: CopyFacts) -> None:
-        """Fold the facts of the physical range [begin, end)."""
+        """Folds the facts of the physical range [begin, end)."""
         if facts.is_gone:
             # Retention deletes the oldest files: queues now begin after this range.
             self.begin, self.last_end, self._is_behind_gap = end, None, True
@@ -121,14 +121,14 @@ class CopyFold:
         )
 
     def finish(self, reader: LogReader) -> None:
-        """Check the queue entries that belong to no record, and report damage and holes."""
+        """Checks the queue entries that belong to no record, and reports damage and holes."""
         lost = self._check_entries_without_records(reader)
         for span in self._damaged:
             self._report_damage(span, lost.get(span.begin))
         self._damaged = []
 
     def _check_entries_without_records(self, reader: LogReader) -> dict[int, tuple[str, int, int]]:
-        """Check entries without a record, and report holes.
+        """Checks entries without a record, and reports holes.
 
         Returns, by the start of each damaged span, the (topic, queue id, queue offset) of an entry that points into it.
         """
@@ -179,7 +179,7 @@ class CopyFold:
         named: set[int],
         lost: dict[int, tuple[str, int, int]],
     ) -> int:
-        """Examine the entries [begin, end) of a queue, whose queue offsets no record has; return how many point into
+        """Examines the entries [begin, end) of a queue, whose queue offsets no record has; returns how many point into
         the audited part of the log.
 
         An entry that points into damage is added to `lost`. Any other becomes a finding, unless there is one already at

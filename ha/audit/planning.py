@@ -29,7 +29,7 @@ class PlannedRange(msgspec.Struct, frozen=True):
 
 
 def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRange]:
-    """Cut the copies into ranges of at most `range_bytes`, in the order of the log.
+    """Cuts the copies into ranges of at most `range_bytes`, in the order of the log.
 
     Cuts are at multiples of `range_bytes` and where a copy begins or ends, so that another attempt has the same ranges
     even if retention has deleted files in between.
@@ -47,7 +47,7 @@ def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRa
 def range_tasks(
     ranges: Sequence[PlannedRange], places: Sequence[CopyPlace], examples_max: int, audit_id: str
 ) -> list[RangeTask]:
-    """Return a task for each range. The physical offset of a range's first record is known only at the start of a
+    """Returns a task for each range. The physical offset of a range's first record is known only at the start of a
     copy."""
     return [
         RangeTask(
@@ -65,7 +65,7 @@ def range_tasks(
 def unjoined_tasks(
     tasks: Sequence[RangeTask], ranges: Sequence[PlannedRange], facts: Sequence[RangeFacts], folds: Sequence[CopyFold]
 ) -> Iterator[tuple[int, RangeTask]]:
-    """Yield the index of each range that does not begin where the preceding one ended, and the task that examines it
+    """Yields the index of each range that does not begin where the preceding one ended, and the task that examines it
     again. `facts` are the results of `tasks`; `folds` hold the state of each copy before the first of `tasks`."""
     ends = [fold.last_end for fold in folds]
     for number, (task, planned, found) in enumerate(zip(tasks, ranges, facts, strict=True)):
@@ -87,7 +87,7 @@ def unjoined_tasks(
 
 
 def check_tails(places: Sequence[CopyPlace], findings: Findings) -> None:
-    """Add a finding for each shorter copy whose bytes after its end differ from the longest copy's record there.
+    """Adds a finding for each shorter copy whose bytes after its end differ from the longest copy's record there.
 
     If a copy's last record is damaged, the copy ends before it, and looks shorter rather than damaged. The beginning of
     the record, followed by zeros, is an unfinished write, and no finding.

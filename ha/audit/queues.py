@@ -45,7 +45,7 @@ class QueueFacts(msgspec.Struct, array_like=True):
 def queue_facts(
     queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s | None = None, hours: Int64s | None = None
 ) -> QueueFacts:
-    """Return the facts of a queue's records, of which there is at least one, given in physical order.
+    """Returns the facts of a queue's records, of which there is at least one, given in physical order.
 
     `steps`: number of queue offsets that each record takes; None for 1 each. `hours`: store time of each in hours since
     1970; None if unknown.
@@ -76,7 +76,7 @@ def queue_facts(
 
 
 def _in_order(values: list[int]) -> list[int]:
-    """Return the indexes of a longest strictly rising subsequence.
+    """Returns the indexes of a longest strictly rising subsequence.
 
     Searches from the front, which skips values that are too high, and from the back, which skips values that are too
     low. Of the two results, returns the one whose first and last values are closer together.
@@ -92,7 +92,7 @@ def _in_order(values: list[int]) -> list[int]:
 
 
 def _longest_rising(values: list[int]) -> list[int]:
-    """Return the indexes of a longest strictly rising subsequence (patience sorting, O(n log n))."""
+    """Returns the indexes of a longest strictly rising subsequence (patience sorting, O(n log n))."""
     tails: list[int] = []  # smallest last value of a rising sequence of each length
     tail_positions: list[int] = []
     previous = [-1] * len(values)
@@ -132,7 +132,7 @@ class QueueFold:
         self._jump: tuple[int, Span] | None = None
 
     def add(self, facts: QueueFacts) -> None:
-        """Fold the facts of the next range in the log."""
+        """Folds the facts of the next range in the log."""
         self.count += facts.count
         self.repeated, self.displaced = [], []
         for span in facts.spans:
@@ -154,7 +154,7 @@ class QueueFold:
                 self._set_aside(stray)
 
     def _step_back(self, span: Span) -> None:
-        """Handle a span that begins below the highest queue offset so far.
+        """Handles a span that begins below the highest queue offset so far.
 
         It is out of order, or the span before it jumped ahead, or it repeats queue offsets (see `_insert`).
         """
@@ -182,12 +182,12 @@ class QueueFold:
         return (at > 0 and self._ends[at - 1] > span.begin) or (at < len(self._begins) and self._begins[at] < span.end)
 
     def _set_aside(self, span: Span) -> None:
-        """Store a span that is out of order: it may fill part of a hole, but must not create one before it."""
+        """Stores a span that is out of order: it may fill part of a hole, but must not create one before it."""
         if len(self._aside) < SPANS_MAX:
             self._aside.append((span.begin, span.end))
 
     def _insert(self, span: Span) -> None:
-        """Add the span's queue offsets; the span counts as repeated if an earlier record has any of them."""
+        """Adds the span's queue offsets; the span counts as repeated if an earlier record has any of them."""
         if self._overlaps(span):
             self.repeated.append(span)
         first = bisect_left(self._ends, span.begin)  # the first that ends at or after span.begin
@@ -214,7 +214,7 @@ class QueueFold:
         return self._ends[-1]
 
     def holes(self) -> list[tuple[int, int, int]]:
-        """Return the holes between the lowest and the highest queue offset: (begin, end, physical offset of the record
+        """Returns the holes between the lowest and the highest queue offset: (begin, end, physical offset of the record
         after it)."""
         found = []
         for begin, end, place in [*self._closed, *zip(self._ends, self._begins[1:], self._places[1:], strict=False)]:

@@ -96,7 +96,7 @@ class RangeFacts(msgspec.Struct):
 
 
 def examine_range(task: RangeTask) -> RangeFacts:
-    """Run all checks of one range and return the facts. Raises StoreUnreadable if a file of a copy can't be read.
+    """Runs all checks of one range and returns the facts. Raises StoreUnreadable if a file of a copy can't be read.
 
     If retention deletes the first bytes of the range in one copy meanwhile, the facts of that copy are marked
     `is_gone`, and the other copies are examined again without it.
@@ -157,7 +157,7 @@ def _walk(task: RangeTask, logs: list[RawLog], index: int) -> Walked:
 
 
 def _digest(log: RawLog, begin: int, end: int, read: Walked | None) -> bytes:
-    """Return the SHA-256 of the bytes [begin, end) of the log. They are taken from `read` if it has all of them."""
+    """Returns the SHA-256 of the bytes [begin, end) of the log. They are taken from `read` if it has all of them."""
     if read is not None and len(read.data) >= end - begin:
         return hashlib.sha256(memoryview(read.data)[: end - begin]).digest()
     digest = hashlib.sha256()
@@ -199,7 +199,7 @@ def _facts(view: Examined, copy: str, digest: bytes, is_deleted: Mask) -> CopyFa
 
 
 def _check_records(view: Examined, copy: str, findings: Findings) -> None:
-    """Check each record's CRC, offset and store time, the latter against its neighbours."""
+    """Checks each record's CRC, offset and store time, the latter against its neighbours."""
     for row in np.flatnonzero(~view.crc_ok).tolist():
         findings.add(view.finding("crc", copy, row, f"body of a record of {view.sizes[row]} bytes"))
     for position in view.walked.misplaced.tolist():
@@ -223,7 +223,7 @@ _READERS_MAX = 8
 
 
 def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
-    """Return a reader of a copy. At most _READERS_MAX readers stay open; the one opened first is closed first.
+    """Returns a reader of a copy. At most _READERS_MAX readers stay open; the one opened first is closed first.
 
     A reader is opened after the audit determined the end of the copy, so it has all queue entries up to that end.
     """
@@ -237,12 +237,12 @@ def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
 
 
 def has_plain_entries(reader: LogReader, topic: str, queue_id: int) -> bool:
-    """Return whether entry n of a queue is for queue offset n; False for batch queues, with one entry per batch."""
+    """Returns whether entry n of a queue is for queue offset n; False for batch queues, with one entry per batch."""
     return bool(reader.entries(topic, queue_id, 0, 0).dtype == ENTRY_DTYPE)
 
 
 def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
-    """Return a mask of the records whose topic was deleted, and maybe created again. Such records are in no queue.
+    """Returns a mask of the records whose topic was deleted, and maybe created again. Such records are in no queue.
 
     A topic without any queue counts as deleted, as RocketMQ deletes the directories of its queues.
     """
@@ -256,7 +256,7 @@ def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
 
 
 def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, is_deleted: Mask, findings: Findings) -> None:
-    """Check that the consume queue of this copy has an entry for each queued record, with the same values.
+    """Checks that the consume queue of this copy has an entry for each queued record, with the same values.
 
     Batches are not checked. Records of deleted topics become a notice.
     """

@@ -68,15 +68,15 @@ class RawLog:
         return self._starts[0] if self._starts else sys.maxsize
 
     def segment_end(self, physical_offset: int) -> int:
-        """Return the end of the segment that holds `physical_offset`: where the next one begins, or the end of the last
-        file. Returns `physical_offset` if it is before the first segment."""
+        """Returns the end of the segment that holds `physical_offset`: where the next one begins, or the end of the
+        last file. Returns `physical_offset` if it is before the first segment."""
         at = bisect_right(self._starts, physical_offset) - 1
         if at + 1 < len(self._starts):
             return self._starts[at + 1]
         return self._starts[at] + self._sizes[at] if at >= 0 else physical_offset
 
     def holes(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of [begin, end) that no file holds."""
+        """Returns the parts of [begin, end) that no file holds."""
         found, position = [], begin
         first = max(bisect_right(self._starts, begin) - 1, 0)
         for start, size in zip(self._starts[first:], self._sizes[first:], strict=True):
@@ -90,7 +90,8 @@ class RawLog:
         return [(low, high) for low, high in found if low < high]
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes [begin, end), with zeros where no file holds them or the file has been deleted meanwhile."""
+        """Returns the bytes [begin, end), with zeros where no file holds them or the file has been deleted
+        meanwhile."""
         pieces, position = [], begin
         at = max(bisect_right(self._starts, begin) - 1, 0)
         while position < end and at < len(self._starts):
@@ -136,7 +137,7 @@ class Damaged(msgspec.Struct, frozen=True, array_like=True):
 
 
 def damage_at(damaged: Sequence[Damaged], physical_offsets: Int64s) -> Int64s:
-    """Return for each physical offset the index of the span that holds it in `damaged`, which is in the order of the
+    """Returns for each physical offset the index of the span that holds it in `damaged`, which is in the order of the
     log; −1 if none does."""
     begins = np.array([span.begin for span in damaged], np.int64)
     ends = np.array([-1, *(span.end for span in damaged)], np.int64)
@@ -163,7 +164,7 @@ class Walked(msgspec.Struct):
 
 
 def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None = None) -> Walked:
-    """Find the records that begin in [begin, end) (physical offsets) and end at or before `limit`.
+    """Finds the records that begin in [begin, end) (physical offsets) and end at or before `limit`.
 
     `start`: the known physical offset of the first record. With None it is searched for, and bytes before it count as
     the end of a record that began before the range. Bytes that no file holds are damage. Raises StoreUnreadable if a
@@ -214,7 +215,7 @@ class _Walk:
         self.next_start = position
 
     def _follow_sizes(self, position: int, count_max: int) -> tuple[Int64s, int, bool]:
-        """Step over up to `count_max` records from `position` on, in the range.
+        """Steps over up to `count_max` records from `position` on, in the range.
 
         Returns their positions, where it stopped, and False if it stopped at bytes that are not a record.
         """
@@ -253,13 +254,13 @@ class _Walk:
         return np.array(found, np.int64) + self.begin, at + self.begin, is_sound
 
     def _extend(self, size: int) -> None:
-        """Extend `data` to at least `size` bytes, with zeros where the log has none."""
+        """Extends `data` to at least `size` bytes, with zeros where the log has none."""
         have = len(self.data)
         if size > have:
             self.data += self.log.read(self.begin + have, self.begin + size)
 
     def _count_sound(self, found: Int64s) -> tuple[int, str]:
-        """Return how many of the records at `found` precede the first invalid one, and why that one is invalid ("" if
+        """Returns how many of the records at `found` precede the first invalid one, and why that one is invalid ("" if
         all are valid)."""
         if not len(found):
             return 0, ""
@@ -283,7 +284,7 @@ class _Walk:
             self.misplaced.append(found[own != found])
 
     def _find(self, position: int) -> int | None:
-        """Return the physical offset of the first sound record or filler from `position` on, within the range, or
+        """Returns the physical offset of the first sound record or filler from `position` on, within the range, or
         None."""
         at = position - self.begin
         stop = self.end - self.begin

@@ -212,10 +212,10 @@ class Watch(Protocol):
     """One group's changes, in order, for one task. Ends only if cancelled."""
 
     def __aiter__(self) -> Watch:
-        """Return itself."""
+        """Returns itself."""
 
     async def __anext__(self) -> Seen:
-        """Wait for the next change, or the first view. Cancelling loses nothing.
+        """Waits for the next change, or the first view. Cancelling loses nothing.
 
         Raises nothing: while the service can't be reached it waits and retries, then continues where it was, or with a
         new view (`is_restart`) if the missed changes are no longer available.
@@ -229,13 +229,13 @@ class Agreement(Protocol):
     """
 
     async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
-        """Read the group. Linearizable: never the state of a server that lost its quorum."""
+        """Reads the group. Linearizable: never the state of a server that lost its quorum."""
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
-        """Watch the group: the first view at once, then one after each later change."""
+        """Watches the group: the first view at once, then one after each later change."""
 
     async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Write the first record of the group; return its revision. Raises Outdated if there is one.
+        """Writes the first record of the group; returns its revision. Raises Outdated if there is one.
 
         May be executed late, but only while there is no record.
         """
@@ -259,7 +259,8 @@ class Agreement(Protocol):
         group_revision: int,
         timeout_s: float = TIMEOUT_S,
     ) -> int:
-        """Become master: atomically replace the record with `group_revision` by `group`, and create the master's key.
+        """Becomes master: atomically replaces the record with `group_revision` by `group`, and creates the master's
+        key.
 
         Returns the revision of both. Raises Outdated if the record has changed or there is a master; LeaseLost if the
         lease has ended. May be executed late, but only while there is no master, the record is unchanged, and the lease
@@ -275,27 +276,27 @@ class Agreement(Protocol):
         """
 
     async def resign(self, *, master_revision: int, timeout_s: float = TIMEOUT_S) -> None:
-        """Delete the master's key if it is the one created at `master_revision`; else do nothing.
+        """Deletes the master's key if it is the one created at `master_revision`; else does nothing.
 
         May be executed late, but only while that key exists.
         """
 
     async def grant_lease(self, ttl_s: float, *, timeout_s: float = TIMEOUT_S) -> Lease:
-        """Get a lease of at least `ttl_s`. If that fails, an unused lease may remain until it expires."""
+        """Gets a lease of at least `ttl_s`. If that fails, an unused lease may remain until it expires."""
 
     async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
-        """Renew the lease; return the granted seconds. Raises LeaseLost if it has ended.
+        """Renews the lease; returns the granted seconds. Raises LeaseLost if it has ended.
 
         The service counts them from a moment during the call, so a safe deadline counts them from before the call.
         """
 
     async def revoke(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> None:
-        """End the lease and delete its keys; do nothing if it has ended already."""
+        """Ends the lease and deletes its keys; does nothing if it has ended already."""
 
     async def put_member(
         self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """Write the record of member `broker_id`; return its revision.
+        """Writes the record of member `broker_id`; returns its revision.
 
         Raises BrokerIdTaken if the key is attached to another lease, from which it is never taken over. Raises
         LeaseLost if `lease` has ended. If both hold, either error may be raised.
@@ -304,7 +305,7 @@ class Agreement(Protocol):
         """
 
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Request another master, replacing any earlier request; return the revision.
+        """Requests another master, replacing any earlier request; returns the revision.
 
         May be executed late in any state of the group; but once it has returned, it will not be executed again.
         """
@@ -312,7 +313,7 @@ class Agreement(Protocol):
     async def refuse_switch(
         self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Replace the request whose revision is `switch_revision` by `refused`; do nothing if it is gone.
+        """Replaces the request whose revision is `switch_revision` by `refused`; does nothing if it is gone.
 
         May be executed late, but only while that request exists.
         """

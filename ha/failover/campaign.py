@@ -37,7 +37,7 @@ class Campaign:
         self._vacant_since = trio.current_time()
 
     async def run(self, view: GroupView) -> None:
-        """Try to become master. Returns once this or another member has become master since `view`, or if this member
+        """Tries to become master. Returns once this or another member has become master since `view`, or if this member
         must not become master."""
         membership = self._membership
         membership.stand(_epoch(view) + 1)
@@ -58,7 +58,7 @@ class Campaign:
         return view
 
     async def _take_at_once(self, view: GroupView, own: MemberRecord) -> None:
-        """Claim the master's key without an election: a planned switch saves two round trips to the service."""
+        """Claims the master's key without an election: a planned switch saves two round trips to the service."""
         membership = self._membership
         candidacy = appointed_candidacy(view, self._options.broker_id, own, self._options)
         if candidacy is None:
@@ -70,7 +70,7 @@ class Campaign:
             await self._take(view, candidacy, held)
 
     async def _step(self, view: GroupView) -> bool:
-        """Act on the present view; return whether the campaign continues."""
+        """Acts on the present view; returns whether the campaign continues."""
         membership, options = self._membership, self._options
         if view.group is None:
             await self._create_group(view)
@@ -107,12 +107,12 @@ class Campaign:
         return True
 
     async def _wait_newer(self, view: GroupView, timeout_s: float = math.inf) -> None:
-        """Wait for a newer view."""
+        """Waits for a newer view."""
         with trio.move_on_after(timeout_s):
             await self._known.latest.wait_value(lambda now: now.revision != view.revision)
 
     async def _create_group(self, view: GroupView) -> None:
-        """Write the first record of the group."""
+        """Writes the first record of the group."""
         membership = self._membership
         refusal = why_not_create(view, membership.role.position, self._options)
         if refusal is not None:
@@ -129,7 +129,7 @@ class Campaign:
         await self._known.refresh()
 
     async def _take(self, view: GroupView, candidacy: Candidacy, held: HeldLease) -> None:
-        """Try to become master on the lease `held`; the view shows afterwards whether it worked."""
+        """Tries to become master on the lease `held`; the view shows afterwards whether it worked."""
         membership, options, epoch = self._membership, self._options, candidacy.group.epoch
         if candidacy.is_unclean:
             logger.error("member.elected_unclean epoch=%d hint=%r", epoch, MAY_BE_LOST)

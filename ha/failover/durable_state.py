@@ -48,10 +48,10 @@ class StateFile(Protocol):
     """
 
     async def read(self) -> bytes | None:
-        """Return its content; None if it does not exist."""
+        """Returns its content; None if it does not exist."""
 
     async def write(self, content: bytes) -> None:
-        """Replace its content atomically; durable on return."""
+        """Replaces its content atomically; durable on return."""
 
 
 class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,14 +112,14 @@ class DurableState:
         return (0, 0) if self.group is None else self.group.age
 
     async def note(self, group: GroupRecord) -> None:
-        """Write a record of the group to disk unless it, or a newer one, is known already; durable on return."""
+        """Writes a record of the group to disk unless it, or a newer one, is known already; durable on return."""
         if group.age > self.known_age:
             async with self._write_lock:
                 if group.age > self.known_age:
                     await self._write(msgspec.structs.replace(self._content, group=group))
 
     async def begin(self, start: StartConditions) -> None:
-        """Read the last process's state, decide whether the log is complete, and write the state of this process."""
+        """Reads the last process's state, decides whether the log is complete, and writes the state of this process."""
         last = await self._read()
         is_new = start.is_empty if last is None else last.is_new
         if last is None:  # a new store, or one of a release that did not write this file
@@ -150,7 +150,7 @@ class DurableState:
         )
 
     async def mark_complete(self) -> None:
-        """Record that the log has every acknowledged byte; durable on return.
+        """Records that the log has every acknowledged byte; durable on return.
 
         If this is cancelled, the file may already have been written.
         """

@@ -62,7 +62,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | Refusal:
-    """Return how `own_id` may become master, or why it may not now. `view` must have no master."""
+    """Returns how `own_id` may become master, or why it may not now. `view` must have no master."""
     assert view.master is None, view.master
     group = view.group
     if group is None:
@@ -148,7 +148,7 @@ def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
 
 
 def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
-    """Return the candidacy of `own_id` if it may become master without an election, otherwise None.
+    """Returns the candidacy of `own_id` if it may become master without an election, otherwise None.
 
     Only the member that the group's record names as next or last master may. If all of the set acknowledge, a complete
     member has every acknowledged byte, whatever the others have, so it need not compare logs. `own`: the record of
@@ -163,7 +163,7 @@ def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options
 
 
 def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
-    """Return a Refusal if a live member knows a newer record of the group than the one in `view`, otherwise None.
+    """Returns a Refusal if a live member knows a newer record of the group than the one in `view`, otherwise None.
 
     `own_known`: epoch and version of the newest record that this member knows, which need not be in `view` yet.
     """
@@ -185,7 +185,7 @@ def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal |
 
 
 def _refusal_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
-    """Return why a member may not be elected, None if it may."""
+    """Returns why a member may not be elected, None if it may."""
     refusal = _refusal_of_log(group, id_, member)
     if refusal or not group.epoch or _in_set(group, id_):
         return refusal
@@ -193,8 +193,8 @@ def _refusal_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal |
 
 
 def _refusal_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
-    """Return why a member's log excludes the member from the election, whether or not it is in the sync-state set; None
-    if it does not."""
+    """Returns why a member's log excludes the member from the election, whether or not it is in the sync-state set;
+    None if it does not."""
     if member.epoch > group.epoch:
         return Refusal(
             f"member {id_}'s log has epoch {member.epoch}, the group's record only knows of {group.epoch}: has the "
@@ -211,7 +211,7 @@ def _refusal_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refus
 
 
 def why_not_create(view: GroupView, own: LogPosition, options: MemberOptions) -> Refusal | None:
-    """Return why the first record of a group may not be written, None if it may."""
+    """Returns why the first record of a group may not be written, None if it may."""
     known = max([own.epoch, *(member.epoch for member in view.members.values())])
     if known and not options.elects_unclean:
         return Refusal(
@@ -225,7 +225,7 @@ NEW_GROUP = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
 
 
 def candidates_needed(group: GroupRecord) -> int:
-    """Return the number of members of the sync-state set that have to stand so that one of them has every acknowledged
+    """Returns the number of members of the sync-state set that have to stand so that one of them has every acknowledged
     byte.
 
     If the master acknowledges alone (ack_count 1), no other member is sure to have every byte; 1 is returned
@@ -238,7 +238,7 @@ def candidates_needed(group: GroupRecord) -> int:
 
 
 def choose_target(view: GroupView, own_id: int, request: SwitchRequest) -> int | str:
-    """Return the id of the member that the master `own_id` should hand over to, or why it should not hand over."""
+    """Returns the id of the member that the master `own_id` should hand over to, or why it should not hand over."""
     assert view.group is not None
     if request.epoch not in (None, view.group.epoch):
         return f"it was requested in epoch {request.epoch}, this is {view.group.epoch}: request it again"
@@ -267,7 +267,7 @@ def _ranked_before(candidates: dict[int, MemberRecord], own_id: int, group: Grou
 
 
 def _rank(id_: int, member: MemberRecord, group: GroupRecord) -> tuple[int | bool, ...]:
-    """Return the rank of a candidate; the lowest goes first."""
+    """Returns the rank of a candidate; the lowest goes first."""
     log = (-member.epoch, -member.max_offset)
     rest = (id_ != group.master_id, member.priority, id_)
     # With ack_count only the longest log is sure to have every acknowledged byte, so `drains` comes second.
@@ -288,7 +288,7 @@ def _next(
     *,
     keeps_complete: bool,
 ) -> GroupRecord:
-    """Return the record after the election of `own_id`. `keeps_complete`: complete members stay in the set."""
+    """Returns the record after the election of `own_id`. `keeps_complete`: complete members stay in the set."""
     kept = {own_id}
     for id_, member in view.members.items():
         is_equal = member.stands_for == group.epoch + 1 and _log(member) == _log(own)

@@ -76,7 +76,7 @@ class EtcdAgreement:
         self._prefix = group_prefix(cluster, broker_name)
 
     def statistics(self) -> EtcdStatistics:
-        """Return the client's counters."""
+        """Returns the client's counters."""
         return self._client.statistics()
 
     async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
@@ -241,7 +241,7 @@ class EtcdAgreement:
         timeout_s: float,
         lease: Lease | None = None,
     ) -> tuple[int, TxnAnswer, bool]:
-        """Execute a transaction, possibly more than once.
+        """Executes a transaction, possibly more than once.
 
         Returns its revision (0 if a comparison failed), the answer, and whether an earlier attempt may have succeeded.
         """
@@ -269,7 +269,7 @@ class EtcdAgreement:
         group_revision: int,
         is_ours: Callable[[GroupView], bool],
     ) -> int:
-        """Change the key `group`, whose revision is `group_revision`; return the new revision.
+        """Changes the key `group`, whose revision is `group_revision`; returns the new revision.
 
         `is_ours`: returns whether a view shows this change; called if the answer to an attempt was lost. Raises
         Outdated if the group has changed otherwise; AgreementUnavailable if it is not known whether this change was
@@ -299,7 +299,8 @@ class EtcdAgreement:
         *,
         check: Callable[[KeyValue], None] = lambda found: None,
     ) -> int:
-        """Replace the present value of a key, and return the new revision. No late attempt can be executed afterwards.
+        """Replaces the present value of a key, and returns the new revision. No late attempt can be executed
+        afterwards.
 
         `check` gets the present value (revision 0: none) and raises if it must not be replaced.
         """
@@ -326,7 +327,7 @@ class EtcdAgreement:
 async def open_etcd_agreement(
     options: EtcdOptions, cluster: str, broker_name: str, *, chance: random.Random | None = None
 ) -> AsyncIterator[EtcdAgreement]:
-    """Open the agreement of one group. It connects when it is first used. `chance` randomizes pauses between retries.
+    """Opens the agreement of one group. It connects when it is first used. `chance` randomizes pauses between retries.
 
     Calls in progress when the block ends raise AgreementUnavailable.
     """
@@ -335,7 +336,7 @@ async def open_etcd_agreement(
 
 
 def _found(txn: TxnAnswer) -> dict[bytes, KeyValue]:
-    """Return the keys that a failed transaction returned."""
+    """Returns the keys that a failed transaction returned."""
     ranges = [each.response_range for each in txn.responses if each.response_range is not None]
     return by_key(ranges[0].kvs) if ranges else {}
 

@@ -153,7 +153,7 @@ class EtcdClient:
         self._last_error = ""
 
     def statistics(self) -> EtcdStatistics:
-        """Return a snapshot of the counters."""
+        """Returns a snapshot of the counters."""
         return EtcdStatistics(
             endpoint=self._endpoints[self._first],
             call_count=self._call_count,
@@ -163,7 +163,7 @@ class EtcdClient:
         )
 
     async def call(self, what: str, path: str, request: Json, *, timeout_s: float, changes: bool) -> tuple[bytes, bool]:
-        """Send a request until an endpoint answers. Return the answer, and whether an earlier attempt may have been
+        """Sends a request until an endpoint answers. Returns the answer, and whether an earlier attempt may have been
         executed, too.
 
         `what` names the call in errors. `changes`: whether the request changes something. Raises AgreementUnavailable
@@ -201,12 +201,12 @@ class EtcdClient:
                     await self.pause(tries // count)
 
     async def pause(self, round_number: int) -> None:
-        """Wait after `round_number` rounds (from 1) in which no endpoint answered: longer each time."""
+        """Waits after `round_number` rounds (from 1) in which no endpoint answered: longer each time."""
         mean_s = min(PAUSE_S * 2 ** min(round_number - 1, 10), PAUSE_MAX_S)
         await trio.sleep(mean_s * self._chance.uniform(0.5, 1.5))
 
     def failed(self, endpoint: int, reason: str) -> None:
-        """Count and log a failed attempt. If `endpoint` is the one tried first, the next endpoint takes its place."""
+        """Counts and logs a failed attempt. If `endpoint` is the one tried first, the next endpoint takes its place."""
         self._failed_attempt_count += 1
         name = self._endpoints[endpoint]
         self._last_error = f"{name}: {reason}"
@@ -217,17 +217,18 @@ class EtcdClient:
 
     @property
     def first_endpoint(self) -> int:
-        """Index of the endpoint that is tried first now."""
+        """Indexes of the endpoint that is tried first now."""
         return self._first
 
     def forget_token(self) -> None:
-        """Drop the token, so that the next request gets a new one."""
+        """Drops the token, so that the next request gets a new one."""
         self._token = ""
 
     async def follow(
         self, endpoint: int, path: str, request: Json, take: Callable[[bytes], bool], *, timeout_s: float
     ) -> str:
-        """Stream an endless answer from one endpoint: pass its pieces, of any size, to `take` until that returns False.
+        """Streams an endless answer from one endpoint: passes its pieces, of any size, to `take` until that returns
+        False.
 
         Returns why the stream ended; "" if `take` ended it. `take` must not raise. `timeout_s`: maximum time until
         the answer begins.
@@ -274,7 +275,7 @@ class EtcdClient:
             return self._token
 
     async def _authenticate(self, endpoint: int) -> str:
-        """Return a token; "" if authentication is not enabled in etcd."""
+        """Returns a token; "" if authentication is not enabled in etcd."""
         password = self.options.password() if self.options.password is not None else ""
         body = encode({"name": self.options.user, "password": password})
         try:
@@ -319,7 +320,7 @@ class EtcdClient:
         raise _AttemptFailed(message, was_sent=trace.is_sent)
 
     async def _client(self) -> httpx.AsyncClient:
-        """Return the HTTP client for the present TLS context."""
+        """Returns the HTTP client for the present TLS context."""
         if self._is_closed:
             raise _AttemptFailed("closed", was_sent=False)
         context = self.options.tls() if self.options.tls is not None else self._context
@@ -338,7 +339,7 @@ class EtcdClient:
         return self._http
 
     async def aclose(self) -> None:
-        """Close all connections; later calls fail."""
+        """Closes all connections; later calls fail."""
         self._is_closed = True
         if self._http is not None:
             await self._http.aclose()
@@ -346,7 +347,7 @@ class EtcdClient:
 
 @asynccontextmanager
 async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = None) -> AsyncIterator[EtcdClient]:
-    """Open a client, which connects when it is first used. `chance` randomizes pauses between retries."""
+    """Opens a client, which connects when it is first used. `chance` randomizes pauses between retries."""
     client = EtcdClient(options, chance)
     try:
         yield client
@@ -389,7 +390,7 @@ def _request(url: str, body: bytes, token: str, trace: _Trace) -> httpx.Request:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error, or of its cause if it is empty, as httpx's is for a failed handshake."""
+    """Returns the message of an error, or of its cause if it is empty, as httpx's is for a failed handshake."""
     said: BaseException | None = error
     while said is not None:
         if str(said):
@@ -399,7 +400,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def _read(response: httpx.Response, take: Callable[[bytes], bool]) -> bool:
-    """Pass each piece of the response body to `take`, until `take` returns False or the body ends. Return True if
+    """Passes each piece of the response body to `take`, until `take` returns False or the body ends. Returns True if
     `take` returned False."""
     with trio.CancelScope() as scope:
         async for piece in response.aiter_raw():

@@ -116,7 +116,7 @@ class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(line: bytes, kind: type[ValueT]) -> ValueT:
-    """Decode an answer of `kind`. Raises RemoteProtocolError if it is not one."""
+    """Decodes an answer of `kind`. Raises RemoteProtocolError if it is not one."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -124,27 +124,28 @@ def decode(line: bytes, kind: type[ValueT]) -> ValueT:
 
 
 def encode(request: Json) -> bytes:
-    """Return the body of a request. Bytes become base64; integers stay integers, which the gateway accepts."""
+    """Returns the body of a request. Bytes become base64; integers stay integers, which the gateway accepts."""
     return msgspec.json.encode(request)
 
 
 def group_prefix(cluster: str, broker_name: str) -> bytes:
-    """Return the prefix of a group's keys. No group's prefix contains another's, whatever the names are."""
+    """Returns the prefix of a group's keys. No group's prefix contains another's, whatever the names are."""
     return f"/halog/{quote(cluster, safe='')}/{quote(broker_name, safe='')}/".encode()
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """Return the first key after all keys with `prefix`, which ends in a slash."""
+    """Returns the first key after all keys with `prefix`, which ends in a slash."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def value_of(record: msgspec.Struct) -> bytes:
-    """Return the stored value of a record; equal records give equal bytes."""
+    """Returns the stored value of a record; equal records give equal bytes."""
     return msgspec.json.encode(record, order="deterministic")
 
 
 def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
-    """Decode a group's keys. Raises RemoteProtocolError if a record was not written by halog; unknown keys are ignored.
+    """Decodes a group's keys. Raises RemoteProtocolError if a record was not written by halog; unknown keys are
+    ignored.
 
     An invalid request for a switch, which an operator may have written by hand, becomes a refused request, so that it
     does not block elections.
@@ -181,12 +182,12 @@ def _switch_of(found: KeyValue) -> SwitchRequest:
 
 
 def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
-    """Return the given entries by key."""
+    """Returns the given entries by key."""
     return {each.key: each for each in found}
 
 
 def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
-    """Decode the record in a key. Raises RemoteProtocolError if it was not written by halog."""
+    """Decodes the record in a key. Raises RemoteProtocolError if it was not written by halog."""
     try:
         return msgspec.json.decode(found.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -196,43 +197,43 @@ def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
 
 
 def is_master_of(revision: int) -> Json:
-    """Return the comparison that holds if the master's key was created at `revision`; 0: if the key does not exist."""
+    """Returns the comparison that holds if the master's key was created at `revision`; 0: if the key does not exist."""
     return {"name": MASTER, "target": "CREATE", "create_revision": revision}
 
 
 def is_unchanged(name: bytes, revision: int) -> Json:
-    """Return the comparison that holds if the key was last changed at `revision`; 0: if the key does not exist."""
+    """Returns the comparison that holds if the key was last changed at `revision`; 0: if the key does not exist."""
     return {"name": name, "target": "MOD", "mod_revision": revision}
 
 
 def put(name: bytes, record: msgspec.Struct, lease_id: int = 0) -> Json:
-    """Return the operation that writes a record."""
+    """Returns the operation that writes a record."""
     return {"name": name, "value": value_of(record), "lease": lease_id}
 
 
 def clear(name: bytes) -> Json:
-    """Return the operation that empties a key without deleting it, so that its new revision makes the comparison of a
+    """Returns the operation that empties a key without deleting it, so that its new revision makes the comparison of a
     late attempt fail."""
     return {"name": name, "value": b""}
 
 
 def delete(name: bytes) -> Json:
-    """Return the operation that deletes a key if it exists."""
+    """Returns the operation that deletes a key if it exists."""
     return {"name": name}
 
 
 def range_request(prefix: bytes) -> Json:
-    """Return the request for all keys of a group."""
+    """Returns the request for all keys of a group."""
     return {"key": prefix, "range_end": prefix_end(prefix)}
 
 
 def watch_request(prefix: bytes, start_revision: int) -> Json:
-    """Return the request for all changes from `start_revision` on."""
+    """Returns the request for all changes from `start_revision` on."""
     return {"create_request": {**range_request(prefix), "start_revision": start_revision}}
 
 
 def txn_request(prefix: bytes, compare: Iterable[Json], operations: Iterable[Json]) -> Json:
-    """Return the transaction that does the operations if all comparisons hold, else reads all keys of the group."""
+    """Returns the transaction that does the operations if all comparisons hold, else reads all keys of the group."""
 
     def placed(part: Json) -> Json:
         return {"key": prefix + part["name"], **{name: value for name, value in part.items() if name != "name"}}

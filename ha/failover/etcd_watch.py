@@ -55,7 +55,7 @@ class EtcdWatch:
         return self._queue.popleft()
 
     async def run(self) -> None:
-        """Receive changes until cancelled."""
+        """Receives changes until cancelled."""
         options = self._client.options
         endpoint, failures, count = self._client.first_endpoint, 0, len(options.endpoints)
         while True:
@@ -93,7 +93,7 @@ class EtcdWatch:
         self._publish(keys, revision, is_restart=True)
 
     def _publish(self, keys: dict[bytes, KeyValue], revision: int, *, is_restart: bool) -> None:
-        """Queue a view. Raises AgreementUnavailable if a key was not written by halog."""
+        """Queues a view. Raises AgreementUnavailable if a key was not written by halog."""
         try:
             view = read_view(self._prefix, keys, revision)
         except RemoteProtocolError as error:
@@ -106,7 +106,7 @@ class EtcdWatch:
         self._queued.unpark_all()
 
     async def _follow(self, endpoint: int, timeout_s: float) -> str:
-        """Apply the events of one endpoint's stream, which must begin within `timeout_s`; return why it ended."""
+        """Applies the events of one endpoint's stream, which must begin within `timeout_s`; returns why it ended."""
         self._partial_line.clear()
         self._created = trio.Event()
         self._end_reason = ""
@@ -152,7 +152,7 @@ class EtcdWatch:
         return not self._end_reason
 
     def _apply(self, answer: WatchAnswer) -> None:
-        """Publish a view for each revision. An answer may contain several revisions, but none is split."""
+        """Publishes a view for each revision. An answer may contain several revisions, but none is split."""
         assert self._keys is not None
         events = [event for event in answer.result.events if event.kv.mod_revision > self._revision]
         keys = dict(self._keys)
@@ -166,7 +166,7 @@ class EtcdWatch:
                 self._publish(dict(keys), revision, is_restart=False)
 
     async def _check(self, scope: trio.CancelScope) -> None:
-        """Cancel `scope` if the stream is dead, or if etcd was restored from a backup.
+        """Cancels `scope` if the stream is dead, or if etcd was restored from a backup.
 
         A restore ends all streams, so each new one is checked once. After that, a stream is checked whenever it was
         silent for `watch_check_s`.

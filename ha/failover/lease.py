@@ -97,7 +97,7 @@ class MasterLease:
 
     @property
     def until(self) -> float:
-        """Time of the clock at which the right to act as master ends unless the lease is renewed; minus infinity if it
+        """Times of the clock at which the right to act as master ends unless the lease is renewed; minus infinity if it
         has ended."""
         return self._deadline.at if self.is_held else -math.inf
 

@@ -100,7 +100,8 @@ class LeaseKeeper:
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
-        """Hold a lease and keep the member's record on it, until `revoke`, or until cancelled: the lease then expires.
+        """Holds a lease and keeps the member's record on it, until `revoke`, or until cancelled: the lease then
+        expires.
 
         Raises ConfigError if another process has this member's broker id.
         """
@@ -133,7 +134,7 @@ class LeaseKeeper:
                 await self._wake.wait()
 
     async def publish(self) -> None:
-        """Write the member's record as it is now, unless that was written already.
+        """Writes the member's record as it is now, unless that was written already.
 
         Raises AgreementUnavailable, also if the member has no lease; LeaseLost if its lease has ended; BrokerIdTaken,
         after which this member has no role.
@@ -158,7 +159,7 @@ class LeaseKeeper:
             self.broker_id.value = BrokerIdState(is_owned=True)
 
     def check_view(self, view: GroupView) -> None:
-        """Write the record again soon if its key in `view` is missing or attached to another lease."""
+        """Writes the record again soon if its key in `view` is missing or attached to another lease."""
         held, taken = self.held.value, self.broker_id.value.taken
         if held is None or view.revision < self._published_revision or not (self._published_revision or taken):
             return
@@ -169,18 +170,18 @@ class LeaseKeeper:
             self._wake.set()
 
     def republish(self) -> None:
-        """Write the record soon although it was written on this lease: the service may have lost it."""
+        """Writes the record soon although it was written on this lease: the service may have lost it."""
         self._published = None
         self._published_revision = 0
         self._wake.set()
 
     async def wait_held(self) -> HeldLease:
-        """Wait for a lease and return it."""
+        """Waits for a lease and returns it."""
         held: HeldLease = await self.held.wait_value(lambda now: now is not None)
         return held
 
     async def wait_fit(self) -> HeldLease | None:
-        """Wait for a lease with enough time left to start a term, renewing it once if need be; None if too little is
+        """Waits for a lease with enough time left to start a term, renewing it once if need be; None if too little is
         left.
         """
         held = await self.wait_held()
@@ -191,14 +192,14 @@ class LeaseKeeper:
         return held if held.is_fit else None
 
     def mark_lost(self, lease: Lease) -> None:
-        """Stop using `lease`: the service says that it has ended."""
+        """Stops using `lease`: the service says that it has ended."""
         held = self.held.value
         if held is not None and held.lease.id == lease.id:
             held.deadline.end()
             self.held.value = None
 
     async def revoke(self) -> None:
-        """End the lease for good. Raises AgreementUnavailable if the service does not answer: the lease then
+        """Ends the lease for good. Raises AgreementUnavailable if the service does not answer: the lease then
         expires."""
         self._is_revoked = True
         held = self.held.value
@@ -207,7 +208,7 @@ class LeaseKeeper:
             await self._agreement.revoke(held.lease, timeout_s=self._options.call_timeout_s)
 
     def _lose_broker_id(self, taken: BrokerIdTaken) -> None:
-        """Record that the key is attached to another lease: this member has no role until that lease has ended."""
+        """Records that the key is attached to another lease: this member has no role until that lease has ended."""
         known = self.broker_id.value
         if known.is_owned:
             logger.error("member.id_lost reason=%r hint=%r", str(taken), "this member stops serving")
@@ -220,7 +221,7 @@ class LeaseKeeper:
         self.broker_id.value = BrokerIdState(taken=taken)
 
     async def _revoke_unused(self) -> None:
-        """End the lease that this member held when another process took its broker id.
+        """Ends the lease that this member held when another process took its broker id.
 
         The master's key may still be attached to that lease, and would otherwise stay until the lease expires."""
         if self._revoking is not None:
@@ -228,7 +229,7 @@ class LeaseKeeper:
             self._revoking = None
 
     def _foreign_lease_pause_s(self, taken: BrokerIdTaken) -> float:
-        """Return the pause before the next try to write the key. Raises ConfigError after FOREIGN_LEASE_PERIODS."""
+        """Returns the pause before the next try to write the key. Raises ConfigError after FOREIGN_LEASE_PERIODS."""
         held = self.held.value
         lease_s = self._options.lease_ttl_s if held is None else held.lease.ttl_s
         now = trio.current_time()
@@ -263,7 +264,7 @@ class LeaseKeeper:
         held.deadline.renewed(sent_at, granted_s)
 
     def _hold(self, held: HeldLease) -> None:
-        """Use a lease from now on; the next `publish` writes the record in any case."""
+        """Uses a lease from now on; the next `publish` writes the record in any case."""
         self._published = None
         self._published_revision = self.first_revision = 0
         self.held.value = held

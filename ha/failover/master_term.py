@@ -88,7 +88,7 @@ class MasterTerm:
         self._end("its key is gone" if master is None else f"member {master.broker_id} is master")
 
     async def _watch_record(self) -> None:
-        """End the term if the service has lost the record, or was restored to an older one, whose sync-state set may
+        """Ends the term if the service has lost the record, or was restored to an older one, whose sync-state set may
         be out of date."""
         state = self._membership.state
         view: GroupView = await self._known.latest.wait_value(
@@ -98,7 +98,7 @@ class MasterTerm:
         self._end("the group's record is gone" if outdated is None else outdated.reason)
 
     async def _keep_set(self) -> None:
-        """Write each sync-state set that replication wants into the group's record."""
+        """Writes each sync-state set that replication wants into the group's record."""
         while True:
             wanted = await self._role.wait_wanted_set()
             assert self._options.broker_id in wanted, wanted
@@ -110,7 +110,7 @@ class MasterTerm:
             self._role.confirm_set(wanted)
 
     async def _pass_on_live_members(self) -> None:
-        """Pass each change of the live members on to replication, once this node has become master."""
+        """Passes each change of the live members on to replication, once this node has become master."""
         await self._started.wait()
         passed_on: dict[int, int] = {}
         while True:
@@ -119,7 +119,7 @@ class MasterTerm:
             self._role.set_live_members(passed_on)
 
     async def _write_set(self, wanted: frozenset[int]) -> GroupRecord:
-        """Write `wanted` as the sync-state set; return the group's record that has it.
+        """Writes `wanted` as the sync-state set; returns the group's record that has it.
 
         If an answer is lost, a later view shows whether the set was written. Waits until cancelled if the term is over.
         """
@@ -151,7 +151,7 @@ class MasterTerm:
                 return changed
 
     def _current(self) -> tuple[GroupView, GroupRecord] | None:
-        """Return the newest view and its record; None if it shows that this term is over.
+        """Returns the newest view and its record; None if it shows that this term is over.
 
         A restored service may have neither the key nor a record.
         """
@@ -161,7 +161,7 @@ class MasterTerm:
         return view, view.group
 
     async def _serve_switch_requests(self) -> None:
-        """Hand over, or refuse, whenever an operator requests a switch."""
+        """Hands over, or refuses, whenever an operator requests a switch."""
         latest, call_timeout_s = self._known.latest, self._options.call_timeout_s
         while True:
             view: GroupView = await latest.wait_value(lambda now: is_open(now.switch))
@@ -181,7 +181,7 @@ class MasterTerm:
                 await latest.wait_value(lambda now: now.switch_revision != view.switch_revision)  # noqa: B023
 
     async def hand_over(self, request: SwitchRequest, *, leaves: bool = False) -> str:
-        """Hand over to another member. Return why that was not possible, or "" if this term has ended.
+        """Hands over to another member. Returns why that was not possible, or "" if this term has ended.
 
         A failure before the next master has the whole log changes nothing. After that the term is over, even if the
         transaction fails; if its answer is lost, it may be executed later. `leaves`: also remove this member from the
@@ -236,5 +236,5 @@ class MasterTerm:
 
 
 def _live_members(view: GroupView) -> dict[int, int]:
-    """Return broker id -> run id of each member with a lease."""
+    """Returns broker id -> run id of each member with a lease."""
     return {broker_id: member.run_id for broker_id, member in view.members.items()}

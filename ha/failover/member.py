@@ -69,7 +69,7 @@ class Member:
         self._term: MasterTerm | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Make the node master, slave or candidate as the group's views require, until cancelled. Afterwards the node
+        """Makes the node master, slave or candidate as the group's views require, until cancelled. Afterwards the node
         keeps its last role, but without the right to act as master.
 
         Raises ConfigError if another process has this member's broker id.
@@ -86,7 +86,7 @@ class Member:
                 await self._decide()
 
     async def _watch_completeness(self) -> None:
-        """Mark the log complete once it has caught up with a master in this process."""
+        """Marks the log complete once it has caught up with a master in this process."""
         if not self.state.is_complete:
             await self._role.wait_caught_up()
             await self.state.mark_complete()
@@ -94,7 +94,7 @@ class Member:
                 await self.keeper.publish()
 
     async def _keep_record(self) -> None:
-        """Store the newest record of the group on disk; publish this member's record again if the service was rolled
+        """Stores the newest record of the group on disk; publishes this member's record again if the service was rolled
         back.
         """
         view: GroupView | None = None
@@ -112,7 +112,8 @@ class Member:
                 self.keeper.republish()
 
     async def leave(self) -> None:
-        """Prepare the node's stop: hand over if this member is master and another can take over, then end the lease."""
+        """Prepares the node's stop: hands over if this member is master and another can take over, then ends the
+        lease."""
         self._membership.is_leaving = True
         if self._term is not None:
             await self._term.hand_over(SwitchRequest(to=None, reason="its master stops"), leaves=True)
@@ -145,13 +146,13 @@ class Member:
             await self._while_id_is_owned(partial(self._follow, view, view.master))
 
     async def _watch_id(self) -> None:
-        """Check in each view whether the member's key is still attached to its lease."""
+        """Checks in each view whether the member's key is still attached to its lease."""
         async for view in self.known.latest.eventual_values():
             if view is not None:
                 self.keeper.check_view(view)
 
     async def _wait_id(self, view: GroupView) -> None:
-        """Hold the node as a slave without a master until this member's key is attached to its own lease."""
+        """Holds the node as a slave without a master until this member's key is attached to its own lease."""
         epoch = 0 if view.group is None else view.group.epoch
         broker_id = self.keeper.broker_id
         while not (state := broker_id.value).is_owned:
@@ -160,7 +161,7 @@ class Member:
             await broker_id.wait_value(lambda now: now is not state)
 
     async def _while_id_is_owned(self, play: Callable[[], Awaitable[None]]) -> None:
-        """Run `play` until it returns; cancel it if this member loses its broker id."""
+        """Runs `play` until it returns; cancels it if this member loses its broker id."""
 
         async def watch() -> None:
             await self.keeper.broker_id.wait_value(lambda now: not now.is_owned)
@@ -172,7 +173,7 @@ class Member:
             nursery.cancel_scope.cancel()
 
     async def _follow(self, view: GroupView, master: MasterRecord) -> None:
-        """Follow the master, or nobody if this member must not follow it, until there is another master or none."""
+        """Follows the master, or nobody if this member must not follow it, until there is another master or none."""
         epoch = master.epoch
         own_epoch = self._role.position.epoch
         outdated = outdated_record(view, self.state.known_age)
@@ -203,7 +204,7 @@ class Member:
         await self._role.become_slave(epoch, None)
 
     async def _end_own_key(self, view: GroupView, epoch: int, outdated: Refusal | None) -> bool:
-        """Become a slave, and remove this member's own master key, as its term is over.
+        """Becomes a slave, and removes this member's own master key, as its term is over.
 
         Return whether the key was removed. If an earlier process of this member created the key, it has to expire.
         """
@@ -220,7 +221,7 @@ class Member:
         return True
 
     async def _resign(self, master_revision: int) -> None:
-        """Remove the key of a term that is over: it would not expire, as its lease is renewed."""
+        """Removes the key of a term that is over: it would not expire, as its lease is renewed."""
         while (view := self.known.view) is not None and view.master_revision == master_revision:
             try:
                 await self._agreement.resign(master_revision=master_revision, timeout_s=self._options.call_timeout_s)
@@ -230,7 +231,7 @@ class Member:
             await self.known.refresh()
 
     async def _stand(self) -> None:
-        """Stand for election until there is a master."""
+        """Stands for election until there is a master."""
         campaign = Campaign(self._membership)
         view = self.known.view
         assert view is not None
@@ -262,7 +263,7 @@ class Member:
 
 
 def _key_of(view: GroupView) -> tuple[int, int]:
-    """Return the identity of one term's key: its revision and, as a restored service reuses revisions, its epoch."""
+    """Returns the identity of one term's key: its revision and, as a restored service reuses revisions, its epoch."""
     return view.master_revision, 0 if view.master is None else view.master.epoch
 
 
@@ -275,7 +276,7 @@ async def open_member(
     *,
     leave_timeout_s: float = 3.0,
 ) -> AsyncIterator[Member]:
-    """Run a member while the block runs; at its end call `Member.leave`, for at most `leave_timeout_s`."""
+    """Runs a member while the block runs; at its end call `Member.leave`, for at most `leave_timeout_s`."""
     member = Member(agreement, role, options, state)
     async with trio.open_nursery() as nursery:
         await nursery.start(member.run)

@@ -40,7 +40,7 @@ class Membership:
         """End of the log and epoch of the election while this member stands for election; otherwise None"""
 
     def record(self) -> MemberRecord:
-        """Return the member's record as it should be published now."""
+        """Returns the member's record as it should be published now."""
         options = self.options
         # A growing offset would cause a write to the service at each renewal, and nobody reads it before an election.
         position, stands_for = self._standing or (LogPosition(self.role.position.epoch, 0), 0)
@@ -70,7 +70,7 @@ class Membership:
         self._standing = None
 
     def master_record(self, epoch: int) -> MasterRecord:
-        """Return the value of the master's key for this member as master of `epoch`."""
+        """Returns the value of the master's key for this member as master of `epoch`."""
         options = self.options
         return MasterRecord(
             broker_id=options.broker_id,
@@ -94,7 +94,7 @@ class Membership:
         return view is not None and view.master is None and not self.why_not_stand
 
     async def announce(self) -> None:
-        """Publish the member's record, retrying until that succeeds, then read the group."""
+        """Publishes the member's record, retrying until that succeeds, then reads the group."""
         while True:
             await self.keeper.wait_held()
             try:
@@ -108,7 +108,7 @@ class Membership:
         await self.known.refresh()
 
     def settled_at(self, view: GroupView, held: HeldLease) -> float:
-        """Return the time of Trio's clock by which all live members can have published what they know of the group.
+        """Returns the time of Trio's clock by which all live members can have published what they know of the group.
 
         Minus infinity if there is nothing to wait for. `held`: the lease on which this member would become master.
 

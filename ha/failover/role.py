@@ -42,20 +42,20 @@ class Role(Protocol):
         """The last epoch and the end of this node's log."""
 
     async def become_master(self, term: Term) -> None:
-        """Become master of `term`; return when messages are accepted.
+        """Becomes master of `term`; returns when messages are accepted.
 
         The term's epoch is durable in the log's history before the first byte of the term is written.
         """
 
     async def become_slave(self, epoch: int, master: MasterRecord | None) -> None:
-        """Follow `master`, or nobody; accept and acknowledge nothing of an epoch below `epoch` from now on.
+        """Follows `master`, or nobody; accepts and acknowledges nothing of an epoch below `epoch` from now on.
 
         Naming the same master again changes nothing. With None the log has stopped growing when this returns, so its
         position can be published. A master that becomes a slave has answered all waiting requests when this returns.
         """
 
     async def wait_caught_up(self) -> None:
-        """Wait until the log has every acknowledged byte, whatever was lost before the node started.
+        """Waits until the log has every acknowledged byte, whatever was lost before the node started.
 
         This holds once this process has copied the whole log that a master had when this node connected to the master
         (and has flushed the copy, if the node flushes before it acknowledges), or has become master itself. Later calls

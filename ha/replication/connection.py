@@ -105,7 +105,7 @@ class HAConnection:
         self._writer = EagerWriter(self._transport)
 
     def close(self, reason: CloseReason) -> None:
-        """Make `run` end for `reason`, unless it is ending already."""
+        """Makes `run` end for `reason`, unless it is ending already."""
         if self._close_reason is None:
             self._close_reason = reason
         self._scope.cancel()
@@ -116,7 +116,7 @@ class HAConnection:
         return self._close_reason is not None
 
     async def run(self) -> CloseReason:
-        """Serve the slave; return why the connection ended. Always closes the stream."""
+        """Serves the slave; returns why the connection ended. Always closes the stream."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
@@ -140,7 +140,7 @@ class HAConnection:
         return reason
 
     async def _authenticate(self) -> CloseReason | None:
-        """Check that the slave knows the secret; return None if it does, else why the connection is closed."""
+        """Checks that the slave knows the secret; returns None if it does, else why the connection is closed."""
         assert self._options.handshake is not None
         refused = await authenticate_slave(self._stream, self._options.handshake)
         if refused is None:
@@ -180,7 +180,7 @@ class HAConnection:
         return await (self._read_messages(received) if is_member else self._read_reports(received))
 
     async def _read_reports(self, chunk: bytes) -> CloseReason:
-        """Read the messages of a slave that is no member, starting with `chunk`."""
+        """Reads the messages of a slave that is no member, starting with `chunk`."""
         opening, parser, progress = OpeningParser(), ReportParser(), self.progress
 
         def take(chunk: bytes) -> CloseReason | None:
@@ -195,7 +195,7 @@ class HAConnection:
         return await self._read_all(chunk, take)
 
     async def _read_messages(self, chunk: bytes) -> CloseReason:
-        """Read the messages of a member, starting with `chunk`."""
+        """Reads the messages of a member, starting with `chunk`."""
         parser = SlaveMessageParser()
 
         def take(chunk: bytes) -> CloseReason | None:
@@ -212,8 +212,8 @@ class HAConnection:
         return await self._read_all(chunk, take)
 
     async def _read_all(self, chunk: bytes, take: Callable[[bytes], CloseReason | None]) -> CloseReason:
-        """Pass `chunk` and all later bytes to `take`, until that returns a reason to close, or the stream ends; return
-        the reason."""
+        """Passes `chunk` and all later bytes to `take`, until that returns a reason to close, or the stream ends;
+        returns the reason."""
         reason = take(chunk) if chunk else CloseReason.SLAVE_CLOSED
 
         def goes_on(chunk: bytes) -> bool:
@@ -329,8 +329,8 @@ class HAConnection:
                 await trio.lowlevel.checkpoint()  # a send that does not block is no checkpoint
 
     def _on_log_grew(self) -> None:
-        """Send the new bytes of the log, or wake the writer to send them. Also called when the log is truncated: closes
-        the connection if more was sent than the log now has."""
+        """Sends the new bytes of the log, or wakes the writer to send them. Also called when the log is truncated:
+        closes the connection if more was sent than the log now has."""
         progress = self.progress
         if self._log.max_offset.value < progress.transfer_offset:
             # Closed at once: a waiting writer would not notice if other bytes replaced those that it has sent.
@@ -353,7 +353,7 @@ class HAConnection:
         self._writer.wake()
 
     def _try_send(self, now: float) -> bool:
-        """Send all new bytes as one frame without waiting; return False if something is left for the writer."""
+        """Sends all new bytes as one frame without waiting; returns False if something is left for the writer."""
         progress, log = self.progress, self._log
         position = progress.transfer_offset
         size = log.max_offset.value - position
@@ -375,7 +375,7 @@ class HAConnection:
         return sent == len(frame)
 
     async def _wait_healed(self, position: int, damaged: DamagedBytes) -> None:
-        """Send only heartbeats until the bytes at `position` are healed."""
+        """Sends only heartbeats until the bytes at `position` are healed."""
         progress = self.progress
         progress.waits_for = damaged
         logger.error("ha.transfer_paused peer=%s at=%d reason=%r", progress.peer, position, str(damaged))
@@ -391,7 +391,7 @@ class HAConnection:
         logger.info("ha.transfer_resumed peer=%s at=%d", progress.peer, position)
 
     async def _serve_out_of_range(self) -> CloseReason:
-        """Send heartbeats to a slave that is out of range until it closes the connection or is silent for too long."""
+        """Sends heartbeats to a slave that is out of range until it closes the connection or is silent for too long."""
         progress, log = self.progress, self._log
         if progress.has_asked:
             await self._send(self._encode_header(log.min_offset, 0))
@@ -414,7 +414,7 @@ class HAConnection:
         self.progress.note_sent(len(payload), trio.current_time())
 
     async def _frame_size_max(self) -> int:
-        """Return the maximum size in bytes of the next body; wait first if the rate limit's budget is used up."""
+        """Returns the maximum size in bytes of the next body; waits first if the rate limit's budget is used up."""
         size_max = self._options.transfer_batch_size_bytes
         while True:
             now = trio.current_time()

@@ -40,10 +40,10 @@ class Terms(Protocol):
     """Latest term of the group that is known: masters of earlier terms are not followed."""
 
     def adopt_epoch(self, epoch: int) -> None:
-        """Record that the group has reached `epoch`."""
+        """Records that the group has reached `epoch`."""
 
     def note_caught_up(self) -> None:
-        """Record that the log here has everything that a master's log had when this node connected to it."""
+        """Records that the log here has everything that a master's log had when this node connected to it."""
 
 
 class EpochFollower:
@@ -65,7 +65,7 @@ class EpochFollower:
         self._confirm_offset = self._known_confirm_offset()
 
     def meet(self, master: MasterHandshake) -> SessionEnd | None:
-        """Check the master's handshake; return None if the master may be followed, else why not."""
+        """Checks the master's handshake; returns None if the master may be followed, else why not."""
         self.epoch = master.epochs[-1].epoch if master.epochs else NO_EPOCH
         own = self._store.epochs.last
         least = max(self._terms.min_epoch, NO_EPOCH if own is None else own.epoch)
@@ -76,7 +76,7 @@ class EpochFollower:
         return None
 
     async def settle(self, master: MasterHandshake) -> SessionEnd | None:
-        """Truncate the log and its history here to a prefix of the master's; return None if that succeeded, else why
+        """Truncates the log and its history here to a prefix of the master's; returns None if that succeeded, else why
         not.
 
         Raises DiskFailed if the node must stop.
@@ -103,7 +103,7 @@ class EpochFollower:
         return None
 
     async def _truncate(self, master: MasterHandshake, own_end: int) -> SessionEnd | None:
-        """Truncate the log here where it differs from the master's; return None if that succeeded or was not needed,
+        """Truncates the log here where it differs from the master's; returns None if that succeeded or was not needed,
         else why not."""
         point = self._store.epochs.consistent_point(own_end, master.epochs, master.max_offset)
         if point is None:
@@ -137,7 +137,7 @@ class EpochFollower:
         return end is None or end <= self._confirm_offset
 
     async def _adopt_history(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Add the master's terms up to the log's end to the history here, and keep the rest for `adopt`."""
+        """Adds the master's terms up to the log's end to the history here, and keeps the rest for `adopt`."""
         epochs, own_end = self._store.epochs, self._log.max_offset.value
         if any(entry.start_offset >= own_end and entry not in entries for entry in epochs.entries):
             await epochs.truncate_from(own_end)
@@ -150,7 +150,7 @@ class EpochFollower:
         await self.adopt(own_end + 1)
 
     async def adopt(self, end: int) -> None:
-        """Add each term that starts before `end` to the history; call before the log is written up to there. Raises
+        """Adds each term that starts before `end` to the history; call before the log is written up to there. Raises
         DiskFull or DiskFailed if the history can't be written."""
         epochs = self._store.epochs
         while end > self._next_start:
@@ -163,14 +163,14 @@ class EpochFollower:
             self._next_start = self._ahead[0].start_offset if self._ahead else math.inf
 
     def note_frame(self, header: EpochFrameHeader) -> None:
-        """Check a frame's header and record its confirm offset. Raises RemoteProtocolError if its epoch is later than
+        """Checks a frame's header and records its confirm offset. Raises RemoteProtocolError if its epoch is later than
         the last one in the master's handshake."""
         if header.epoch > self.epoch:
             raise RemoteProtocolError(f"a frame of term {header.epoch} after a handshake up to {self.epoch}")
         self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
 
     def note_held(self, offset: int, master_end: int) -> None:
-        """Record that the log here, a prefix of the master's, is written up to `offset` (with SYNC_FLUSH: flushed).
+        """Records that the log here, a prefix of the master's, is written up to `offset` (with SYNC_FLUSH: flushed).
 
         `master_end`: the end of the master's log at the handshake.
         """
@@ -179,7 +179,7 @@ class EpochFollower:
             self._terms.note_caught_up()
 
     def confirm(self) -> None:
-        """Make all confirmed records readable for consumers. Call it after bytes were appended, or a frame was
+        """Makes all confirmed records readable for consumers. Call it after bytes were appended, or a frame was
         received."""
         offset = min(self._master_confirm_offset, self._log.max_offset.value)
         if offset > self._confirm_offset:

@@ -30,11 +30,11 @@ class EpochFrames:
         self._epochs = epochs
 
     def answer(self) -> bytes:
-        """Return the answer to a slave's handshake: the history of the log here."""
+        """Returns the answer to a slave's handshake: the history of the log here."""
         return MasterHandshake(self._log.max_offset.value, tuple(self._epochs.entries)).encode()
 
     def header(self, position: int, size: int) -> bytes:
-        """Return the header of a frame with `size` bytes at physical offset `position`, or of a heartbeat if `size` is
+        """Returns the header of a frame with `size` bytes at physical offset `position`, or of a heartbeat if `size` is
         0."""
         entry = self._epoch_at(position)[0]
         if not size and self._log.min_offset < 0:
@@ -43,12 +43,12 @@ class EpochFrames:
         return EpochFrameHeader(position, size, entry.epoch, entry.start_offset, confirm_offset).encode()
 
     def cut(self, position: int, size: int) -> int:
-        """Return how many of the `size` bytes at physical offset `position` belong to the same epoch as the first."""
+        """Returns how many of the `size` bytes at physical offset `position` belong to the same epoch as the first."""
         end = self._epoch_at(position)[1]
         return size if end is None else min(size, end - position)
 
     def _epoch_at(self, position: int) -> tuple[EpochEntry, int | None]:
-        """Return the epoch of the byte at `position`, and the physical offset at which that epoch ends; None if it is
+        """Returns the epoch of the byte at `position`, and the physical offset at which that epoch ends; None if it is
         the last one.
         """
         entries = self._epochs.entries

@@ -29,7 +29,7 @@ class FirstByte:
         self._heartbeat_count = 0
 
     def is_refused_by_heartbeat(self) -> bool:
-        """Count a heartbeat at offset 1; return whether it means that the master has nothing to send.
+        """Counts a heartbeat at offset 1; returns whether it means that the master has nothing to send.
 
         The first one doesn't: it may have been due when the request came, and a master sends it before the data.
         """
@@ -37,7 +37,7 @@ class FirstByte:
         return self._heartbeat_count > 1
 
     def feed(self, chunk: memoryview) -> memoryview | None:
-        """Return the log's bytes from 0 on once the first record's magic code is complete, else None.
+        """Returns the log's bytes from 0 on once the first record's magic code is complete, else None.
 
         At most 6 bytes are kept meanwhile. Raises RemoteProtocolError if the bytes are not the rest of a record.
         """

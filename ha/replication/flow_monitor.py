@@ -24,7 +24,7 @@ class FlowMonitor:
         self.total_bytes = 0
 
     def count(self, size: int, now: float) -> None:
-        """Add `size` bytes to the window of `now`."""
+        """Adds `size` bytes to the window of `now`."""
         self._roll(now)
         self._counted += size
         self.total_bytes += size
@@ -46,7 +46,7 @@ class FlowMonitor:
         return self._rate
 
     def _part(self, now: float) -> int:
-        """Return which tenth of its window `now` is in, from 1 to 10."""
+        """Returns which tenth of its window `now` is in, from 1 to 10."""
         self._roll(now)
         return min(_whole(self._window_start, now, 1 / _PART_COUNT), _PART_COUNT - 1) + 1
 
@@ -59,7 +59,7 @@ class FlowMonitor:
 
 
 def _whole(began: float, now: float, length: float) -> int:
-    """Return how many times `length` has passed since `began`. At `began` + n × `length` it has passed n times,
+    """Returns how many times `length` has passed since `began`. At `began` + n × `length` it has passed n times,
     despite rounding."""
     count = int((now - began) / length)
     return count + (began + (count + 1) * length <= now)

@@ -93,7 +93,7 @@ class GroupTransfer:
         self.submit_channel, self._submitted = trio.open_memory_channel[list[AckRequest]](batch_count_max)
 
     async def run(self) -> None:
-        """Take batches and expire requests until cancelled; all that still wait then end with FLUSH_SLAVE_TIMEOUT."""
+        """Takes batches and expire requests until cancelled; all that still wait then end with FLUSH_SLAVE_TIMEOUT."""
         submitted = self._submitted
         self._is_running = True
         try:
@@ -111,7 +111,7 @@ class GroupTransfer:
             submitted.close()
 
     def submit_nowait(self, requests: list[AckRequest]) -> None:
-        """Process a batch directly, unless `run` is not active or batches are queued in the channel: then queue it.
+        """Processes a batch directly, unless `run` is not active or batches are queued in the channel: then queue it.
 
         Some requests may be completed before this returns. Raises trio.WouldBlock if the channel is full,
         trio.BrokenResourceError if `run` has ended.
@@ -122,7 +122,7 @@ class GroupTransfer:
             self.submit_channel.send_nowait(requests)
 
     def advance(self) -> None:
-        """Complete the requests that are now satisfied, and those that no longer can be."""
+        """Completes the requests that are now satisfied, and those that no longer can be."""
         for ack_count, waiters in self._classes.items():
             if waiters:
                 self._advance_class(ack_count, waiters)

@@ -137,7 +137,7 @@ class HAClient:
         """READY, TRANSFER or SHUTDOWN; set by `run` only."""
 
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
-        """Follow the master whose HA port is at `address` (`host:port`), or none (None).
+        """Follows the master whose HA port is at `address` (`host:port`), or none (None).
 
         If the address changes, the connection to the previous master ends, and so does an attempt to connect, a resync,
         or a wait between two attempts. If it is the same, they continue.
@@ -156,8 +156,8 @@ class HAClient:
         self._master.value = address
 
     def adopt_epoch(self, epoch: int) -> None:
-        """Record that the group has reached `epoch`; from now on no master of an earlier term is followed. A term later
-        than all before ends the wait between two attempts to connect."""
+        """Records that the group has reached `epoch`; from now on no master of an earlier term is followed. A term
+        later than all before ends the wait between two attempts to connect."""
         if epoch <= self.min_epoch:
             return
         self.min_epoch = epoch
@@ -168,11 +168,11 @@ class HAClient:
             self._session.close(SessionEnd(Condition.STALE_MASTER, detail))
 
     def note_caught_up(self) -> None:
-        """Set `has_caught_up`."""
+        """Sets `has_caught_up`."""
         self.has_caught_up.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the master until cancelled. No task or connection outlives this; what was appended stays.
+        """Follows the master until cancelled. No task or connection outlives this; what was appended stays.
 
         Failures of the peer or the network become conditions. DiskFailed and other errors of the store propagate.
         """
@@ -206,7 +206,7 @@ class HAClient:
         return address
 
     async def _follow(self, address: str) -> SessionEnd:
-        """Connect, and follow the master until the session ends."""
+        """Connects, and follows the master until the session ends."""
         self._has_followed = False
         if address != self._findings.address:
             self._findings = _Findings(address)
@@ -287,7 +287,7 @@ class HAClient:
         return None
 
     def _prepare_retry(self, end: SessionEnd) -> bool:
-        """Record how the next connection differs, according to `end.retry`; return whether it is made at once."""
+        """Records how the next connection differs, according to `end.retry`; returns whether it is made at once."""
         if end.retry is Retry.WITHOUT_OVERLAP:
             self._findings.refused_overlap_at = self._log.max_offset.value
         elif end.retry is Retry.WITHOUT_QUESTION:
@@ -298,7 +298,7 @@ class HAClient:
         return end.retry is not None
 
     async def _remove_torn(self, end: SessionEnd) -> SessionEnd:
-        """Truncate the log before a torn record, if the session found one. Return `end`, with a retry if the log was
+        """Truncates the log before a torn record, if the session found one. Returns `end`, with a retry if the log was
         truncated; APPEND_FAILED instead if the disk is full or fails."""
         own_end = self._log.max_offset.value
         if end.torn_at is None or self._truncate is None:
@@ -311,8 +311,8 @@ class HAClient:
         return msgspec.structs.replace(end, retry=Retry.WITHOUT_TORN_RECORD)
 
     async def _resync(self, end: SessionEnd) -> bool:
-        """Move the log aside and begin an empty one at the first physical offset of the master's log, if configured
-        and needed. Return whether that was done."""
+        """Moves the log aside and begins an empty one at the first physical offset of the master's log, if configured
+        and needed. Returns whether that was done."""
         first, own = end.first_offset, self._log.max_offset.value
         if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
             return False
@@ -339,7 +339,7 @@ class HAClient:
         return True
 
     def _note_open(self) -> None:
-        """Set the condition NO_DATA_YET without logging it, so that a lasting obstacle is logged once, not once per
+        """Sets the condition NO_DATA_YET without logging it, so that a lasting obstacle is logged once, not once per
         attempt."""
         detail = "the connection is open, but no data has come yet"
         if self._condition not in GOOD_CONDITIONS:
@@ -347,7 +347,7 @@ class HAClient:
         self._condition, self._detail = Condition.NO_DATA_YET, detail
 
     def _set_condition(self, condition: Condition, detail: str) -> None:
-        """Set the condition; log it if it differs from the last one logged."""
+        """Sets the condition; logs it if it differs from the last one logged."""
         if condition is not self._logged_condition:
             level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
             master = self._master.value
@@ -356,7 +356,7 @@ class HAClient:
         self._detail = detail
 
     def statistics(self) -> HAClientStatistics:
-        """Return a snapshot."""
+        """Returns a snapshot."""
         now, session = trio.current_time(), self._session
         is_open = self.state.value is HAClientState.TRANSFER and session is not None
         return HAClientStatistics(

@@ -124,7 +124,7 @@ class HAService:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept slaves on `listeners` and run GroupTransfer until cancelled. No task or connection outlives this.
+        """Accepts slaves on `listeners` and runs GroupTransfer until cancelled. No task or connection outlives this.
 
         At the end the listeners are closed, and waiting requests are answered FLUSH_SLAVE_TIMEOUT.
         """
@@ -136,7 +136,8 @@ class HAService:
             task_status.started()
 
     async def handle(self, stream: trio.abc.Stream, peer: str | None = None) -> CloseReason:
-        """Serve one slave over `stream`; return why that ended. `peer`: its host:port, by default the socket's peer."""
+        """Serves one slave over `stream`; returns why that ended. `peer`: its host:port, by default the socket's
+        peer."""
         peer = peer or peer_name(stream)
         name = None
         if self._secure is not None:
@@ -186,7 +187,7 @@ class HAService:
             self._changed.unpark_all()
 
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
-        """Close a connection that failed before an HAConnection was made for it; return `reason`. Logs at a limited
+        """Closes a connection that failed before an HAConnection was made for it; returns `reason`. Logs at a limited
         rate."""
         self._closed_counts[reason] += 1
         times = self._log_limiter.admit((host_of(peer), reason), trio.current_time())
@@ -198,7 +199,7 @@ class HAService:
         return reason
 
     def _make_room(self) -> bool:
-        """Evict the oldest connection without a report if there are too many; return whether there is room."""
+        """Evicts the oldest connection without a report if there are too many; returns whether there is room."""
         if len(self._connections) < self._options.connection_count_max:
             return True
         for connection in self._connections:
@@ -208,7 +209,7 @@ class HAService:
         return False
 
     def _remember(self, progress: SlaveProgress) -> None:
-        """Record the position of a disconnected slave for retention, as it may reconnect."""
+        """Records the position of a disconnected slave for retention, as it may reconnect."""
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         self._had_slave = True
@@ -227,7 +228,7 @@ class HAService:
             left_at.popitem(last=False)
 
     def _left_at_of(self, progress: SlaveProgress) -> OrderedDict[str, int]:
-        """Return where the slave's position is kept after a disconnection."""
+        """Returns where the slave's position is kept after a disconnection."""
         return self._left_at if progress.broker_id is None else self._members_left_at
 
     @property
@@ -265,7 +266,7 @@ class HAService:
         )
 
     def _note_state(self, progress: SlaveProgress) -> None:
-        """Log that a slave gets the log, or is out of range."""
+        """Logs that a slave gets the log, or is out of range."""
         if progress.state is SlaveState.TRANSFER:
             logger.log(
                 self._limited(logging.INFO, "transfer_started", progress),
@@ -287,7 +288,7 @@ class HAService:
             )
 
     def _limited(self, level: int, event: str, progress: SlaveProgress) -> int:
-        """Return `level`, or DEBUG if `event` was logged for this slave recently: anybody can cause it at any rate."""
+        """Returns `level`, or DEBUG if `event` was logged for this slave recently: anybody can cause it at any rate."""
         is_new = self._log_limiter.admit((_lasting_name(progress), event), trio.current_time())
         return level if is_new else logging.DEBUG
 
@@ -330,12 +331,12 @@ class HAService:
         return self._push2_slave_max_offset
 
     def acknowledged(self) -> list[int]:
-        """Return one acknowledged offset for each slave that is counted, highest first."""
+        """Returns one acknowledged offset for each slave that is counted, highest first."""
         return sorted((slave.acknowledged_offset for slave in self._counted()), reverse=True)
 
     def acknowledged_in_sync(self, offset: int | None = None) -> list[int]:
-        """Return one acknowledged offset for each slave less than fall_behind_max behind `offset`, by default the log's
-        end.
+        """Returns one acknowledged offset for each slave less than fall_behind_max behind `offset`, by default the
+        log's end.
         """
         behind = (self._log.max_offset.value if offset is None else offset) - self._options.fall_behind_max_bytes
         return sorted(
@@ -343,7 +344,7 @@ class HAService:
         )
 
     def _counted(self) -> Collection[SlaveProgress]:
-        """Return the slaves that are counted, each by its connection with the highest report."""
+        """Returns the slaves that are counted, each by its connection with the highest report."""
         slaves: dict[str, SlaveProgress] = {}
         for connection in self._connections:
             progress = connection.progress
@@ -358,18 +359,18 @@ class HAService:
         return bool(self.acknowledged_in_sync(offset))
 
     def in_sync_replicas_nums(self, offset: int) -> int:
-        """Return how many replicas are in sync for a put at `offset`, the master included (inSyncReplicasNums)."""
+        """Returns how many replicas are in sync for a put at `offset`, the master included (inSyncReplicasNums)."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.in_sync_replicas_nums
         return 1 + len(self.acknowledged_in_sync(offset))
 
     def acknowledged_by_set(self) -> int | None:
-        """Return the physical offset up to which the sync-state set has acknowledged the log, as
+        """Returns the physical offset up to which the sync-state set has acknowledged the log, as
         `Leadership.acknowledged_offset`; None unless this node leads."""
         return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:
-        """Return why slaves are not in sync for a put that ends at `offset`, as a text for people; "" if all connected
+        """Returns why slaves are not in sync for a put that ends at `offset`, as a text for people; "" if all connected
         slaves are in sync. If none is connected, the text says so, with how the last connection ended.
         """
         if self.leadership is not None and self.leadership.sync_state is not None:
@@ -380,8 +381,8 @@ class HAService:
         return "; ".join(texts)
 
     def cause(self, offset: int) -> Cause | None:
-        """Return the cause under which a put that ends at `offset` is counted if it fails; None if all connected slaves
-        are in sync."""
+        """Returns the cause under which a put that ends at `offset` is counted if it fails; None if all connected
+        slaves are in sync."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             reasons = self.leadership.sync_state.reasons(offset)
         else:
@@ -425,9 +426,7 @@ class HAService:
         return reasons
 
     def record_table_copy(self, host: str) -> None:
-        """Record that `host` copies this broker's tables, as slaves do: `explain` names it if it has no HA
-        connection.
-        """
+        """Records that `host` copies this broker's tables, as slaves do: `explain` names it if it is not connected."""
         self._copied_at[host] = trio.current_time()
         self._copied_at.move_to_end(host)
         if len(self._copied_at) > REMEMBERED_TABLE_COPIES_MAX:
@@ -448,7 +447,7 @@ class HAService:
         return text
 
     def lowest_needed_offset(self) -> int | None:
-        """Return, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
+        """Returns, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
 
         Disconnected slaves count with their last position until they reconnect (if several have one address, as on
         loopback: until any of them does) or this process ends, unless that position is deleted already; members of a
@@ -460,7 +459,7 @@ class HAService:
         return min((*following, *(left for left in left_at if left >= first)), default=None)
 
     def _following(self) -> list[SlaveProgress]:
-        """Return the slaves that get the log, one for each connection."""
+        """Returns the slaves that get the log, one for each connection."""
         progresses = [connection.progress for connection in self._connections]
         return [each for each in progresses if each.state is SlaveState.TRANSFER and not each.is_reader]
 
@@ -472,7 +471,7 @@ class HAService:
         return len(self._connections)
 
     async def wait_state(self, state: SlaveState, peer: str | None = None) -> None:
-        """Wait until a connection is in `state`; SHUTDOWN: until none is left. `peer` selects a peer or an identity.
+        """Waits until a connection is in `state`; SHUTDOWN: until none is left. `peer` selects a peer or an identity.
 
         For tests and demonstrations. Has no timeout.
         """
@@ -489,7 +488,7 @@ class HAService:
         return state in states or (state is SlaveState.SHUTDOWN and not states)
 
     def statistics(self) -> HAStatistics:
-        """Return a snapshot."""
+        """Returns a snapshot."""
         end, now = self._log.max_offset.value, trio.current_time()
         limit = self._options.fall_behind_max_bytes
         slaves = tuple(
@@ -528,7 +527,7 @@ class HAService:
 
 
 def _lasting_name(progress: SlaveProgress) -> str:
-    """Return the name under which a slave's position is kept: its identity; its host if that is only this connection,
+    """Returns the name under which a slave's position is kept: its identity; its host if that is only this connection,
     as on loopback."""
     return host_of(progress.peer) if progress.identity == progress.peer else progress.identity
 

@@ -117,7 +117,7 @@ class HASession:
         self.reported_offset = -1
 
     async def run(self) -> SessionEnd:
-        """Follow the master; return why the session ended. Always closes the stream; what was appended stays."""
+        """Follows the master; returns why the session ended. Always closes the stream; what was appended stays."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
@@ -151,7 +151,7 @@ class HASession:
         return NO_EPOCH if self._follower is None else self._follower.epoch
 
     def close(self, end: SessionEnd) -> None:
-        """Make `run` end with `end`, unless it is ending already."""
+        """Makes `run` end with `end`, unless it is ending already."""
         self._scope.cancel()  # first: tasks that wait for a state must not continue in CLOSED
         self._protocol.close(end)
 
@@ -162,7 +162,7 @@ class HASession:
         return SessionState.ASKING if self._plan.asks_range else SessionState.PREPARING
 
     async def _authenticate(self) -> SessionEnd | None:
-        """Prove that this side knows the secret and check that the master does; return None if both do, else why the
+        """Proves that this side knows the secret and checks that the master does; returns None if both do, else why the
         session ends."""
         assert self._options.handshake is not None
         refused = await authenticate_to_master(self._stream, self._options.handshake)
@@ -325,13 +325,13 @@ class HASession:
         return self.reported_offset
 
     def _note_held(self) -> None:
-        """Pass the end of the log here to the follower; with SYNC_FLUSH, the end of its flushed part."""
+        """Passes the end of the log here to the follower; with SYNC_FLUSH, the end of its flushed part."""
         follower, greeting = self._follower, self._greeting
         if follower is not None and greeting is not None and self._protocol.state.value is SessionState.FOLLOWING:
             follower.note_held(self._acknowledged.value, greeting.max_offset)
 
     def _on_log_grew(self) -> None:
-        """Report the new end of the log, or wake the reporter to do that."""
+        """Reports the new end of the log, or wakes the reporter to do that."""
         self._note_held()
         if not self._reporter.is_idle:
             return  # the reporter checks the log again before it becomes idle, or has ended
@@ -349,7 +349,7 @@ class HASession:
             self._reporter.wake()
 
     async def _negotiate(self) -> Request | SessionEnd:
-        """Exchange handshakes, or ask the range question; return what to request, or why the session ends."""
+        """Exchanges handshakes, or asks the range question; returns what to request, or why the session ends."""
         protocol = self._protocol
         if self._follower is not None:
             await self._transport.send_all(self._follower.greeting)
@@ -400,7 +400,7 @@ class HASession:
         return Request(own if overlap is None else overlap.start, overlap)
 
     async def _begin_overlap(self, first: int, own: int) -> Overlap | SessionEnd | None:
-        """Read the end of the log for comparison, including the head of a record if one is found; None if there is
+        """Reads the end of the log for comparison, including the head of a record if one is found; None if there is
         nothing to compare, or why the session ends. `first`: the master's first offset."""
         log, size = self._log, self._options.overlap_bytes_max
         first = max(first, log.min_offset)
@@ -421,8 +421,8 @@ class HASession:
             size *= 2
 
     async def _read_end(self, start: int, own: int) -> bytes | SessionEnd:
-        """Return the bytes from `start` to the log's end. If some are damaged and not healed soon, only those after the
-        damage, or why the session ends if there are none."""
+        """Returns the bytes from `start` to the log's end. If some are damaged and not healed soon, only those after
+        the damage, or why the session ends if there are none."""
         log = self._log
         held = b""
         while start + len(held) < own:

@@ -33,7 +33,7 @@ class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:
-    """Authenticate a slave, on the master. Returns None if that succeeded, else the reason to close and its details.
+    """Authenticates a slave, on the master. Returns None if that succeeded, else the reason to close and its details.
 
     Nothing is sent to a peer that does not start the handshake. A timeout gives NOT_AUTHENTICATED. If the connection
     fails, raises the stream's error (OSError or trio.BrokenResourceError).
@@ -60,7 +60,7 @@ async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions)
 
 
 async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
-    """Authenticate both sides, on the slave. Returns an empty string if that succeeded, else the reason as a text.
+    """Authenticates both sides, on the slave. Returns an empty string if that succeeded, else the reason as a text.
 
     A timeout is such a reason, too. If the connection fails, raises the stream's error (OSError or
     trio.BrokenResourceError). Raises RemoteProtocolError if the master's messages are not those of the handshake.
@@ -90,7 +90,7 @@ async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOpti
 
 
 async def _receive(stream: trio.abc.Stream, size: int) -> bytes:
-    """Return exactly `size` bytes, and read no more; b"" if the stream ends first."""
+    """Returns exactly `size` bytes, and reads no more; b"" if the stream ends first."""
     received = b""
     while len(received) < size:
         chunk = await stream.receive_some(size - len(received))

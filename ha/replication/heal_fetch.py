@@ -54,7 +54,7 @@ class Fetched(msgspec.Struct, frozen=True):
 async def fetch_range(
     address: str, begin: int, end: int, *, connect: Connect, options: HAOptions, segment_size: int
 ) -> Fetched:
-    """Return bytes [begin, end) of the log of the peer whose HA port is at `address`. They must lie in one segment.
+    """Returns bytes [begin, end) of the log of the peer whose HA port is at `address`. They must lie in one segment.
 
     Returns fewer, but at least one, if the peer has or sends no more. Raises HealFetchError if it sends none: it can't
     be reached, doesn't have them, or they are damaged there, too. The connection is closed in any case.
@@ -113,8 +113,8 @@ async def _receive(
 async def _receive_body(
     stream: trio.abc.Stream, address: str, parser: TransferParser, got: bytearray, begin: int, end: int
 ) -> None:
-    """Request the bytes and receive until `got` is [begin, end). Raises HealFetchError if the peer sends no more; `got`
-    keeps what was received."""
+    """Requests the bytes and receives until `got` is [begin, end). Raises HealFetchError if the peer sends no more;
+    `got` keeps what was received."""
     heartbeat_count = 0
     report_at, deadline = trio.current_time(), trio.current_time() + FETCH_S_MAX
     report = encode_report(begin + len(got))

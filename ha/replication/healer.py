@@ -48,21 +48,21 @@ class HealedLog(Protocol):
     damage: DamageRegistry
 
     async def is_sound(self, damage: DamagedRange) -> bool:
-        """Read a damaged range again; return whether it is sound now."""
+        """Reads a damaged range again; returns whether it is sound now."""
 
     async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, to be written at physical offset `begin`, are proven to be the original
+        """Returns how many bytes of `raw`, to be written at physical offset `begin`, are proven to be the original
         ones."""
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         """Like `proves`, but for the start of a damaged range whose end is not available."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Write proven bytes over damaged ones, sync them, and read them back. Raises OSError if that fails, OffsetGone
-        if the range is no longer registered as damaged."""
+        """Writes proven bytes over damaged ones, syncs them, and reads them back. Raises OSError if that fails,
+        OffsetGone if the range is no longer registered as damaged."""
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
-        """Return whether `raw` equals the bytes on disk here; if so, correct their checksum, which was wrong."""
+        """Returns whether `raw` equals the bytes on disk here; if so, correct their checksum, which was wrong."""
 
     def after_heal(self, damage: DamagedRange) -> None:
         """Call after a range was healed: blocks of it that have no checksum are checked again, and get one."""
@@ -88,7 +88,7 @@ class Healer:
         self._retry_at: dict[DamagedRange, tuple[float, float]] = {}
 
     async def run(self) -> None:
-        """Heal registered damage until cancelled."""
+        """Heals registered damage until cancelled."""
         damage = self._log.damage
         while True:
             now = trio.current_time()
@@ -122,7 +122,7 @@ class Healer:
             self._log.damage.failed(damage, trouble, is_hopeless=is_hopeless)
 
     async def _heal(self, damage: DamagedRange, peers: list[str]) -> str:
-        """Heal one range; return why that failed, or ""."""
+        """Heals one range; returns why that failed, or ""."""
         log = self._log
         if await log.is_sound(damage):
             return self._done(damage, "the disk, read again")

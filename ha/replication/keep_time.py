@@ -13,7 +13,7 @@ from ha.replication.options import TICK_S, HAOptions
 async def keep_time(
     options: HAOptions, last_read_at: Callable[[], float], heartbeat_due: Callable[[], float], wake: Callable[[], None]
 ) -> None:
-    """Call `wake` when a heartbeat is due; return when nothing was read for longer than the housekeeping interval.
+    """Calls `wake` when a heartbeat is due; returns when nothing was read for longer than the housekeeping interval.
 
     A single timer, which compares the latest times when it fires. Separate timers would have to be reset with each
     frame.

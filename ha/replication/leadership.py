@@ -72,7 +72,7 @@ class Leadership:
     # Called by the owner of the role
 
     def lead(self, sync_state: SyncStateSet) -> None:
-        """Start a term, with `sync_state` as its set, and admit the other members. If another term is running, it ends
+        """Starts a term, with `sync_state` as its set, and admits the other members. If another term is running, it ends
         first. The epoch of the new term must be the last one in the store's history."""
         last = self._store.epochs.last
         assert last is not None
@@ -85,7 +85,7 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def step_down(self) -> None:
-        """End the term: from now on no report of a member counts, and the set acknowledges no put."""
+        """Ends the term: from now on no report of a member counts, and the set acknowledges no put."""
         self._held_here.unsubscribe(self._confirm)
         self.sync_state = None
         self.proposed_set.value = None
@@ -98,8 +98,8 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def confirm_set(self, members: Iterable[int]) -> None:
-        """Record that the agreement service has `members` as the set; earlier proposals can no longer take effect. Does
-        nothing while this node does not lead."""
+        """Records that the agreement service has `members` as the set; earlier proposals can no longer take effect.
+        Does nothing while this node does not lead."""
         if self.sync_state is None:
             return
         self.sync_state.confirm_set(frozenset(members))
@@ -107,7 +107,7 @@ class Leadership:
         self._evaluate()
 
     def set_live_members(self, members: Mapping[int, int]) -> None:
-        """Set the members with a lease in the agreement service: broker id -> run id, 0 if unknown. Does nothing while
+        """Sets the members with a lease in the agreement service: broker id -> run id, 0 if unknown. Does nothing while
         this node does not lead."""
         if self.sync_state is None:
             return
@@ -118,7 +118,7 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def _set_run_id(self, broker_id: int, run_id: int) -> None:
-        """Record that process `run_id` (0: unknown) has the broker id: the processes that had it before no longer
+        """Records that process `run_id` (0: unknown) has the broker id: the processes that had it before no longer
         count."""
         known = self._run_ids.get(broker_id, 0)
         if not run_id:
@@ -142,7 +142,7 @@ class Leadership:
         return run_id != self._run_ids.get(broker_id) and run_id in self._past_run_ids.get(broker_id, ())
 
     async def wait_held(self, broker_id: int, offset: int) -> None:
-        """Wait until member `broker_id` has acknowledged the log up to `offset`. The end of the term does not end the
+        """Waits until member `broker_id` has acknowledged the log up to `offset`. The end of the term does not end the
         wait: use a timeout."""
         while True:
             connection = self._connections.get(broker_id)
@@ -182,7 +182,7 @@ class Leadership:
         return EpochFrames(self._log, self._store.epochs, state)
 
     def on_ack(self, progress: SlaveProgress) -> None:
-        """Process a member's report."""
+        """Processes a member's report."""
         state = self.sync_state
         if state is None or progress.broker_id is None or not self._is_current(progress):
             return
@@ -199,7 +199,7 @@ class Leadership:
             self._on_change()
 
     def remove(self, connection: HAConnection) -> None:
-        """Remove a connection that has ended."""
+        """Removes a connection that has ended."""
         broker_id = connection.progress.broker_id
         if broker_id is None or not self._is_current(connection.progress):
             return
@@ -219,7 +219,7 @@ class Leadership:
                 await self._term_changed.park()
 
     def statistics(self) -> SyncStateStatistics | None:
-        """Return a snapshot; None while this node does not lead."""
+        """Returns a snapshot; None while this node does not lead."""
         state = self.sync_state
         if state is None:
             return None
@@ -235,13 +235,13 @@ class Leadership:
         return connection is not None and connection.progress is progress
 
     def _confirm(self) -> None:
-        """Make all records that are now confirmed readable for consumers."""
+        """Makes all records that are now confirmed readable for consumers."""
         state = self.sync_state
         if state is not None and state.advance(self._held_here.value):
             self._store.log.limit_dispatch(state.confirm_offset)
 
     def _evaluate(self) -> None:
-        """Propose another set if the rules require it, and apply the effects of the proposal or of a changed set."""
+        """Proposes another set if the rules require it, and applies the effects of the proposal or of a changed set."""
         state = self.sync_state
         if state is None:
             return

@@ -34,10 +34,10 @@ class ReplicatedLog(Protocol):
         """Bytes of a full segment (mappedFileSizeCommitLog), the same on master and slave."""
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Return up to `size_max` bytes of one segment if they are certain to be in memory; else None."""
+        """Returns up to `size_max` bytes of one segment if they are certain to be in memory; else None."""
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
-        """Return up to `size_max` bytes of one segment, at least one below max_offset; cold bytes are read in a worker
+        """Returns up to `size_max` bytes of one segment, at least one below max_offset; cold bytes are read in a worker
         and verified.
 
         Raises OffsetGone outside [min_offset, max_offset]. Raises DamagedBytes if the first byte is damaged: it must
@@ -45,27 +45,29 @@ class ReplicatedLog(Protocol):
         """
 
     async def wait_healed(self, begin: int, end: int) -> None:
-        """Wait until no byte of [begin, end) is known to be damaged."""
+        """Waits until no byte of [begin, end) is known to be damaged."""
 
     async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
-        """Append a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's end.
+        """Appends a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's
+        end.
 
         An empty chunk at offset X of an empty log creates the segment of X. Raises DiskFull, OSError or TooSlowError if
         a segment can't be created or the bytes can't be written.
         """
 
     def tail(self) -> LogTail | None:
-        """Return the place in a file at which the caller may write the master's next bytes itself. The caller must call
-        `note_appended` afterwards, without an await in between.
+        """Returns the place in a file at which the caller may write the master's next bytes itself. The caller must
+        call `note_appended` afterwards, without an await in between.
 
         None if only `append_raw` can append: a new segment is needed, or another append is in progress.
         """
 
     def note_appended(self, size: int, began: float) -> None:
-        """Publish `size` bytes that the caller has written at the `tail`. `began`: when that began, on Trio's clock."""
+        """Publishes `size` bytes that the caller has written at the `tail`. `began`: when that began, on Trio's
+        clock."""
 
     async def reset(self, first_offset: int) -> None:
-        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment. Creates that
+        """Moves the whole log aside and restart it empty at `first_offset`, the start of a segment. Creates that
         segment, because a slave without a segment would start at the master's last one.
 
         After DiskFull or OSError nothing has changed; after DiskFailed the node must stop.
@@ -80,7 +82,7 @@ class ConfirmedLog(Protocol):
         """The confirm offset, or ha.store.commitlog.UNLIMITED if dispatch has no limit."""
 
     def limit_dispatch(self, offset: int) -> None:
-        """Stop consumers from reading at or after a physical offset; messages dispatched before stay readable."""
+        """Stops consumers from reading at or after a physical offset; messages dispatched before stay readable."""
 
 
 class MemberStore(Protocol):
@@ -95,11 +97,12 @@ class MemberStore(Protocol):
         """The terms of the log, and where each starts."""
 
     async def record_end(self, offset: int) -> int | None:
-        """Return the physical offset at which the record at a physical offset ends; None if no intact one starts there.
-        Raises OSError if the disk can't read."""
+        """Returns the physical offset at which the record at a physical offset ends; None if no intact one starts
+        there. Raises OSError if the disk can't read."""
 
     async def truncate(self, offset: int) -> None:
-        """Truncate the log and its history at the start of a record. If cancelled, it is done completely or not at all.
+        """Truncates the log and its history at the start of a record. If cancelled, it is done completely or not at
+        all.
 
         Raises ValueError if no record starts there, DiskFull or OSError if nothing has changed, DiskFailed if the node
         must stop.

@@ -55,7 +55,7 @@ class Overlap:
         self._torn_to = start
 
     def feed(self, chunk: memoryview) -> memoryview | None:
-        """Compare the master's next bytes. Returns those after `end`; None if the logs differ, at `position`."""
+        """Compares the master's next bytes. Returns those after `end`; None if the logs differ, at `position`."""
         while chunk and not self.is_compared:
             is_torn = self.position < self._torn_to
             held = self._held[self.position - self.start : (self._torn_to if is_torn else self.end) - self.start]
@@ -71,8 +71,8 @@ class Overlap:
         return chunk
 
     def _skip_torn(self) -> bool:
-        """Skip the bytes from `position` to the end of its sector, as torn. Returns False if the bytes here are not all
-        zeros, so that the logs differ."""
+        """Skips the bytes from `position` to the end of its sector, as torn. Returns False if the bytes here are not
+        all zeros, so that the logs differ."""
         self._torn_to = min((self.position // SECTOR_SIZE + 1) * SECTOR_SIZE, self.end)
         if self.torn_at is None:
             self.torn_at = self.position
@@ -85,7 +85,7 @@ class Overlap:
 
 
 def has_head(held: bytes, start: int) -> bool:
-    """Return whether the head of a record lies within `held`, the bytes from physical offset `start` on."""
+    """Returns whether the head of a record lies within `held`, the bytes from physical offset `start` on."""
     for magic in _MAGICS:
         at = len(held) - HEAD_SIZE + _MAGIC_AT + len(magic)
         while (at := held.rfind(magic, _MAGIC_AT, max(at, 0))) >= 0:
@@ -107,7 +107,7 @@ async def find_head(held: bytes, start: int) -> bool:
 
 
 def overlap_start(first_offset: int, end: int, segment_size: int, size_max: int) -> int:
-    """Return the physical offset at which to start comparing: at most `size_max` bytes before `end`, in the segment of
+    """Returns the physical offset at which to start comparing: at most `size_max` bytes before `end`, in the segment of
     the last record's head.
 
     Never 0, which as a request means the master's last segment; `end` if there is nothing to compare. `first_offset`:

@@ -15,7 +15,7 @@ IP_FAMILIES = (AF_INET, AF_INET6)
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Connect to `host:port` (IPv6 in brackets). Raises OSError if that fails, ConfigError for haMasterAddress if the
+    """Connects to `host:port` (IPv6 in brackets). Raises OSError if that fails, ConfigError for haMasterAddress if the
     address is malformed."""
     try:
         host, port = split_address(address)
@@ -25,7 +25,7 @@ async def connect_tcp(address: str) -> trio.abc.Stream:
 
 
 def peer_name(stream: trio.abc.Stream) -> str:
-    """Return the peer of a stream as `host:port`: that of the socket ("gone:0" if it is no longer connected) or of the
+    """Returns the peer of a stream as `host:port`: that of the socket ("gone:0" if it is no longer connected) or of the
     stream's attribute `peer_address`; without either, a unique name."""
     if isinstance(stream, trio.SocketStream):
         try:
@@ -44,7 +44,7 @@ def _join(host: str, port: int) -> str:
 
 
 def local_name(stream: trio.abc.Stream) -> str:
-    """Return the local end of a TCP or TLS stream as `host:port`, which is the peer's name for it; an empty string for
+    """Returns the local end of a TCP or TLS stream as `host:port`, which is the peer's name for it; an empty string for
     other streams."""
     stream = getattr(stream, "transport_stream", stream)  # the TCP stream below TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
@@ -69,13 +69,13 @@ def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
 
 
 def host_of(peer: str) -> str:
-    """Return the address of a `host:port`, without brackets; "" if it has none."""
+    """Returns the address of a `host:port`, without brackets; "" if it has none."""
     return peer.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def identify_by_address(peer: str) -> str:
-    """Return the slave's identity: its IP address, so that two connections of one slave count once. If `peer` has no IP
-    address, `peer` itself.
+    """Returns the slave's identity: its IP address, so that two connections of one slave count once. If `peer` has no
+    IP address, `peer` itself.
 
     On loopback every connection is a separate slave, because the slaves of a test or demonstration share the address.
     """

@@ -142,7 +142,7 @@ class SlaveProgress:
         self.sample_started_at = now
 
     def become_transfer(self, request_offset: int, start_offset: int, end: int) -> None:
-        """Move to TRANSFER: the slave requested `request_offset` and gets the log, which ends at `end`, from
+        """Moves to TRANSFER: the slave requested `request_offset` and gets the log, which ends at `end`, from
         `start_offset` on."""
         self._move(SlaveState.TRANSFER)
         self.request_offset = self.ack_offset = request_offset
@@ -151,14 +151,14 @@ class SlaveProgress:
         self.is_withheld = request_offset < start_offset
 
     def become_out_of_range(self, offset: int) -> None:
-        """Move to OUT_OF_RANGE: the bytes at the slave's position, `offset`, are deleted."""
+        """Moves to OUT_OF_RANGE: the bytes at the slave's position, `offset`, are deleted."""
         if self.state is SlaveState.CONNECTED:
             self.request_offset = self.ack_offset = self.start_offset = offset
         self._move(SlaveState.OUT_OF_RANGE)
         self.transfer_offset = offset
 
     def become_shutdown(self, reason: CloseReason) -> None:
-        """Move to SHUTDOWN: the connection has ended for `reason`."""
+        """Moves to SHUTDOWN: the connection has ended for `reason`."""
         self._move(SlaveState.SHUTDOWN)
         self.close_reason = reason
 
@@ -171,19 +171,19 @@ class SlaveProgress:
         return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
 
     def take_report(self, offset: int, end: int, now: float) -> None:
-        """Record a report: the slave has the log up to `offset`, and the log ends at `end`."""
+        """Records a report: the slave has the log up to `offset`, and the log ends at `end`."""
         self.ack_offset = offset
         self.last_report_at = now
         self.caught_up.note_report(offset, end, now)
 
     def note_sent(self, size: int, now: float) -> None:
-        """Record that the slave was sent `size` bytes."""
+        """Records that the slave was sent `size` bytes."""
         self.last_write_at = now
         self.flow.count(size, now)
 
     def behind_s(self, end: int, now: float) -> float:
-        """Return the time in seconds since the slave last had the whole log or, if that is later, since it connected. 0
-        if it has the whole log, which ends at `end`."""
+        """Returns the time in seconds since the slave last had the whole log or, if that is later, since it connected.
+        0 if it has the whole log, which ends at `end`."""
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)
 
     @property

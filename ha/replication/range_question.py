@@ -38,7 +38,7 @@ RANGE_QUESTION = b"\xff" * REPORT_SIZE
 
 
 def encode_range_answer(min_offset: int, max_offset: int) -> bytes:
-    """Return the two empty frames that say that the master has [min_offset, max_offset)."""
+    """Returns the two empty frames that say that the master has [min_offset, max_offset)."""
     return encode_transfer_header(min_offset, 0) + encode_transfer_header(max_offset, 0)
 
 
@@ -62,7 +62,7 @@ class OpeningParser:
         return self._count > 1
 
     def feed(self, chunk: bytes | bytearray) -> bytes | bytearray:
-        """Return the bytes of `chunk` for the report parser, without the question.
+        """Returns the bytes of `chunk` for the report parser, without the question.
 
         Up to 7 bytes are held back while they may still become the question, or its repetition.
         """

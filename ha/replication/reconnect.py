@@ -41,7 +41,7 @@ class Reconnect:
         self._failed_count = self._obstacle_count = 0
 
     def wait_s(self, condition: Condition, now: float, *, has_followed: bool) -> float:
-        """Return the time to wait, in seconds, after a connection or attempt that ended with `condition`.
+        """Returns the time to wait, in seconds, after a connection or attempt that ended with `condition`.
         `has_followed`: whether the master was followed on that connection."""
         if condition not in LOST:
             self._obstacle_count += 1
@@ -55,6 +55,6 @@ class Reconnect:
         return longest_s * (1 - JITTER_SHARE * self._jitter())
 
     def reset(self) -> None:
-        """Forget earlier failures: the next attempts are to another master, or in another term."""
+        """Forgets earlier failures: the next attempts are to another master, or in another term."""
         self._immediate_at = -math.inf
         self._failed_count = self._obstacle_count = 0

@@ -118,12 +118,12 @@ class SlaveProtocol:
         return self.state.value is SessionState.FOLLOWING
 
     def become(self, state: SessionState) -> None:
-        """Move to GREETING, RECONCILING, ASKING or PREPARING."""
+        """Moves to GREETING, RECONCILING, ASKING or PREPARING."""
         assert state in TRANSITIONS[self.state.value], f"{self.state.value} -> {state}"
         self.state.value = state
 
     def become_requested(self, request: Request) -> None:
-        """Move to the state that belongs to the request's check. Call this before the request is sent: the answer may
+        """Moves to the state that belongs to the request's check. Call this before the request is sent: the answer may
         be read before the sender runs again."""
         self._check = request.check
         if isinstance(request.check, Overlap):
@@ -134,7 +134,7 @@ class SlaveProtocol:
             self.become(SessionState.REQUESTED)
 
     def close(self, end: SessionEnd) -> None:
-        """Move to CLOSED, in which frames are ignored. Only the first call has an effect."""
+        """Moves to CLOSED, in which frames are ignored. Only the first call has an effect."""
         if self.end is None:
             self.end = end
             self.become(SessionState.CLOSED)
@@ -146,7 +146,7 @@ class SlaveProtocol:
         return is_awaited and not size and offset != self.expected_offset and not offset % self._log.segment_size
 
     def take_header(self, offset: int, size: int) -> SessionEnd | None:
-        """Check a frame's position before its body is processed. Returns None if the connection continues, else why it
+        """Checks a frame's position before its body is processed. Returns None if the connection continues, else why it
         ends.
 
         Raises RemoteProtocolError if no master sends such a frame in this state.
@@ -174,8 +174,8 @@ class SlaveProtocol:
         return None
 
     def take_body(self, offset: int, chunk: memoryview) -> Piece | SessionEnd | None:
-        """Return the part of a frame's next bytes that is to be appended, None if there is none yet, or why the session
-        ends.
+        """Returns the part of a frame's next bytes that is to be appended, None if there is none yet, or why the
+        session ends.
 
         Raises RemoteProtocolError if they can't be the start of a log.
         """
@@ -213,8 +213,8 @@ class SlaveProtocol:
         self._on_condition(Condition.CONNECTED, f"from offset {offset}")
 
     def _take_range_answer(self, offset: int, size: int) -> None:
-        """Take one of the two empty frames that answer the range question. Raises RemoteProtocolError for anything else
-        before the request."""
+        """Takes one of the two empty frames that answer the range question. Raises RemoteProtocolError for anything
+        else before the request."""
         was_asked = self._plan.asks_range and self.state.value in {SessionState.ASKING, SessionState.PREPARING}
         if not was_asked or size or self.master_range is not None:
             raise RemoteProtocolError(f"a frame of {size} bytes at {offset} before any request")
@@ -228,8 +228,8 @@ class SlaveProtocol:
             self.become(SessionState.PREPARING)
 
     def _take_early_heartbeat(self, overlap: Overlap) -> SessionEnd | None:
-        """Handle a heartbeat that arrives before the end of the log is compared: the master has nothing to send at this
-        position, or can't read it.
+        """Handles a heartbeat that arrives before the end of the log is compared: the master has nothing to send at
+        this position, or can't read it.
         """
         at, own = overlap.position, overlap.end
         has_begun = at > overlap.start

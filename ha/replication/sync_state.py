@@ -90,7 +90,7 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needed_count(member_count: int, ack_count: int | None) -> int:
-    """Return how many members must have a byte before it is confirmed. Then every member that may be elected has it.
+    """Returns how many members must have a byte before it is confirmed. Then every member that may be elected has it.
 
     These are all members if `ack_count` is None or more than the set has, and with ALONE: consumers must not read
     unreplicated bytes, although those are acknowledged.
@@ -99,7 +99,7 @@ def needed_count(member_count: int, ack_count: int | None) -> int:
 
 
 def held_by(count: int, members: Collection[int], held: Mapping[int, int]) -> int:
-    """Return the highest offset that `count` of `members` have; UNKNOWN if fewer offsets are known. `held`: broker id
+    """Returns the highest offset that `count` of `members` have; UNKNOWN if fewer offsets are known. `held`: broker id
     -> offset."""
     offsets = sorted((held[member] for member in members if member in held), reverse=True)
     return offsets[count - 1] if len(offsets) >= count else UNKNOWN
@@ -108,7 +108,7 @@ def held_by(count: int, members: Collection[int], held: Mapping[int, int]) -> in
 def confirmed(
     previous: int, sets: Iterable[Collection[int]], held: Mapping[int, int], ack_count: int | None = None
 ) -> int:
-    """Return the confirm offset: every member of `sets` that may be elected has the log up to here. It never falls.
+    """Returns the confirm offset: every member of `sets` that may be elected has the log up to here. It never falls.
 
     A member whose offset is unknown keeps it from rising. In RocketMQ (issue #6662) it was the minimum of the connected
     members, so a master that was cut off with one of two slaves confirmed bytes that the other slave, once elected,
@@ -118,7 +118,7 @@ def confirmed(
 
 
 def acknowledged(sets: Iterable[Collection[int]], held: Mapping[int, int], end: int, rules: SyncStateRules) -> int:
-    """Return the offset up to which puts are acknowledged; UNKNOWN if none are. Unlike the confirm offset it may
+    """Returns the offset up to which puts are acknowledged; UNKNOWN if none are. Unlike the confirm offset it may
     fall."""
     if rules.ack_count == ALONE:
         return end
@@ -213,7 +213,7 @@ class SyncStateSet:
     # Events
 
     def connect(self, broker_id: int, now: float, *, can_join: bool) -> None:
-        """Record a new connection of `broker_id`, which replaces any other; it counts after its first report."""
+        """Records a new connection of `broker_id`, which replaces any other; it counts after its first report."""
         assert broker_id != self.own_id
         previous = self._slaves.get(broker_id)
         self.disconnect(broker_id)
@@ -224,7 +224,7 @@ class SyncStateSet:
         self._disconnected.discard(broker_id)
 
     def disconnect(self, broker_id: int) -> None:
-        """Record that the connection of `broker_id` has ended."""
+        """Records that the connection of `broker_id` has ended."""
         if self._slaves.pop(broker_id, None) is not None:
             if any(broker_id in members for members in self._sets):
                 self._disconnected.add(broker_id)
@@ -232,7 +232,7 @@ class SyncStateSet:
             self._update_sets()
 
     def report(self, broker_id: int, offset: int, end: int, now: float) -> None:
-        """Record a report: `broker_id` has the log up to `offset`; the log ends at `end`."""
+        """Records a report: `broker_id` has the log up to `offset`; the log ends at `end`."""
         slave = self._slaves[broker_id]
         slave.held = max(slave.held, offset)
         if offset > slave.furthest:
@@ -243,22 +243,22 @@ class SyncStateSet:
             self._update_sets()
 
     def grow(self, broker_id: int, now: float) -> None:
-        """Record that the log grows now, and that the slave had all of it until now."""
+        """Records that the log grows now, and that the slave had all of it until now."""
         self._slaves[broker_id].caught_up.at = now
 
     def set_live_members(self, members: Collection[int]) -> None:
-        """Set the members that have a lease."""
+        """Sets the members that have a lease."""
         self._live = frozenset(members)
 
     def advance(self, end: int) -> bool:
-        """Update the confirm offset; return whether it rose. `end`: physical offset up to which this master's own log
+        """Updates the confirm offset; returns whether it rose. `end`: physical offset up to which this master's own log
         counts."""
         previous = self.confirm_offset
         self.confirm_offset = confirmed(previous, self._sets, self._held(end), self.rules.ack_count)
         return self.confirm_offset > previous
 
     def confirm_set(self, members: Collection[int]) -> None:
-        """Record that the agreement service has `members` as the set; earlier proposals can no longer take effect."""
+        """Records that the agreement service has `members` as the set; earlier proposals can no longer take effect."""
         assert self.own_id in members, (self.own_id, members)
         self.agreed = frozenset(members)
         self.proposed = None
@@ -266,7 +266,7 @@ class SyncStateSet:
         self._update_sets()
 
     def propose(self, end: int, now: float) -> frozenset[int] | None:
-        """Return the set that should replace the agreed one in the agreement service; None: no change.
+        """Returns the set that should replace the agreed one in the agreement service; None: no change.
 
         A proposal counts from now on, and does not change until `confirm_set`.
         """
@@ -293,7 +293,7 @@ class SyncStateSet:
         return min(len(members) for members in self._sets)
 
     def acknowledged(self, end: int) -> int:
-        """Return the offset up to which puts are acknowledged; UNKNOWN if none are.
+        """Returns the offset up to which puts are acknowledged; UNKNOWN if none are.
 
         Those puts may still wait for the disk here, so the sets from now on must have everything up to this offset.
         """
@@ -312,7 +312,7 @@ class SyncStateSet:
         return broker_id in self._disconnected or now - self._started_at > self.rules.connect_s_max
 
     def next_check_at(self, end: int, now: float) -> float:
-        """Return the earliest time at which `propose` may return something else although no event occurs."""
+        """Returns the earliest time at which `propose` may return something else although no event occurs."""
         rules = self.rules
         due = [now + min(rules.check_s, rules.stalled_s_max / 4)]
         for member in self.agreed - {self.own_id}:
@@ -324,16 +324,16 @@ class SyncStateSet:
         return min(at + TICK_S for at in due if at + TICK_S > now)
 
     def caught_up_at(self, broker_id: int, end: int, now: float) -> float:
-        """Return the time at which a connected slave last had the whole log or, if that is later, connected."""
+        """Returns the time at which a connected slave last had the whole log or, if that is later, connected."""
         slave = self._slaves[broker_id]
         return now if slave.held >= end else max(slave.caught_up.at, slave.connected_at)
 
     def explain(self, offset: int) -> str:
-        """Return which members a put that ends at `offset` waits for, as a text for people; "" if for none."""
+        """Returns which members a put that ends at `offset` waits for, as a text for people; "" if for none."""
         return "; ".join(text for _, text in self.reasons(offset))
 
     def reasons(self, offset: int) -> list[tuple[Cause, str]]:
-        """Return why each member keeps a put that ends at `offset` waiting, with the cause for metrics."""
+        """Returns why each member keeps a put that ends at `offset` waiting, with the cause for metrics."""
         reasons = []
         for broker_id in sorted(frozenset().union(*self._sets) - {self.own_id}):
             slave = self._slaves.get(broker_id)
@@ -352,7 +352,7 @@ class SyncStateSet:
         return max(self.confirm_offset, self._acknowledged_offset)
 
     def _lost_at(self, broker_id: int, slave: _Slave, end: int, now: float) -> float:
-        """Return the time at which a connected member will be dropped if nothing changes."""
+        """Returns the time at which a connected member will be dropped if nothing changes."""
         caught_up_at = self.caught_up_at(broker_id, end, now)
         late_at = caught_up_at + self._late_s_max(broker_id)
         if slave.held == UNKNOWN:
@@ -366,7 +366,7 @@ class SyncStateSet:
         return min(math.ldexp(self.rules.stalled_s_max, min(stalls.count, 32)), self.rules.not_catch_up_s_max)
 
     def _count_stalls(self, dropped: Collection[int], end: int, now: float) -> None:
-        """Count the stalls of members that are dropped for a stall and would not be dropped for being late."""
+        """Counts the stalls of members that are dropped for a stall and would not be dropped for being late."""
         for broker_id in dropped:
             if broker_id not in self._slaves:
                 continue
@@ -384,7 +384,7 @@ class SyncStateSet:
         return slave.can_join and is_close and slave.held >= self.epoch_start
 
     def _drop_late_joiners(self, now: float) -> None:
-        """Remove slaves from `joining` that have fallen behind."""
+        """Removes slaves from `joining` that have fallen behind."""
         late = {
             slave
             for slave in self.joining

@@ -26,7 +26,7 @@ class BadBlock(NamedTuple):
 
 
 def bad_blocks(reader: LogReader, begin: int, end: int) -> Iterator[BadBlock]:
-    """Yield the blocks that begin in [begin, end) (physical offsets) and do not match their checksum.
+    """Yields the blocks that begin in [begin, end) (physical offsets) and do not match their checksum.
 
     Blocks without a checksum, or with an unusable one, are skipped.
     """
@@ -59,7 +59,7 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
 
 
 def _entry(head: ChecksumHead, raw: bytes, number: int) -> tuple[int, int] | None:
-    """Return CRC and length of a block (length 0: it has no checksum); None if its group is damaged."""
+    """Returns CRC and length of a block (length 0: it has no checksum); None if its group is damaged."""
     group, at = divmod(number, GROUP_ENTRIES)
     position = GROUP_SIZE * (1 + group)
     entries = unpack_group(group, raw[position : position + GROUP_SIZE])
@@ -67,5 +67,5 @@ def _entry(head: ChecksumHead, raw: bytes, number: int) -> tuple[int, int] | Non
 
 
 def has_checksums(path: Path) -> bool:
-    """Return whether the store at `path` has checksum files."""
+    """Returns whether the store at `path` has checksum files."""
     return (path / FOLDER).is_dir()

@@ -76,7 +76,7 @@ def diff(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> DiffResult:
-    """Compare the part of [from_, to) that both stores hold, until `stop` is set.
+    """Compares the part of [from_, to) that both stores hold, until `stop` is set.
 
     Raises StoreUnreadable if a store can't be read, UsageError if the stores share bytes but none in [from_, to).
     """
@@ -117,7 +117,8 @@ def diff(
 
 
 def _record_of(examination: Examination) -> int | None:
-    """Return the physical offset of the first record that differs or that only one store has; None if there is none."""
+    """Returns the physical offset of the first record that differs or that only one store has; None if there is
+    none."""
     found = [
         finding.physical_offset
         for examples in examination.findings.examples.values()
@@ -156,7 +157,7 @@ def _place(reader: LogReader, offset: int, row: dict[str, Any] | None) -> Place:
 
 
 def _first_byte(readers: list[LogReader], begin: int, end: int) -> int | None:
-    """Return the physical offset of the first byte of [begin, end) that differs; None if all are equal."""
+    """Returns the physical offset of the first byte of [begin, end) that differs; None if all are equal."""
     for low in range(begin, end, _CHUNK_BYTES):
         high = min(end, low + _CHUNK_BYTES)
         one, two = (b"".join(reader.bytes_at(low, high)) for reader in readers)
@@ -168,7 +169,7 @@ def _first_byte(readers: list[LogReader], begin: int, end: int) -> int | None:
 
 
 def _record(reader: LogReader, offset: int) -> dict[str, Any] | None:
-    """Return the record at `offset` as `ha log dump` prints it; None if there is none."""
+    """Returns the record at `offset` as `ha log dump` prints it; None if there is none."""
     for run in reader.walk_runs(offset, offset + 1, ReadOptions()):
         for row in shown_rows(run):
             if row["physical_offset"] == offset:

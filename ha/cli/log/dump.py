@@ -72,7 +72,7 @@ class Dumped(msgspec.Struct):
 
 
 def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
-    """Print the chosen records of the store at `path`, until `stop` is set.
+    """Prints the chosen records of the store at `path`, until `stop` is set.
 
     Raises StoreUnreadable if the store can't be read, or if topics or keys are chosen and a store with records has no
     consume queues; UsageError if the log has no bytes in the chosen physical offsets.
@@ -112,12 +112,12 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
 
 
 def _is_by_queue(choice: Choice) -> bool:
-    """Return whether records are found through their queues and the key index, not in the log."""
+    """Returns whether records are found through their queues and the key index, not in the log."""
     return choice.where.topics is not None or choice.where.keys is not None
 
 
 def _span(reader: LogReader, choice: Choice) -> Span:
-    """Return the span of the log to read; it begins near --since if the store has consume queues."""
+    """Returns the span of the log to read; it begins near --since if the store has consume queues."""
     begin, end = reader.min_offset, reader.end_offset()
     span = span_of(begin, end, choice.from_, choice.to)
     since_ms = choice.where.store_begin_ms
@@ -129,7 +129,7 @@ def _span(reader: LogReader, choice: Choice) -> Span:
 
 
 def _last_before(reader: LogReader, time_ms: int) -> int:
-    """Return the physical offset of the last queued record stored before `time_ms`; -1 if there is none."""
+    """Returns the physical offset of the last queued record stored before `time_ms`; -1 if there is none."""
     found = -1
     for topic, queue_id in reader.queues():
         first = reader.offset_for_time(topic, queue_id, time_ms)
@@ -140,7 +140,7 @@ def _last_before(reader: LogReader, time_ms: int) -> int:
 
 
 def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
-    """Yield the records in physical order.
+    """Yields the records in physical order.
 
     If a topic or key is given, they are found through the queues (and the key index), without batch queues. Otherwise
     they are read from the log itself, including records that are in no queue.
@@ -150,7 +150,7 @@ def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -
 
 
 def _missing(reader: LogReader, span: Span) -> list[Span]:
-    """Return the parts of `span` that no segment holds."""
+    """Returns the parts of `span` that no segment holds."""
     segments = reader.segments()
     ends = [span.begin, *(segment.end for segment in segments)]
     starts = [*(segment.start for segment in segments), span.end]
@@ -159,7 +159,7 @@ def _missing(reader: LogReader, span: Span) -> list[Span]:
 
 
 def _batch_runs(reader: LogReader, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
-    """Yield the records of the chosen topics' batch queues, queue by queue."""
+    """Yields the records of the chosen topics' batch queues, queue by queue."""
     for topic, queue_id in reader.queues():
         if choice.where.topics is not None and topic not in choice.where.topics:
             continue
@@ -171,7 +171,7 @@ def _batch_runs(reader: LogReader, choice: Choice, options: ReadOptions) -> Iter
 def _print(
     runs: Iterator[RecordRun], choice: Choice, stop: threading.Event, done: Dumped, *, in_order: bool = True
 ) -> bool:
-    """Print the records; return whether all were printed. `in_order`: they are in physical order."""
+    """Prints the records; returns whether all were printed. `in_order`: they are in physical order."""
     write = sys.stdout.buffer.write
     for run in runs:
         if in_order:
@@ -190,7 +190,7 @@ def _print(
 
 
 def shown_rows(run: RecordRun, *, with_body: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield each message of `run`, as the JSON object that `ha log dump` prints."""
+    """Yields each message of `run`, as the JSON object that `ha log dump` prints."""
     for row in run_rows(run, ""):
         yield _printable(row, with_body)
 

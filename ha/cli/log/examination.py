@@ -51,11 +51,11 @@ class Examination:
         return self.reached >= self.span.end
 
     def resume_options(self, to: int | None) -> str:
-        """Return the options that examine the rest; "" if there is none."""
+        """Returns the options that examine the rest; "" if there is none."""
         return "" if self.is_complete else f"--from {self.reached}" + ("" if to is None else f" --to {to}")
 
     def run(self, stop: threading.Event, progress: Callable[[int, int], None], watch: Watch | None = None) -> None:
-        """Examine the span. If `stop` is set meanwhile, the part examined by then counts as the whole span.
+        """Examines the span. If `stop` is set meanwhile, the part examined by then counts as the whole span.
 
         After each range, calls `watch` with its facts, and `progress` with the number of bytes examined and in total.
         Raises StoreUnreadable if a store can't be read.

@@ -36,7 +36,7 @@ class Places:
         self._root = reader.path
 
     def of(self, finding: Finding) -> Place:
-        """Return the place of `finding`: its queue entry if that is wrong, otherwise its bytes of the log."""
+        """Returns the place of `finding`: its queue entry if that is wrong, otherwise its bytes of the log."""
         if finding.kind in QUEUE_KINDS and finding.queue_offset >= 0:
             return self._entry(finding.topic, finding.queue_id, finding.queue_offset)
         if finding.kind in ("missing_file", "overlap"):
@@ -46,7 +46,7 @@ class Places:
         return self.of_log(finding.physical_offset, length)
 
     def of_log(self, physical_offset: int, length: int) -> Place:
-        """Return the place of bytes of the log, cut at the end of the file that holds the first of them."""
+        """Returns the place of bytes of the log, cut at the end of the file that holds the first of them."""
         segments = self._reader.segments()
         at = bisect_right([segment.start for segment in segments], physical_offset) - 1
         if at < 0 or physical_offset >= segments[at].end:
@@ -57,7 +57,7 @@ class Places:
         return Place(str(file), begin, min(begin + max(length, 1), segment.size))
 
     def _behind_segment(self, finding: Finding) -> Place:
-        """Return the place of surplus or missing bytes at the end of a segment file, or that of a missing file."""
+        """Returns the place of surplus or missing bytes at the end of a segment file, or that of a missing file."""
         segments = self._reader.segments()
         before = segments[bisect_left([segment.start for segment in segments], finding.physical_offset) - 1]
         if finding.kind == "missing_file" and before.size == max(segment.size for segment in segments):
@@ -66,7 +66,7 @@ class Places:
         return Place(str(before.path.relative_to(self._root)), begin, begin + finding.length)
 
     def _record_size(self, physical_offset: int) -> int:
-        """Return the size in the record's own size field, at least 4."""
+        """Returns the size in the record's own size field, at least 4."""
         raw = b"".join(bytes(view) for view in self._reader.bytes_at(physical_offset, physical_offset + _SIZE_BYTES))
         size = int.from_bytes(raw, "big", signed=True) if len(raw) == _SIZE_BYTES else 0
         return max(size, _SIZE_BYTES)

@@ -22,7 +22,7 @@ class Span(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened(*paths: Path) -> Iterator[list[LogReader]]:
-    """Open readers of these stores. Raises StoreUnreadable, also for a file that the block can't read."""
+    """Opens readers of these stores. Raises StoreUnreadable, also for a file that the block can't read."""
     with ExitStack() as stack:
         try:
             yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
@@ -33,7 +33,7 @@ def opened(*paths: Path) -> Iterator[list[LogReader]]:
 
 
 def span_of(begin: int, end: int, from_: int | None, to: int | None) -> Span:
-    """Return the part of [begin, end) within --from and --to. Raises UsageError if it is empty and the log is not."""
+    """Returns the part of [begin, end) within --from and --to. Raises UsageError if it is empty and the log is not."""
     low = begin if from_ is None else max(begin, from_)
     high = end if to is None else min(end, to)
     if low >= high and begin < end:

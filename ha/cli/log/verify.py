@@ -77,7 +77,7 @@ def verify(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> VerifyResult:
-    """Examine [from_, to) of the store at `path`, until `stop` is set.
+    """Examines [from_, to) of the store at `path`, until `stop` is set.
 
     Raises StoreUnreadable if the store can't be read, UsageError if its log is not empty but has no bytes in
     [from_, to).
@@ -120,7 +120,7 @@ def _check_files(examination: Examination, reader: LogReader) -> None:
 
 
 def _check_tail(examination: Examination, reader: LogReader) -> None:
-    """Report bytes after the confirmed end that are not the zeros of a preallocated file."""
+    """Reports bytes after the confirmed end that are not the zeros of a preallocated file."""
     end = reader.end_offset()
     tail = b"".join(bytes(view) for view in reader.bytes_at(end, end + _TAIL_BYTES))
     length = len(tail.rstrip(b"\0"))
