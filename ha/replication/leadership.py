@@ -72,8 +72,8 @@ class Leadership:
     # Called by the owner of the role
 
     def lead(self, sync_state: SyncStateSet) -> None:
-        """Starts a term, with `sync_state` as its set, and admits the other members. If another term is running, it ends
-        first. The epoch of the new term must be the last one in the store's history."""
+        """Starts a term, with `sync_state` as its set, and admits the other members. If another term is running, it
+        ends first. The epoch of the new term must be the last one in the store's history."""
         last = self._store.epochs.last
         assert last is not None
         assert last.epoch == sync_state.epoch, (last, sync_state.epoch)
