@@ -140,11 +140,12 @@ async def open_name_server(
 ) -> AsyncIterator[NameServer]:
     """Runs a name server on `options.host`:`options.port` during the block.
 
-    Raises AddressInUse for the key listenPort if it can't listen there.
+    A worker thread looks up the host name; cancellation waits for the lookup. Raises AddressInUse for the key
+    listenPort if it can't listen there.
     """
     name_server = NameServer(options, tls=tls, guard=guard)
     options = name_server.options
-    with BoundPort("listenPort", options.host, options.port) as port:
+    with await trio.to_thread.run_sync(BoundPort, "listenPort", options.host, options.port) as port:
         listeners = port.listen()
     async with trio.open_nursery() as nursery:
         await nursery.start(name_server.serve, listeners)

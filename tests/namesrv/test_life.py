@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import threading
 from typing import Any, NoReturn
 
 import pytest
@@ -287,3 +288,22 @@ async def test_a_name_server_listens_on_those_addresses_of_its_host_that_are_of_
     async with open_name_server(NameServerOptions(host="names.invalid", port=0)) as server:
         assert server.address[0] == "127.0.0.1"
     assert "node.address_unavailable key=listenPort address=192.0.2.1 " in caplog.text
+
+
+async def test_a_host_name_that_takes_long_to_look_up_does_not_block_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others_ran, lookup = threading.Event(), socket.getaddrinfo
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        assert others_ran.wait(2)
+        return lookup(*arguments, **options)
+
+    async def run_others() -> None:
+        others_ran.set()
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_others)
+        async with open_name_server(NameServerOptions(port=0)):
+            pass
