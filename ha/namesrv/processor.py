@@ -393,7 +393,7 @@ class NameServerProcessor:
     # Settings
 
     def _put_setting(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        header = parse_header(SettingRequest, request.ext_fields)
+        header = _change_of_setting(request)
         self._settings.put(header.namespace, header.key, header.value)
         return request.reply(ResponseCode.SUCCESS)
 
@@ -408,7 +408,7 @@ class NameServerProcessor:
         return request.reply(ResponseCode.SUCCESS, ext_fields={"value": value})
 
     def _delete_setting(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        header = parse_header(SettingRequest, request.ext_fields)
+        header = _change_of_setting(request)
         self._settings.delete(header.namespace, header.key)
         return request.reply(ResponseCode.SUCCESS)
 
@@ -423,3 +423,12 @@ class NameServerProcessor:
         if not table:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace}")
         return request.reply(ResponseCode.SUCCESS, body=dumps({"table": table}))
+
+
+def _change_of_setting(request: RemotingCommand) -> SettingRequest:
+    """Returns the header of a request to change a setting. Raises RemoteProtocolError for the namespace that lists the
+    duplicate brokers."""
+    header = parse_header(SettingRequest, request.ext_fields)
+    if header.namespace == DUPLICATE_BROKERS:
+        raise RemoteProtocolError(f"namespace {DUPLICATE_BROKERS} can't be changed: it lists the duplicate brokers")
+    return header

@@ -416,3 +416,13 @@ async def test_topics_without_a_name_of_their_own_and_old_brokers_bodies() -> No
         command.body = msgspec.json.encode({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
         assert (await peer.ask(command)).code == 0
         assert await route_of(peer, "T1") is not None
+
+
+@pytest.mark.parametrize("code", [100, 102])
+async def test_the_namespace_of_duplicate_brokers_can_not_be_changed(peer: Peer, code: int) -> None:
+    setting = {"namespace": "HALOG_DUPLICATE_BROKERS", "key": "b0:0", "value": "a:1;b:1"}
+    answer = await peer.ask(RemotingCommand(code, ext_fields=setting))
+    assert answer.code == 1
+    assert answer.remark == "namespace HALOG_DUPLICATE_BROKERS can't be changed: it lists the duplicate brokers"
+    for read in (101, 219):
+        assert (await peer.ask(RemotingCommand(read, ext_fields=setting))).code == 22
