@@ -135,7 +135,7 @@ class Service(Protocol):
         ...
 
     def take(self, call: Call) -> bool:
-        """Serves a unary call if no task has to wait for that: answers it now, or later in a callback. Returns whether
+        """Serves a unary call if that needs no task that waits: answers it now, or later in a callback. Returns whether
         it serves the call. Not called for streaming calls. Must not raise."""
         ...
 

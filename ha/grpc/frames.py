@@ -45,7 +45,7 @@ class ErrorCode(IntEnum):
 
 
 class Status(IntEnum):
-    """gRPC's status codes of a call that this server uses."""
+    """Status codes of gRPC calls that this server uses."""
 
     OK = 0
     UNKNOWN = 2

@@ -37,7 +37,8 @@ _CODE_LENGTHS = """
 19 22 23 22 25 26*3 27*2 26 24 25 19 21 26 27*2 26 27 24 21*2 26*2 28 27*3 20 24 20 21 22 21*2 23 22*2 25*2 24*2 26 23
 26 27 26*2 27*5 28 27*5 26 30
 """
-"""Bits of each symbol's Huffman code (appendix B), 0 to 256; the code is canonical, so the lengths define it."""
+"""Length in bits of the Huffman code of each symbol from 0 to 256 (appendix B); `28*7` stands for seven lengths of 28.
+The code is canonical, so the lengths define it."""
 
 _END_OF_STRING = 256
 

@@ -112,7 +112,7 @@ class Http2Protocol:
         self._has_settings = False
         self._last_id = 0
         self._block: tuple[int, int, list[bytes]] | None = None
-        """Stream id, flags and parts of a header block that is not complete"""
+        """Stream id, flags and parts of a header block that is not complete; None without one"""
         self._unacknowledged = 0
         """Received bytes that no WINDOW_UPDATE has given back to the connection's window yet"""
         self._send_window = WINDOW_SIZE_DEFAULT
@@ -493,8 +493,8 @@ class Http2Protocol:
         self._flush(stream)
 
     def fail(self, stream: Stream, status: Status, message: str) -> None:
-        """Ends a call at once with an error status: drops its unsent messages, and appends `Aborted`. Only within
-        `receive`."""
+        """Ends a call at once with an error status: drops its unsent messages, and appends `Aborted`. May be called
+        only within `receive`."""
         self._drop_pending(stream)
         stream.trailers = None  # drops those of an earlier `finish`, which still waited for the messages
         self.finish(stream, status, message)

@@ -84,7 +84,7 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
 
 
 def wall_clock_ms() -> int:
-    """Returns the wall clock, ms since the epoch."""
+    """Returns the wall clock, in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 

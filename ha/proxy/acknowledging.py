@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 TO_DEAD_LETTERS = -1
-"""delayLevel of a send-back (request 36) that makes the message a dead letter."""
+"""delayLevel of CONSUMER_SEND_MSG_BACK (36) that makes the message a dead letter."""
 ENTRY_COUNT_MAX = 1024
 """Maximum number of entries of one AckMessage."""
 
@@ -148,7 +148,7 @@ class Acknowledging:
     # ---- requests to brokers
 
     async def acknowledge(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Acknowledges one message (request 200051). Raises CallRefused, BrokerUnreachable."""
+        """Acknowledges one message: ACK_MESSAGE (200051). Raises CallRefused, BrokerUnreachable."""
         await self._invoke(session, receipt.handle, _ack_command(group, topic, receipt))
 
     async def delay(
@@ -161,8 +161,8 @@ class Acknowledging:
         *,
         suspends: bool = False,
     ) -> ReceiptHandle:
-        """Makes a message visible again in `invisible_ms` from now (request 200053); returns its new handle.
-        `suspends`: the next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable."""
+        """Makes a message visible again in `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its
+        new handle. `suspends`: the next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable."""
         fields = receipt.change_request(group, topic, invisible_ms, suspends=suspends).to_ext_fields()
         command = RemotingCommand(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields=fields)
         response = await self._invoke(session, receipt.handle, command)
@@ -170,8 +170,8 @@ class Acknowledging:
             return receipt.changed(response)
 
     async def bury(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Puts a message into the dead letters of its group (request 36), and acknowledges it. Raises CallRefused,
-        BrokerUnreachable."""
+        """Puts a message into the dead letters of its group, CONSUMER_SEND_MSG_BACK (36), and acknowledges it. Raises
+        CallRefused, BrokerUnreachable."""
         if receipt.physical_offset < 0:
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle without the offset in the log")
         header = SendBackRequest(
@@ -190,7 +190,7 @@ class Acknowledging:
 
 
 def _ack_command(group: str, topic: str, receipt: ReceiptHandle) -> RemotingCommand:
-    """Returns the request that acknowledges one message (request 200051)."""
+    """Returns the request that acknowledges one message, ACK_MESSAGE (200051)."""
     return RemotingCommand(RequestCode.ACK_MESSAGE, ext_fields=receipt.ack_request(group, topic).to_ext_fields())
 
 

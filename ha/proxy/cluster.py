@@ -137,7 +137,7 @@ class Cluster:
         self.front: Front | None = None
         """Receives brokers' checks of transactions; None: they are ignored"""
         self.on_user_refused: Callable[[str], None] | None = None
-        """Called with the access key of a user that a broker has refused: it may have been changed or deleted"""
+        """Called with the access key of a user that a broker has refused: the user may have been changed or deleted"""
 
     def known_route(self, topic: str) -> Route | None:
         known = self._routes.find(topic)
@@ -344,8 +344,8 @@ class Cluster:
             raise BrokerUnreachable(f"{address}: {error}") from None
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """Handles a broker's transaction check (request 39). Other requests concern groups of remoting clients and are
-        ignored."""
+        """Handles a broker's transaction check, CHECK_TRANSACTION_STATE (39). Other requests concern groups of remoting
+        clients and are ignored."""
         if command.code != RequestCode.CHECK_TRANSACTION_STATE or self.front is None:
             return
         host, port = connection.peer

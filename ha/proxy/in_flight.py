@@ -98,7 +98,7 @@ class _Client(msgspec.Struct):
     def is_gone(self, now: float) -> bool:
         """Returns whether to release the client's messages: it has been gone for RETURN_S, or won't come back."""
         if self.gone_at is None:
-            return self.session.is_ended  # it used another account by then, and `gone` missed this entry
+            return self.session.is_ended  # its last account was another one, so `gone` did not find this entry
         return now - self.gone_at >= RETURN_S
 
 

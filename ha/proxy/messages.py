@@ -1,7 +1,7 @@
 """The protobuf messages of RocketMQ's gRPC API (package apache.rocketmq.v2), as classes of Google's runtime.
 
-The schema is written down as data, and the classes are made of it at import: no generated code, no compiler, and no
-copy of the .proto files. A field is `number name type`; `*` after a type means repeated, `?` optional (with presence),
+The schema is written as data, from which the classes are built at import: no generated code, no compiler, and no copy
+of the .proto files. A field is `number name type`; `*` after a type means repeated, `?` optional (with presence),
 and `|group` names its oneof. Fields that neither clients nor this front use are left out: protobuf keeps unknown ones.
 Tests compare the schema with the descriptors that a real client ships.
 """

@@ -1,4 +1,4 @@
-"""ReceiveMessage: a long poll that pops messages (request 200050) and streams them to the client.
+"""ReceiveMessage: a long poll that pops messages, POP_MESSAGE (200050), and streams them to the client.
 
 Departures from RocketMQ's proxy: the client's settings are not needed, because the request and the group's
 configuration contain everything; a client whose deadline is no later than the end of its poll (Rust) gets an answer

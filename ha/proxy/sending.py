@@ -1,4 +1,5 @@
-"""SendMessage and RecallMessage. A call's messages become send requests (310, 320), and the responses result entries.
+"""SendMessage and RecallMessage. The messages of a call become requests (SEND_MESSAGE_V2, 310, or SEND_BATCH_MESSAGE,
+320), and the responses become the result entries of the call's response.
 
 The checks and their codes are those of RocketMQ's proxy (SendMessageActivity). Departures: the response to a batch has
 an entry with its own id for each message, while RocketMQ returns one entry with an id that no message has; and gzip
@@ -60,7 +61,8 @@ MESSAGE_COUNT_MAX = 1_024
 MESSAGE_GROUP_LENGTH_MAX = 64
 """Upper limit (exclusive) of the length of a message group in UTF-8 bytes."""
 BORN_MS_MIN, BORN_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999, the range of a Timestamp by definition. Its fields can hold values that a record can't."""
+"""Range of the born timestamp in ms: the years 1 to 9999, as defined for a Timestamp. The fields of a Timestamp can
+hold values that don't fit into a record."""
 _STORED = {
     int(ResponseCode.SUCCESS): Code.OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): Code.MASTER_PERSISTENCE_TIMEOUT,
@@ -81,7 +83,7 @@ class Sending:
         self._wall_clock_ms = wall_clock_ms
         self._producers = producers
         self._turn = 0
-        """Number of messages without a message group, and of batches, which are sent to the brokers round robin"""
+        """Number of messages without a message group, and of batches, so far; these go to the brokers round robin"""
 
     def take(self, session: Session, call: Call) -> bool:
         """Serves a call with one message, if it can do so without waiting; returns whether it did. It sends the message
@@ -297,7 +299,8 @@ class Sending:
     # ---- recall
 
     async def recall(self, session: Session, request: Any) -> Any:
-        """RecallMessage: recalls a message that is not due yet (request 370). Raises CallRefused, BrokerUnreachable."""
+        """RecallMessage: recalls a message that is not due yet, with RECALL_MESSAGE (370). Raises CallRefused,
+        BrokerUnreachable."""
         topic = topic_name(request.topic)
         route = await existing_route(self._brokers, topic)
         if self._options.is_message_type_checked and MessageType.DELAY not in route.message_types:

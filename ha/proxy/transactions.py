@@ -3,7 +3,7 @@
 The transaction id that the client gets and sends back contains the message id, the broker name, and the half message's
 queue offset and physical offset, joined by blanks. So the front keeps no state: any front of a cluster can end any
 transaction, also after a restart. RocketMQ's proxy uses the message id as the transaction id, and keeps the place of
-the half message for about 30 s. Source: EndTransactionActivity, ProxyClientRemotingProcessor.
+the half message for about 30 s. Sources: EndTransactionActivity, ProxyClientRemotingProcessor.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Transactions:
         return self._access is None or self._access.may_be_asked(session, call, topic)
 
     def ask(self, broker_name: str, command: RemotingCommand) -> bool:
-        """Passes a broker's check (request 39) to a client that may be asked about the topic. Returns False if there is
-        none, or the request is malformed."""
+        """Passes a broker's check, CHECK_TRANSACTION_STATE (39), to a client that may be asked about the topic. Returns
+        False if there is none, or the request is malformed."""
         try:
             request = parse_header(CheckTransactionRequest, command.ext_fields)
             record = decode_record(command.body, verify_crc=False)

@@ -1,4 +1,4 @@
-"""A cache of the users of ACL 2.0, read from brokers (requests 3004, 3009), as in RocketMQ's proxy.
+"""A cache of the users of ACL 2.0, read from brokers as by RocketMQ's proxy: AUTH_GET_USER (3004), AUTH_GET_ACL (3009).
 
 A user is read at its first call, and then every REFRESH_S until it has made no call for UNUSED_S. While no broker
 answers, a cached user is valid for AGE_S_MAX after it was last read, and its calls are refused after that. Sources:
@@ -86,7 +86,7 @@ class BrokerUsers:
         return known.user
 
     def doubt(self, name: str) -> None:
-        """Makes the next call of a user read it again, because a broker has refused it.
+        """Marks a user that a broker has refused, so that its next call reads it from a broker again.
 
         The user may have been changed or deleted. After a few refused requests, brokers close the connection, which all
         clients share.
