@@ -164,8 +164,9 @@ class Admin(ClientUser):
         return sorted(brokers, key=lambda broker: (broker.cluster, broker.name))
 
     async def wipe_write_permission(self, broker_name: str) -> int:
-        """Removes write permission for the queues of a broker set from the routes of all name servers (request 205), so
-        that producers send to other broker sets. Returns the number of topics on the broker set.
+        """Removes write permission for the queues of a broker set from the routes of all name servers, so that
+        producers send to other broker sets: WIPE_WRITE_PERM_OF_BROKER (205). Returns the number of topics on the broker
+        set.
 
         The change lasts until the broker set registers changed topics, or `add_write_permission` is called. The broker
         itself still accepts messages: producers learn of the change when they next look up routes, by default every
@@ -173,8 +174,9 @@ class Admin(ClientUser):
         return await self._set_write_permission(RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", broker_name)
 
     async def add_write_permission(self, broker_name: str) -> int:
-        """Undoes `wipe_write_permission` (request 327): sets read and write permission for all queues of a broker set,
-        even for queues that had fewer permissions before. Returns the number of topics on the broker set."""
+        """Undoes `wipe_write_permission` with ADD_WRITE_PERM_OF_BROKER (327): sets read and write permission for all
+        queues of a broker set, even for queues that had fewer permissions before. Returns the number of topics on the
+        broker set."""
         return await self._set_write_permission(RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", broker_name)
 
     async def _set_write_permission(self, code: RequestCode, count_field: str, broker_name: str) -> int:
@@ -186,7 +188,8 @@ class Admin(ClientUser):
         return count
 
     async def broker_figures(self, address: str) -> dict[str, str]:
-        """Runtime figures of the broker at `address` (host:port) as text, by RocketMQ's names (request 28)."""
+        """Runtime figures of the broker at `address` (host:port) as text, by RocketMQ's names: GET_BROKER_RUNTIME_INFO
+        (28)."""
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return read_as(KVTable, answer.body).table
 
@@ -511,7 +514,8 @@ class Admin(ClientUser):
 
         `end` None: up to the last message. Messages that arrive in a queue while it is being read are left out. Waits
         while a message can't be read at present (see `PullConsumer.reading`). Raises ConnectionFailed if a queue ends
-        earlier than at the start, for example because only a slave that is behind can be reached."""
+        before the end that it had when its turn came, for example because only a slave that is behind can be
+        reached."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         pull = partial(self._requests.pull, subscription="*")
         for queue in (await self._routes.find(topic)).read_queues:

@@ -4,8 +4,8 @@ A source is all queues of a topic on one broker (`pop_requests.ALL_QUEUES`).
 
 Concurrent long-polling pops would take messages from several sources: those of all responses but the first would have
 to wait here while their invisible time passes, and a cancelled pop could take messages that the program never gets. So
-a notification request (request 200054), which waits but takes no messages, stays in flight at each source, also between
-calls of `wait`.
+a notification request, NOTIFICATION (200054), which waits but takes no messages, stays in flight at each source, also
+between calls of `wait`.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def failure_of(error: BaseException) -> Exception:
 
     If this task is being cancelled, raises the cancellation; other errors of the callback's task groups are then only
     logged. If not, a CancelledError came from something that the callback awaited, such as an asyncio task that was
-    cancelled: returns a RuntimeError instead, because raised here it would end this task silently. Raises a group that
-    contains another BaseException, such as KeyboardInterrupt."""
+    cancelled: returns a RuntimeError, because the CancelledError, raised here, would end this task silently. Raises a
+    group that contains another BaseException, such as KeyboardInterrupt."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, BaseExceptionGroup):

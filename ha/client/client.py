@@ -58,11 +58,12 @@ class ConsumerMember(Protocol):
         """Returns the heartbeat data of this consumer."""
 
     def on_members_changed(self) -> None:
-        """Called when a member joined or left the group (request 40). Must not block."""
+        """Called when a member joined or left the group: NOTIFY_CONSUMER_IDS_CHANGED (40). Must not block."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (requests 220, 221, 307 and 309), None for no response; cancelled
-        when the consumer leaves. Raises RemoteProtocolError."""
+        """Returns the response to a broker's request, None for no response: RESET_CONSUMER_CLIENT_OFFSET (220),
+        GET_CONSUMER_STATUS_FROM_CLIENT (221), GET_CONSUMER_RUNNING_INFO (307) or CONSUME_MESSAGE_DIRECTLY (309).
+        Cancelled when the consumer leaves. Raises RemoteProtocolError."""
 
 
 class ProducerMember(Protocol):
@@ -73,8 +74,8 @@ class ProducerMember(Protocol):
         """The producer group."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request (request 39), None for no response; cancelled when the producer
-        leaves. Raises RemoteProtocolError."""
+        """Returns the response to a broker's request, CHECK_TRANSACTION_STATE (39), None for no response. Cancelled
+        when the producer leaves. Raises RemoteProtocolError."""
 
 
 class Client(Startable):
@@ -251,7 +252,7 @@ class Client(Startable):
         return not scope.cancelled_caught
 
     def _cancel_answers(self, member: ConsumerMember | ProducerMember) -> None:
-        """Cancels what `member` does for requests of brokers: it uses the resources of the member's block."""
+        """Cancels the calls of `member.answer`, because they use the resources of the member's block."""
         for scope, each in self._answering.items():
             if each is member:
                 scope.cancel()

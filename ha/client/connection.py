@@ -43,8 +43,8 @@ _TURNS_TO_READ = 3
 """Number of iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the
 most."""
 _DEADLINES_KEPT = 64
-"""Number of stored deadlines at which those of answered requests are removed, in addition to twice the number of
-requests that were pending at the last removal."""
+"""The deadlines of answered requests are removed when this many are stored in addition to twice as many as were left
+after the last removal."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]

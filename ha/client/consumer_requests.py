@@ -1,5 +1,6 @@
-"""Answers requests that operators send to a push consumer through brokers: to reset its offsets (request 220), to
-report its offsets (221) and its state (307), and to handle a message (309).
+"""Answers requests that operators send to a push consumer through brokers: RESET_CONSUMER_CLIENT_OFFSET (220) resets
+its offsets, GET_CONSUMER_STATUS_FROM_CLIENT (221) and GET_CONSUMER_RUNNING_INFO (307) ask for its offsets and its
+state, and CONSUME_MESSAGE_DIRECTLY (309) makes it handle a message.
 
 Sources: ClientRemotingProcessor, DefaultMQPushConsumerImpl (consumerRunningInfo), MQClientInstance (resetOffset).
 """
@@ -81,7 +82,8 @@ class ConsumerRequests:
                 return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
     def _reset(self, command: RemotingCommand) -> None:
-        """Request 220: restarts the held queues of a topic at the offsets in the request, and saves these offsets."""
+        """RESET_CONSUMER_CLIENT_OFFSET (220): restarts the held queues of a topic at the offsets in the request, and
+        saves these offsets."""
         topic = parse_header(ResetOffsetRequest, command.ext_fields).topic
         moved = []
         for (queue_topic, broker_name, queue_id), offset in decode_queue_offsets(command.body).items():
@@ -131,7 +133,8 @@ class ConsumerRequests:
         return found
 
     async def _consume(self, command: RemotingCommand) -> RemotingCommand:
-        """Request 309: calls the handler with the message in the request, independently of the queues."""
+        """CONSUME_MESSAGE_DIRECTLY (309): calls the handler with the message in the request, independently of the
+        queues."""
         header = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, header.broker_name or "", record.queue_id)

@@ -23,9 +23,10 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 StoredParts = RecordParts | tuple[tuple[Any, ...], bytes | None, bytes, str | None, Unreadable | None]
-"""The parts of a record as `split_records` returns them; or of a record with a compressed body: its fields, the
-inflated body, the property string, the name of a compression that needs a missing package, and an `Unreadable` if the
-body can't be inflated."""
+"""The parts of a record, as `split_records` returns them, or those of a record with a compressed body: its fields, the
+body, the property string, and two more. These are None and None if the body is inflated; the name of the compression
+and None if the body is still compressed, because the compression's package is not installed; and the name and an
+`Unreadable`, with None as the body, if it can't be inflated."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -252,13 +253,13 @@ class ReceivedMessage:
 
     @property
     def born_timestamp_ms(self) -> int:
-        """Time at which the message was sent, in ms since the epoch (producer's clock)."""
+        """Time at which the message was sent, in ms since 1970 (producer's clock)."""
         number: int = self._parts[0][8]
         return number
 
     @property
     def store_timestamp_ms(self) -> int:
-        """Time at which the message was stored, in ms since the epoch (broker's clock)."""
+        """Time at which the message was stored, in ms since 1970 (broker's clock)."""
         number: int = self._parts[0][10]
         return number
 
@@ -288,8 +289,8 @@ class ReceivedMessage:
 
     @property
     def compression(self) -> str | None:
-        """Name of the compression of `body` if the body is still compressed, because the compression's package is not
-        installed, or can't be read; otherwise None."""
+        """Name of the compression if the body is still compressed: its package is not installed, or the body can't be
+        read. Otherwise None."""
         parts = self._parts
         kind: str | None = parts[3] if len(parts) > 3 else None
         return kind

@@ -60,8 +60,8 @@ class PopRequests:
         wait_s: float,
         attempt_id: str | None,
     ) -> tuple[list[Popped], bool]:
-        """Takes messages with one request (request 200050). Returns them and whether the broker has more; no messages
-        if none arrive within `wait_s`, or the broker already holds its maximum number of long polls.
+        """Takes messages with one request, POP_MESSAGE (200050). Returns them and whether the broker has more; no
+        messages if none arrive within `wait_s`, or the broker already holds its maximum number of long polls.
 
         If the connection is lost, or this is cancelled, the broker may have taken messages, which become visible again
         after `invisible_ms`; see `attempt`."""
@@ -102,8 +102,8 @@ class PopRequests:
             raise
 
     async def notify(self, source: MessageQueue, subscription: SubscriptionData, wait_s: float) -> bool:
-        """Waits until there may be messages to take (request 200054), for at most `wait_s`; returns whether there may
-        be."""
+        """Waits until there may be messages to take, for at most `wait_s`: NOTIFICATION (200054). Returns whether there
+        may be."""
         header = NotificationRequest(
             consumer_group=self._group,
             topic=source.topic,
@@ -119,14 +119,15 @@ class PopRequests:
         return parse_header(NotificationResponse, answer.ext_fields).has_msg
 
     async def ack(self, source: MessageQueue, receipt: ReceiptHandle) -> None:
-        """Acknowledges a message (request 200051). Safe to repeat."""
+        """Acknowledges a message: ACK_MESSAGE (200051). Safe to repeat."""
         header = receipt.ack_request(self._group, source.topic)
         self._successful(await self._requests.ask(source, RequestCode.ACK_MESSAGE, header), source.topic)
 
     async def change(
         self, source: MessageQueue, receipt: ReceiptHandle, invisible_ms: int, *, suspends: bool = False
     ) -> ReceiptHandle:
-        """Makes a message visible in `invisible_ms` from now (request 200053), and returns its new handle.
+        """Makes a message visible in `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its new
+        handle.
 
         `suspends`: the next delivery does not count as a retry. A request that may have been executed is not repeated,
         because its handle is then no longer valid."""

@@ -85,8 +85,9 @@ class QueueRequests:
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> RawPull:
-        """Pulls once; see PullConsumer.pull_raw. Never includes a commit, because brokers could execute it after a
-        commit that was sent later."""
+        """Pulls once, and again from the chosen broker if a suggested slave lacks the messages; see
+        PullConsumer.pull_raw. Never includes a commit, because brokers could execute it after a commit that was sent
+        later."""
         wait_s = min(wait_s, _LONG_POLL_S_MAX)
         header = PullMessageRequest(
             consumer_group=self._group,

@@ -1,7 +1,7 @@
 """Sends failed messages back: the broker redelivers them later or makes them dead letters.
 
-The broker that stores the message is asked first (request 36). If that fails, and for dead letters of ORDERLY
-consumers, a copy is sent to the group's retry topic on any broker, which makes it a dead letter if its
+The broker that stores the message is asked first, with CONSUMER_SEND_MSG_BACK (36). If that fails, and for dead letters
+of ORDERLY consumers, a copy is sent to the group's retry topic on any broker, which makes it a dead letter if its
 `reconsume_times` exceed the maximum. Sources: DefaultMQPushConsumerImpl (sendMessageBack),
 ConsumeMessageOrderlyService.
 """
@@ -27,6 +27,7 @@ _INNER_GROUP = "CLIENT_INNER_PRODUCER"
 _RECONSUME_TIMES_MAX = 16
 """Maximum redeliveries if the consumer sets none; the default of RocketMQ's clients."""
 _FIRST_DELAY_LEVEL = 3
+"""Delay level of the copy of a message that was delivered once; one more for each further delivery."""
 
 
 class SendBack:

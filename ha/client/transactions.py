@@ -100,9 +100,9 @@ class Transactions:
         return TransactionResult(result, state, await self._end(connections, sent, state))
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Request 39: calls `check` and sends the outcome. Sends nothing if `check` fails or returns UNKNOWN: the
-        broker asks again. Raises RemoteProtocolError if the request is malformed, ConnectionFailed or RequestTimedOut
-        if the outcome can't be sent."""
+        """CHECK_TRANSACTION_STATE (39): calls `check` and sends the outcome. Sends nothing if `check` fails or returns
+        UNKNOWN: the broker asks again. Raises RemoteProtocolError if the request is malformed, ConnectionFailed or
+        RequestTimedOut if the outcome can't be sent."""
         asked = parse_header(CheckTransactionRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, asked.broker_name or "", record.queue_id)
