@@ -89,8 +89,11 @@ class LogReader:
         self._queues = Queues(self.path)
         self._confirmed: Confirmed | None = None
         self._settled: int | None = None
+        self._was_in_use = self._may_change()
         self._refreshed_s = monotonic()
         self._end_before: int | None = None
+        """Confirmed end of the log (physical offset) in the state before the last refresh; None if it was not found, or
+        if the segments have changed since"""
         self._examines_all = False
 
     def __enter__(self) -> LogReader:
@@ -116,18 +119,18 @@ class LogReader:
         has_changed = self._segments.refresh()
         confirmed = self._confirmed
         end = confirmed.end_offset if confirmed is not None and confirmed.is_complete else None
-        if end is not None and self._segments.has_record(end):
-            end = None
+        is_last = end is not None and not self._segments.has_record(end)
         is_recent = monotonic() - self._refreshed_s < _UNCHANGED_MAX_S
-        if not has_changed and is_recent and end is not None and end == self._end_before == self.end_offset():
+        if not has_changed and is_recent and is_last and end == self._end_before == self.end_offset():
             return False
         asked = 0 if confirmed is None else confirmed.examined_count
         self._examines_all = asked > _QUEUES_CHEAP and asked * _QUEUES_SHARE >= len(self._queues)
+        self._was_in_use = self._may_change()
         self._queues.refresh()
         self._confirmed = None
         self._settled = None
         self._refreshed_s = monotonic()
-        self._end_before = end
+        self._end_before = None if has_changed else end
         return True
 
     @property
@@ -136,14 +139,20 @@ class LogReader:
         return self._segments.min_offset
 
     def end_offset(self) -> int:
-        """Return the physical offset up to which the log can be read by ranges: every record before it is in its
-        queue."""
+        """Return the physical offset up to which the log can be read by ranges: every record before it is in its queue,
+        as this reader has examined it.
+
+        If a broker runs or crashed, and the log has grown since the state before, the first call lists and examines all
+        queues a second time. This can raise the ends of queues and `queued_end`, but not the returned offset.
+        """
         if self._settled is None:
-            confirmed = self._confirm()
-            if self._may_change():
-                self._settled = settled_end(self.path, self._segments, self._queues, confirmed)
-            else:
-                self._settled = confirmed.end_offset
+            end = self._confirm().end_offset
+            if self._was_in_use or self._may_change():
+                if end != self._end_before:  # it was not known before the first queue was examined
+                    self._queues.refresh()
+                    self._confirmed = None
+                end = settled_end(self.path, self._segments, self._queues, self._confirm(), end)
+            self._settled = end
         return self._settled
 
     def queued_end(self) -> int:

@@ -1,8 +1,10 @@
 """Finds how far a log that is being written can be read by physical ranges without missing a record.
 
 A node writes the queue entries of one chunk of the log after the other, and those of a chunk queue by queue (halog's
-chunks are 1 MiB, RocketMQ's a single record). A reader reads the queues one after the other as well. So shortly before
-the last queued record there may be records whose entries are not written yet, which a read of that range would miss.
+chunks are 1 MiB, RocketMQ's a single record). A reader examines the queues one after the other as well. So where the
+last queue examined ends says nothing about those examined before, to which any number of entries may have been added
+meanwhile. But a queue that is examined after the reader has seen an entry has the entries of all earlier chunks. Only
+records of the last 1 MiB before the entry's record may lack theirs.
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ _TAIL_BYTES = 2 << 20
 """Size in bytes of the examined end of the log: the last queued record, and the MiB of records before it"""
 
 
-def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Confirmed) -> int:
-    """Return the physical offset before which every visible record is in its queue.
+def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Confirmed, end: int) -> int:
+    """Return the physical offset, at most `end`, before which every visible record is in its queue as `confirmed` has
+    examined it.
 
-    That is the offset of the first visible record with a usable topic and queue id that is not queued, although its
-    topic was not deleted; it is at most 1 MiB before the last queued record. Only needed for a node that runs or did
-    not stop cleanly: a clean stop queues all records.
+    `end` is a confirmed end of the log (physical offset) that was found before `confirmed` examined its first queue.
+    The result is lower if there is a visible record before it with a usable topic and queue id that is not queued,
+    although its topic was not deleted: the offset of the first such record, which is within the last _TAIL_BYTES. Only
+    needed for a node that runs or did not stop cleanly: a clean stop queues all records.
     """
     created: dict[QueueId, int] = {}
     deleted: dict[str, bool] = {}
-    end = confirmed.end_offset
+    end = min(end, confirmed.end_offset)
     begin = max(segments.min_offset, end - _TAIL_BYTES)
     for offsets in Walker(segments, queues, confirmed).walk(begin, end, damages=[]):
         mapped = segments.mapped_at(int(offsets[0]))

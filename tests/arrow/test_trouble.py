@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 
@@ -9,6 +10,8 @@ import msgspec
 import pytest
 
 from ha.arrow import LogReader, ReadOptions, RowFilter, read_arrow
+from ha.arrow.confirmed import Confirmed
+from ha.arrow.queues import QueueId
 from ha.errors import CorruptLog, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
@@ -162,6 +165,96 @@ def test_ranges_do_not_end_at_records_of_deleted_topics(tmp_path: Path) -> None:
     (store.root / "config" / "broker.json").write_bytes(b'{"brokerName":"b"}')
     with LogReader(store.root) as reader:
         assert reader.end_offset() == store.offsets[30]  # a slave of halog may get the topic later
+
+
+class Meanwhile:
+    """A node that writes while a reader examines the queues one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.write: Callable[[], object] | None = None
+        """Called once, after the next queue is examined"""
+        self.examined_count = 0
+        examine = Confirmed._examine
+
+        def examine_and_write(confirmed: Confirmed, key: QueueId) -> int | None:
+            end = examine(confirmed, key)
+            self.examined_count += 1
+            write, self.write = self.write, None
+            if write is not None:
+                write()
+            return end
+
+        monkeypatch.setattr(Confirmed, "_examine", examine_and_write)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_ranges_are_complete_although_the_log_grows_while_its_queues_are_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=16 << 20)
+    abort = store.root / "abort"
+    abort.touch()
+
+    def put(count: int, topics: str = "ab") -> None:
+        for n in range(count):
+            store.put(Message(topics[n % len(topics)], 0, bytes(30_000)))
+
+    def write() -> None:
+        put(1, "c")  # a new topic
+        put(140)  # more than a file of a queue has room for
+        if stops:
+            abort.unlink()
+
+    put(20)
+    meanwhile = Meanwhile(monkeypatch)
+    with LogReader(store.root) as reader:
+        meanwhile.write = write
+        before = store.offset
+        end = reader.end_offset()
+        found = rows_of(reader.read_range(0, end, PLACES))
+        assert before < end <= store.offset
+        assert [row["physicalOffset"] for row in found] == [offset for offset in store.offsets if offset < end]
+
+
+def test_the_end_of_a_growing_log_does_not_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=16 << 20)
+    (store.root / "abort").touch()
+
+    def write() -> None:
+        for n in range(30):
+            store.put(Message("ab"[n % 2], 0, bytes(100_000)))
+
+    write()
+    meanwhile = Meanwhile(monkeypatch)
+    found: list[int] = []
+    seen = 0
+    with LogReader(store.root) as reader:
+        for _ in range(8):
+            meanwhile.write = write
+            reader.refresh()
+            end = reader.end_offset()
+            assert end >= seen
+            found += [row["physicalOffset"] for row in rows_of(reader.read_range(seen, end, PLACES))]
+            assert found == [offset for offset in store.offsets if offset < end]
+            seen = end
+    assert seen > store.offsets[7 * 30]
+
+
+def test_queues_of_an_idle_log_are_examined_twice_only_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path / "s")
+    store.put(Message("u", 0, b"another queue"))
+    (store.root / "abort").touch()
+    meanwhile = Meanwhile(monkeypatch)
+    counts: list[int] = []
+    with LogReader(store.root) as reader:
+        for _ in range(4):
+            meanwhile.examined_count = 0
+            reader.refresh()
+            assert reader.end_offset() == store.offset
+            counts.append(meanwhile.examined_count)
+    assert counts == [4, 2, 0, 0]
 
 
 def test_a_log_counts_as_unchanged_only_once_everything_in_it_is_queued(tmp_path: Path) -> None:
