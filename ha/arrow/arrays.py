@@ -20,7 +20,7 @@ _TYPES = {np.dtype(np.int32): pa.int32(), np.dtype(np.int64): pa.int64(), np.dty
 def from_numpy(
     values: npt.NDArray[Any], kind: pa.DataType | None = None, *, nulls: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """Return native int32, int64 or bool `values` as an array of their type, or of `kind`, which must have the same
+    """Returns native int32, int64 or bool `values` as an array of their type, or of `kind`, which must have the same
     width.
 
     Contiguous numbers are not copied. Rows where `nulls` is true are null.
@@ -31,7 +31,7 @@ def from_numpy(
 
 
 def from_texts(texts: Sequence[str]) -> pa.Array:
-    """Return a short list of texts as an Arrow string array."""
+    """Returns a short list of texts as an Arrow string array."""
     raw = [text.encode() for text in texts]
     offsets = np.zeros(len(raw) + 1, np.int32)
     np.cumsum([len(text) for text in raw], out=offsets[1:])
@@ -39,14 +39,14 @@ def from_texts(texts: Sequence[str]) -> pa.Array:
 
 
 def to_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return an Arrow array of booleans as a NumPy array; null becomes false."""
+    """Returns an Arrow array of booleans as a NumPy array; null becomes false."""
     validity, content = array.buffers()
     mask = _unpacked(content, array)
     return mask if validity is None else mask & _unpacked(validity, array)
 
 
 def to_ints(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Return an int32 array without nulls as NumPy's int64."""
+    """Returns an int32 array without nulls as NumPy's int64."""
     values = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array)]
     return values.astype(np.int64)
 

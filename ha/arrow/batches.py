@@ -14,7 +14,7 @@ from ha.arrow.read_options import ReadCounts, ReadOptions
 def batches_of(
     runs: Iterable[RecordRun], broker_name: str, options: ReadOptions, counts: ReadCounts
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of `runs` as record batches, and add to `counts`. Errors as in `LogReader.read_queue`."""
+    """Yields the messages of `runs` as record batches, and adds to `counts`. Errors as in `LogReader.read_queue`."""
     return _coalesced(_decoded(runs, broker_name, counts), options)
 
 
@@ -33,7 +33,7 @@ def _decoded(runs: Iterable[RecordRun], broker_name: str, counts: ReadCounts) ->
 
 
 def _coalesced(batches: Iterator[pa.RecordBatch], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Join small batches, which a selective filter leaves, into fewer larger ones."""
+    """Joins small batches, which a selective filter leaves, into fewer larger ones."""
     waiting: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:

@@ -47,14 +47,14 @@ class Confirmed:
         return self.known_end_offset
 
     def queue_end(self, key: QueueId) -> int:
-        """Return the position after a queue's last confirmed entry. Raises KeyError if there is no such queue."""
+        """Returns the position after a queue's last confirmed entry. Raises KeyError if there is no such queue."""
         if key not in self._ends and (self._examines_all or self._examine(key) is not None):
             self._examine_all()
         return self._ends[key]
 
     def _examine(self, key: QueueId) -> int | None:
-        """Find a queue's end. Return None if it is confirmed, and store it in `_ends`; otherwise return the end of the
-        queue's entries, which is to be compared with the log's end."""
+        """Finds a queue's end. Stores it in `_ends` and returns None if it is confirmed; otherwise returns the end of
+        the queue's entries, which is to be compared with the log's end."""
         queue = self._queues[key]
         end = queue.find_end()
         record = self._last_record(key, end)
@@ -82,7 +82,8 @@ class Confirmed:
         return self.record_of(key, max(self._queues[key].first, end - 1))
 
     def record_of(self, key: QueueId, position: int) -> tuple[int, int] | None:
-        """Return the record of a queue's entry, as physical offsets [begin, end); None if there is none that agrees."""
+        """Returns the record of a queue's entry, as physical offsets [begin, end); None if there is none that
+        agrees."""
         queue = self._queues[key]
         start, entries = queue.read(position, position + 1)
         if not len(entries) or entries["size"][0] == BLANK_SIZE:
@@ -97,7 +98,7 @@ class Confirmed:
         return (physical, physical + size) if is_own else None
 
     def _is_before_end(self, queue: QueueFiles, end: int) -> bool:
-        """Return whether a queue's last entry lies before the confirmed end, so that it need not be compared with a
+        """Returns whether a queue's last entry lies before the confirmed end, so that it need not be compared with a
         record."""
         _, entries = queue.read(max(queue.first, end - 1), end)
         if not len(entries):
@@ -108,7 +109,7 @@ class Confirmed:
         return physical + size <= self.known_end_offset
 
     def _agreeing_end(self, key: QueueId, end: int) -> int:
-        """Return the queue's end without the last entries that neither lie before the log's confirmed end nor agree
+        """Returns the queue's end without the last entries that neither lie before the log's confirmed end nor agree
         with a record."""
         queue = self._queues[key]
         if not len(self._segments):
@@ -122,7 +123,7 @@ class Confirmed:
         return end
 
     def _end_by_walk(self) -> int:
-        """Return the end of the log's last sound record, for a log without queues."""
+        """Returns the end of the log's last sound record, for a log without queues."""
         for segment in reversed(self._segments.all()):
             buffer = self._segments.buffer(segment)
             if buffer is None:

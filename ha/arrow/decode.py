@@ -44,7 +44,7 @@ def decode_batches(
     counts: ReadCounts | None = None,
     file: Path | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
+    """Yields the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
 
     `base_offset`: physical offset of the buffer's first byte, or None if the records' own offsets are not checked (pull
     responses). `places`: the consume-queue entry of each record; a record that disagrees with it is damaged. With
@@ -76,7 +76,7 @@ def decode_batches(
 
 
 def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Return the records of a pull response's body, one row each, in batches like `decode_batches`, with the same
+    """Returns the records of a pull response's body, one row each, in batches like `decode_batches`, with the same
     errors. Raises RemoteProtocolError if the records' sizes don't add up."""
     positions = []
     at = 0
@@ -194,7 +194,7 @@ class _Decoder:
         return wrong
 
     def _filter_heads(self, heads: Heads, places: Places | None) -> tuple[Heads, Places | None]:
-        """Drop rows by their fixed fields. As in SQL, an unknown value passes no condition."""
+        """Drops rows by their fixed fields. As in SQL, an unknown value passes no condition."""
         where = self.options.where
         masks: list[Mask] = []
         stored_ms = heads.field("store_ms")
@@ -241,7 +241,7 @@ class _Decoder:
     def _with_damaged_rows(
         self, columns: dict[str, pa.Array], heads: Heads, places: Places | None
     ) -> dict[str, pa.Array]:
-        """Insert a row for each damaged record, with the fields that its queue entry has, and null elsewhere."""
+        """Inserts a row for each damaged record, with the fields that its queue entry has, and null elsewhere."""
         sound = heads.sound
         index = from_numpy(np.cumsum(sound, dtype=np.int64) - 1, nulls=~sound)
         wide = {name: column.take(index) for name, column in columns.items()}
@@ -350,7 +350,7 @@ class _Decoder:
         return patched(bodies, rows, inflated)
 
     def _handle_damaged_body(self, heads: Heads, row: int, reason: str) -> None:
-        """Count a body that can't be decompressed, or divided into messages, as damaged, unless its CRC is wrong: then
+        """Counts a body that can't be decompressed, or divided into messages, as damaged, unless its CRC is wrong: then
         it is counted already. Raises CorruptLog if `options.on_damage` is "fail"."""
         if not heads.has_wrong_crc[row]:
             self.counts.damaged += 1
@@ -358,7 +358,7 @@ class _Decoder:
             raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), reason) from None
 
     def _check_inflated(self, size: int, record_count: int) -> None:
-        """Raise _BatchTooLargeError if decompressed bodies of `size` bytes exceed the limit of one batch."""
+        """Raises _BatchTooLargeError if decompressed bodies of `size` bytes exceed the limit of one batch."""
         if size > self.options.inflated_bytes_max and record_count > 1:
             raise _BatchTooLargeError
 
@@ -374,7 +374,7 @@ class _Decoder:
         return array
 
     def _wide_host(self, heads: Heads, row: int, field: str) -> bytes:
-        """Return the 20 bytes of an IPv6 host of one record."""
+        """Returns the 20 bytes of an IPv6 host of one record."""
         at = int(heads.positions[row]) + 48
         if field == "store_host":
             at += (20 if heads.sys_flag[row] & SysFlag.BORNHOST_V6 else 8) + 8
@@ -401,7 +401,7 @@ class _Decoder:
     # ---- inner batches, row by row
 
     def _unwrap(self, heads: Heads, places: Places | None) -> pa.RecordBatch:
-        """Decode the records of a buffer with inner batches, whose messages become a row each.
+        """Decodes the records of a buffer with inner batches, whose messages become a row each.
 
         Inner batches are rare, so the reference codec decodes all rows.
         """
@@ -453,18 +453,18 @@ def _kept(heads: Heads, places: Places | None, rows: Mask) -> tuple[Heads, Place
 
 
 def _topic_array(places: Places) -> pa.Array:
-    """Return the topic of each entry's queue."""
+    """Returns the topic of each entry's queue."""
     return from_texts(places.topics).take(from_numpy(places.topic_numbers))
 
 
 def _timestamps(ms: Int64s) -> pa.Array:
-    """Convert times in ms to timestamps; null if µs overflow, as they may in a damaged head, which no CRC covers."""
+    """Converts times in ms to timestamps; null if µs overflow, as they may in a damaged head, which no CRC covers."""
     beyond = (ms > MILLISECONDS_MAX) | (ms < -MILLISECONDS_MAX)
     return from_numpy(ms * 1000, TIMESTAMP, nulls=beyond if bool(beyond.any()) else None)
 
 
 def _chosen(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
-    """Return the rows where `mask` is true. If all are, as is usual for rows chosen by queue, nothing is copied."""
+    """Returns the rows where `mask` is true. If all are, as is usual for rows chosen by queue, nothing is copied."""
     return batch if mask.true_count == len(batch) else batch.filter(mask)
 
 

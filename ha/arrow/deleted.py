@@ -24,12 +24,12 @@ _ENTRIES_AT_ONCE = 1 << 16
 
 
 def deleted_topics(store: Path) -> Mapping[str, int]:
-    """Return the topics that halog has deleted, with the physical offset before which their messages are gone."""
+    """Returns the topics that halog has deleted, with the physical offset before which their messages are gone."""
     return _topic_table(store).deleted_topics or {}
 
 
 def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
-    """Return whether neither a queue nor the table of topics of a RocketMQ store has `topic`.
+    """Returns whether neither a queue nor the table of topics of a RocketMQ store has `topic`.
 
     False for a halog store: its slaves get the table later than the messages, so a topic that the table lacks may
     exist.
@@ -41,7 +41,7 @@ def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
 
 
 def created_at(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
-    """Return the physical offset before which all records of a queue belong to an earlier, deleted topic of that name.
+    """Returns the physical offset before which all records of a queue belong to an earlier, deleted topic of that name.
 
     It is the offset of the queue's first message, or if there is no such queue, of the first message in the topic's
     other queues. 0 if there is no message, or if its record does not agree with its entry.

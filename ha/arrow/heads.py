@@ -53,7 +53,7 @@ _MOVED = ("born_ms", "store_ms", "reconsume_times", "prepared_offset", "body_siz
 
 
 def gather(raw: Bytes, positions: Int64s, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Return a copy of the value of type `kind` at each position of `raw`; every position must leave room for one."""
+    """Returns a copy of the value of type `kind` at each position of `raw`; every position must leave room for one."""
     width = kind.itemsize
     windows = np.ndarray(shape=(max(len(raw) - width + 1, 0),), dtype=f"V{width}", buffer=raw, strides=(1,))
     return windows[positions].view(kind)
@@ -147,11 +147,11 @@ class Heads:
         self.sound &= self.properties_at + self.properties_size == self.record_end
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """Return one fixed field of each record, big-endian as on disk. A host is valid only where it is IPv4."""
+        """Returns one fixed field of each record, big-endian as on disk. A host is valid only where it is IPv4."""
         return self._fields[name]
 
     def keep(self, chosen: npt.NDArray[np.bool_] | Int64s) -> Heads:
-        """Return a copy with only the chosen rows: those of a mask, or of row numbers."""
+        """Returns a copy with only the chosen rows: those of a mask, or of row numbers."""
         kept = object.__new__(Heads)
         kept.raw = self.raw
         for name, value in vars(self).items():

@@ -45,7 +45,7 @@ class KeyHits(NamedTuple):
     spans: list[tuple[int, int]]
 
     def may_be_at(self, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that may have one of the keys: those found in the index, and those outside the
+        """Returns a mask of the records that may have one of the keys: those found in the index, and those outside the
         `spans` of its files."""
         begins, ends = np.array(self.spans, np.int64).T
         file = np.searchsorted(begins, physical_offsets) - 1
@@ -54,7 +54,7 @@ class KeyHits(NamedTuple):
 
 
 def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-    """Look up `keys` under each topic. Return None if there is no index or it has no entries, or if one of its files
+    """Looks up `keys` under each topic. Returns None if there is no index or it has no entries, or if one of its files
     can't be read, is shorter than a header (being created), or does not have four entries for each slot.
 
     Hits are found by hash, so the caller has to compare the records' own keys.

@@ -103,13 +103,13 @@ class LogReader:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files; batches already returned stay valid."""
+        """Unmaps the files; batches already returned stay valid."""
         self._segments.close()
 
     # ---- contents
 
     def refresh(self) -> bool:
-        """Read the directories again: new and deleted segments, new queues, a replaced log. Raises StoreUnreadable if
+        """Reads the directories again: new and deleted segments, new queues, a replaced log. Raises StoreUnreadable if
         the log can't be listed.
 
         Returns False, and keeps the state, if nothing has changed: the segments are the same, and so is the log's
@@ -139,8 +139,8 @@ class LogReader:
         return self._segments.min_offset
 
     def end_offset(self) -> int:
-        """Return the physical offset up to which the log can be read by ranges: every record before it is in its queue,
-        as this reader has examined it.
+        """Returns the physical offset up to which the log can be read by ranges: every record before it is in its
+        queue, as this reader has examined it.
 
         If a broker runs or crashed, and the log has grown since the state before, the first call lists and examines all
         queues a second time. This can raise the ends of queues and `queued_end`, but not the returned offset.
@@ -156,37 +156,37 @@ class LogReader:
         return self._settled
 
     def queued_end(self) -> int:
-        """Return the physical offset after the last queued record; earlier records may still be missing in their
+        """Returns the physical offset after the last queued record; earlier records may still be missing in their
         queues."""
         return self._confirm().end_offset
 
     def size_min(self) -> int:
-        """Return a lower bound of the log's size in bytes, without examining more queues."""
+        """Returns a lower bound of the log's size in bytes, without examining more queues."""
         segments = self._segments.all()
         return max(self._confirm().known_end_offset, segments[-1].start if segments else 0) - self.min_offset
 
     def topics(self) -> list[str]:
-        """Return every topic with a queue, sorted."""
+        """Returns every topic with a queue, sorted."""
         return sorted(topic for topic in self._queues.topic_names() if self._queues.of_topic(topic))
 
     def queues(self, topics: Iterable[str] | None = None) -> list[QueueId]:
-        """Return every queue of `topics` (None: of all) that has a directory, sorted."""
+        """Returns every queue of `topics` (None: of all) that has a directory, sorted."""
         if topics is None:
             return sorted(self._queues)
         return sorted(QueueId(topic, queue_id) for topic in topics for queue_id in self._queues.of_topic(topic))
 
     def batch_queues(self, topics: Iterable[str] | None = None) -> list[QueueId]:
-        """Return the batch queues of `topics` (None: of all), sorted. `read_range` does not yield their messages."""
+        """Returns the batch queues of `topics` (None: of all), sorted. `read_range` does not yield their messages."""
         return [key for key in self.queues(topics) if self._queues[key].dtype is BATCH_ENTRY_DTYPE]
 
     def check_has_queues(self) -> None:
-        """Raise StoreUnreadable if the log has records but no queue: a read by ranges would return nothing."""
+        """Raises StoreUnreadable if the log has records but no queue: a read by ranges would return nothing."""
         if self.min_offset < self.end_offset() and not self.queues():
             reason = "its log has records, but 'consumequeue' has no queue; `ha spark reindex` builds the queues"
             raise StoreUnreadable(self.path, reason)
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        """Return the readable part of a queue, from the first message still in the log; (0, 0) if it is unknown."""
+        """Returns the readable part of a queue, from the first message still in the log; (0, 0) if it is unknown."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -198,12 +198,12 @@ class LogReader:
         return QueueRange(begin, end)
 
     def created_at(self, topic: str, queue_id: int) -> int:
-        """Return the physical offset before which all records of a queue belong to an earlier, deleted topic of that
+        """Returns the physical offset before which all records of a queue belong to an earlier, deleted topic of that
         name; 0 if it is unknown."""
         return created_at(self._queues, self._confirm(), QueueId(topic, queue_id))
 
     def _first_message(self, queue: QueueFiles, end: int) -> int:
-        """Return the position of the first entry of a message still in the log; `end` if there is none. An unwritten
+        """Returns the position of the first entry of a message still in the log; `end` if there is none. An unwritten
         entry counts as one, because a recovering node writes the last entries again."""
         begin, count = queue.first, 1  # nearly always the first entry is a message; otherwise many may be blank
         while begin < end:
@@ -220,7 +220,7 @@ class LogReader:
         return end
 
     def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-        """Return the entries of the queue offsets [begin, end) (ENTRY_DTYPE), zeros for those that no file holds. For
+        """Returns the entries of the queue offsets [begin, end) (ENTRY_DTYPE), zeros for those that no file holds. For
         a batch queue, `begin` and `end` are positions of entries (BATCH_ENTRY_DTYPE)."""
         queue = self._queues.get(QueueId(topic, queue_id))
         found = np.zeros(end - begin, ENTRY_DTYPE if queue is None else queue.dtype)
@@ -234,7 +234,7 @@ class LogReader:
         return found
 
     def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
-        """Return the total size in bytes of the records of queue offsets [begin, end); for a batch queue, of all
+        """Returns the total size in bytes of the records of queue offsets [begin, end); for a batch queue, of all
         batches with a message in that range."""
         queue = self._queues.get(QueueId(topic, queue_id))
         if queue is not None and queue.dtype is BATCH_ENTRY_DTYPE:
@@ -247,8 +247,8 @@ class LogReader:
         return total
 
     def offset_for_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the queue offset of the first message that was stored at or after `timestamp_ms` (ms since the epoch);
-        None if there is none."""
+        """Returns the queue offset of the first message that was stored at or after `timestamp_ms` (ms since the
+        epoch); None if there is none."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -259,7 +259,7 @@ class LogReader:
         return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
     def physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the physical offset of a message; −1 if it no longer exists, or is in a batch queue; UNWRITTEN if a
+        """Returns the physical offset of a message; −1 if it no longer exists, or is in a batch queue; UNWRITTEN if a
         recovering node has yet to write its entry again."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
@@ -271,8 +271,8 @@ class LogReader:
         return queue.physical_offset(queue_offset) if found is None else found
 
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return the lowest physical offset of a queued record that was stored at or after `timestamp_ms` (ms since the
-        epoch); the log's confirmed end if there is none."""
+        """Returns the lowest physical offset of a queued record that was stored at or after `timestamp_ms` (ms since
+        the epoch); the log's confirmed end if there is none."""
         confirmed = self._confirm()
         found = confirmed.end_offset
         for key, queue in self._queues.items():
@@ -282,13 +282,13 @@ class LogReader:
         return found
 
     def key_hits(self, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-        """Look up `keys` of `topics` in the index; None if there is no usable index. Hits are by hash: compare the
+        """Looks up `keys` of `topics` in the index; None if there is no usable index. Hits are by hash: compare the
         records' own keys (`find_keys`)."""
         return find_keys(self.path / "index", topics, keys)
 
     def split(self, begin: int, end: int, bytes_each: int) -> list[tuple[int, int]]:
-        """Cut [begin, end) into ranges of `bytes_each` bytes, of which the last may be shorter; a record belongs to the
-        range of its first byte."""
+        """Cuts [begin, end) into ranges of `bytes_each` bytes, of which the last may be shorter; a record belongs to
+        the range of its first byte."""
         return [(low, min(low + bytes_each, end)) for low in range(begin, end, bytes_each)]
 
     # ---- reading
@@ -296,7 +296,7 @@ class LogReader:
     def read_queue(
         self, topic: str, queue_id: int, begin: int, end: int, options: ReadOptions
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of queue offsets [begin, end) in order.
+        """Yields the messages of queue offsets [begin, end) in order.
 
         Raises RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped. Raises
         CorruptLog only if `options.on_damage` is "fail". Raises StoreUnreadable if a resync replaces the log meanwhile.
@@ -310,7 +310,7 @@ class LogReader:
         return batches_of(runs, self.broker_name, options, self.counts)
 
     def queue_runs(self, topic: str, queue_id: int, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
-        """Yield the records that `read_queue` decodes."""
+        """Yields the records that `read_queue` decodes."""
         where = options.where
         key = QueueId(topic, queue_id)
         is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
@@ -344,7 +344,7 @@ class LogReader:
             yield from self._place_runs(places, entries["tags_code"], hits, options)
 
     def _batches_within(self, key: QueueId, queue: QueueFiles, begin: int, end: int) -> tuple[Entries, Int64s]:
-        """Return a batch queue's entries that hold any of the queue offsets [begin, end), and their first offsets."""
+        """Returns a batch queue's entries that hold any of the queue offsets [begin, end), and their first offsets."""
         _, entries = queue.read(queue.first, self._confirm().queue_end(key))
         bases = entries["base_offset"].astype(np.int64)
         chosen = (bases < end) & (bases + entries["batch_size"] > begin)
@@ -372,14 +372,14 @@ class LogReader:
         yield from self._place_runs(places, None, None, narrowed)
 
     def read_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield every queued record with begin <= physical offset < end once, in physical order, of all topics.
+        """Yields every queued record with begin <= physical offset < end once, in physical order, of all topics.
 
         Errors as in `read_queue`. Messages of batch queues are not included: read those by queue.
         """
         return self._batches(self.range_runs(begin, end, options), options)
 
     def range_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
-        """Yield the records that `read_range` decodes."""
+        """Yields the records that `read_range` decodes."""
         where = options.where
         begin = begin if where.physical_begin is None else max(begin, where.physical_begin)
         end = end if where.physical_end is None else min(end, where.physical_end)
@@ -420,7 +420,7 @@ class LogReader:
     def _place_runs(
         self, places: Places, codes: Int64s | None, hits: KeyHits | None, options: ReadOptions
     ) -> Iterator[RecordRun]:
-        """Yield the records at `places`, segment by segment, in pieces within the options' bounds."""
+        """Yields the records at `places`, segment by segment, in pieces within the options' bounds."""
         chosen = places.sizes != BLANK_SIZE
         where = options.where
         if where.tags is not None and codes is not None:
@@ -449,7 +449,7 @@ class LogReader:
             row = last
 
     def walk(self, begin: int, end: int, *, on_damage: str = "fail") -> Iterator[Int64s]:
-        """Yield the physical offsets of all records that begin in [begin, end), queued or not, as `Walker.walk` does.
+        """Yields the physical offsets of all records that begin in [begin, end), queued or not, as `Walker.walk` does.
         Damage is added to `damages` if `on_damage` is "skip"; otherwise the walk raises CorruptLog."""
         walker = Walker(self._segments, self._queues, self._confirm())
         return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
@@ -460,7 +460,7 @@ class LogReader:
         return self._batches(self.walk_runs(begin, end, options), options)
 
     def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
-        """Yield the records that `walk_range` decodes."""
+        """Yields the records that `walk_range` decodes."""
         for offsets in self.walk(begin, end, on_damage="fail" if options.on_damage == "fail" else "skip"):
             mapped = self._segments.mapped_at(int(offsets[0]))
             if mapped is None:
@@ -471,7 +471,7 @@ class LogReader:
                 yield RecordRun(segment, buffer, offsets[low:high] - segment.start, None, options)
 
     def bytes_at(self, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield the log's raw bytes [begin, end), one view per segment; stops where a segment is missing."""
+        """Yields the log's raw bytes [begin, end), one view per segment; stops where a segment is missing."""
         at = begin
         while at < end:
             mapped = self._segments.mapped_at(at)
@@ -483,20 +483,20 @@ class LogReader:
             at = stop
 
     def segments(self) -> list[Segment]:
-        """Return the commitlog's files, ascending."""
+        """Returns the commitlog's files, ascending."""
         return self._segments.all()
 
     # ---- internal
 
     def _may_change(self) -> bool:
-        """Return whether a broker runs or crashed; otherwise it stopped cleanly, with all records in their queues."""
+        """Returns whether a broker runs or crashed; otherwise it stopped cleanly, with all records in their queues."""
         return (self.path / "abort").exists()
 
     def _written_entries(
         self, queue: QueueFiles, begin: int, end: int, physical_end: int | None = None
     ) -> tuple[int, Entries, int]:
-        """Return (position of the first entry, entries, stop) of the entries [begin, stop); stop is `end`, or the first
-        entry at or beyond `physical_end` if that is given.
+        """Returns (position of the first entry, entries, stop) of the entries [begin, stop); stop is `end`, or the
+        first entry at or beyond `physical_end` if that is given.
 
         Waits for entries that a node removed to write them again. If the result still misses some, it begins late
         (their files were deleted) or ends early.
@@ -523,8 +523,8 @@ class LogReader:
             return start, entries[: max(0, stop - start)], max(stop, begin)
 
     def _wait_settled(self, end: int) -> None:
-        """Wait until the log can be read by ranges up to `end` (physical) again, as it could at planning. Returns after
-        _REWRITE_TIMEOUT_S in any case, and at once if no broker runs or crashed."""
+        """Waits until the log can be read by ranges up to `end` (physical) again, as it could at planning. Returns
+        after _REWRITE_TIMEOUT_S in any case, and at once if no broker runs or crashed."""
         deadline = monotonic() + _REWRITE_TIMEOUT_S
         while self.end_offset() < end:
             may_change = self._may_change() and monotonic() < deadline
@@ -555,7 +555,7 @@ class LogReader:
         return low
 
     def _stored_ms(self, queue: QueueFiles, position: int, end: int) -> int | None:
-        """Return the store time of the record at `position`; None for blanks and damage, _DELETED_MS if retention
+        """Returns the store time of the record at `position`; None for blanks and damage, _DELETED_MS if retention
         deleted it."""
         _, entries, _ = self._written_entries(queue, position, min(position + 1, end))
         if not len(entries):
@@ -593,7 +593,7 @@ class LogReader:
 
 
 def _batch_offset(queue: QueueFiles, position: int) -> int:
-    """Return the first queue offset of a batch queue's entry; at the end position, the end of the last one."""
+    """Returns the first queue offset of a batch queue's entry; at the end position, the end of the last one."""
     _, entries = queue.read(position, position + 1)
     if len(entries) and entries["size"][0]:
         return int(entries["base_offset"][0])
@@ -602,7 +602,7 @@ def _batch_offset(queue: QueueFiles, position: int) -> int:
 
 
 def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs (first row, end) into which rows of these `sizes` are cut: of at most `rows_max` rows and
+    """Yields the runs (first row, end) into which rows of these `sizes` are cut: of at most `rows_max` rows and
     `bytes_max` bytes each, but of at least one row."""
     total = np.cumsum(sizes)
     low = 0

@@ -57,24 +57,24 @@ class Places:
         self.is_strict = is_strict
 
     def in_topics(self, wanted: Container[str]) -> Mask:
-        """Return a mask of the rows whose queue's topic is in `wanted`."""
+        """Returns a mask of the rows whose queue's topic is in `wanted`."""
         return np.array([topic in wanted for topic in self.topics], bool)[self.topic_numbers]
 
     def may_be_of_topics(self, wanted: Container[str]) -> Mask:
-        """Return a mask of the rows whose topic may be in `wanted`: every row of a light queue, whose records may have
+        """Returns a mask of the rows whose topic may be in `wanted`: every row of a light queue, whose records may have
         any topic, and the rows of queues of these topics."""
         found = [topic in wanted or topic.startswith(LIGHT_QUEUE_PREFIX) for topic in self.topics]
         return np.array(found, bool)[self.topic_numbers]
 
     def check(self, heads: Heads) -> None:
-        """Mark records as unsound that differ from their entries in size or, where strict, topic, queue id or queue
+        """Marks records as unsound that differ from their entries in size or, where strict, topic, queue id or queue
         offset."""
         heads.sound &= heads.total_size == self.sizes
         same = (heads.field("queue_id") == self.queue_ids) & (heads.field("queue_offset") == self.queue_offsets)
         heads.sound &= (same & self._has_topic(heads)) | ~np.asarray(self.is_strict)
 
     def _has_topic(self, heads: Heads) -> Mask:
-        """Return a mask of the rows whose record has the topic of the queue."""
+        """Returns a mask of the rows whose record has the topic of the queue."""
         topics = [bytes([len(topic)]) + topic for topic in map(os.fsencode, self.topics)]
         sizes = np.array([len(topic) for topic in topics])[self.topic_numbers]
         at = heads.body_at + heads.body_size + heads.is_v2  # the last byte of the topic's size
@@ -86,7 +86,7 @@ class Places:
         return same
 
     def keep(self, chosen: Mask | Int64s) -> Places:
-        """Return a copy with only the chosen rows: those of a mask, or of row numbers."""
+        """Returns a copy with only the chosen rows: those of a mask, or of row numbers."""
         return Places(
             self.topics[0] if self.is_one_queue else self.topics,
             self.topic_numbers[chosen],
@@ -117,7 +117,7 @@ class RecordRun(NamedTuple):
 
 
 def queue_mask(where: RowFilter, places: Places, *, has_batches: bool = False) -> Mask | None:
-    """Return a mask of the rows that pass the conditions of `where` on queue and offsets; None if it has none.
+    """Returns a mask of the rows that pass the conditions of `where` on queue and offsets; None if it has none.
 
     `has_batches`: a row may hold several messages, whose own queue offsets are compared after decoding.
     """
@@ -138,7 +138,7 @@ def queue_mask(where: RowFilter, places: Places, *, has_batches: bool = False) -
 
 
 def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
-    """Return the places of consecutive entries of one queue, the first of them at queue offset `start`."""
+    """Returns the places of consecutive entries of one queue, the first of them at queue offset `start`."""
     count = len(entries)
     return Places(
         key.topic,
@@ -154,7 +154,7 @@ def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
 def merged_places(
     keys: Sequence[QueueId], pieces: list[Entries], starts: list[int], owners: list[int]
 ) -> tuple[Places, Int64s]:
-    """Merge the entries of many queues into physical order, each record once and without blank entries. Returns their
+    """Merges the entries of many queues into physical order, each record once and without blank entries. Returns their
     places and tags codes.
 
     `pieces`: consecutive entries of one queue each, the first of them at queue offset `starts[i]`; `owners[i]` is the
@@ -191,5 +191,5 @@ def merged_places(
 
 
 def is_scheduled(places: Places) -> Mask:
-    """Return a mask of the rows whose tags code is a delivery time, and not the hash of their tags."""
+    """Returns a mask of the rows whose tags code is a delivery time, and not the hash of their tags."""
     return places.in_topics((SCHEDULE_TOPIC, TIMER_TOPIC))

@@ -18,8 +18,8 @@ MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
-    """Decompress a body. Raises RemoteProtocolError if it is damaged or longer than `size_max` bytes; OptionError if a
-    required package is not installed."""
+    """Decompresses a body. Raises RemoteProtocolError if it is damaged or longer than `size_max` bytes; OptionError if
+    a required package is not installed."""
     kind = kind_of(sys_flag)
     plain = inflated(body, kind, size_max)
     if plain is None:
@@ -32,8 +32,8 @@ def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
 
 
 def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None:
-    """Return a body, decompressed if it is compressed; None if it is damaged or longer than `size_max` bytes.
-    Raises OptionError as in `inflate`."""
+    """Returns a body, decompressed if it is compressed; None if it is damaged or longer than `size_max` bytes. Raises
+    OptionError as in `inflate`."""
     if body is None or not sys_flag & SysFlag.COMPRESSED:
         return body
     try:
@@ -45,7 +45,7 @@ def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None
 def plain_rows(
     record: MessageRecord, broker_name: str, body_size_max: int, *, decompress: bool = True
 ) -> list[dict[str, object]]:
-    """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs.
+    """Returns every column of a record, or of each message in it if it is an inner batch. Timestamps in µs.
 
     A compressed body is null if it is damaged or longer than `body_size_max` bytes. An inner batch that can't be
     divided is one row without a body. Without `decompress` a compressed body is as stored, and a compressed inner batch
@@ -100,7 +100,7 @@ def plain_rows(
 
 
 def _inner_base(record: MessageRecord) -> int:
-    """Return the queue offset of an inner batch's first message. Raises RemoteProtocolError if its property is
+    """Returns the queue offset of an inner batch's first message. Raises RemoteProtocolError if its property is
     invalid."""
     text = decode_properties(record.properties).get("INNER_BASE")
     if text is None:
@@ -111,12 +111,12 @@ def _inner_base(record: MessageRecord) -> int:
 
 
 def _micros(ms: int) -> int | None:
-    """Convert a time to µs; None if the result overflows int64, as it may in a damaged head, which no CRC covers."""
+    """Converts a time to µs; None if the result overflows int64, as it may in a damaged head, which no CRC covers."""
     return ms * 1000 if -MILLISECONDS_MAX <= ms <= MILLISECONDS_MAX else None
 
 
 def passes(where: RowFilter, row: dict[str, object]) -> bool:
-    """Return whether a row of `plain_rows` passes the filter."""
+    """Returns whether a row of `plain_rows` passes the filter."""
 
     def within(name: str, begin: int | None, end: int | None) -> bool:
         value = row.get(name)

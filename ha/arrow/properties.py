@@ -58,7 +58,7 @@ class PropertyTable:
     def _split_one_by_one(
         self, raw: npt.NDArray[np.uint8], offsets: Int64s
     ) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.bool_]]:
-        """Return begin, separator and end of the pieces of regular rows, their rows, and which rows are irregular."""
+        """Returns begin, separator and end of the pieces of regular rows, their rows, and which rows are irregular."""
         starts, separators, ends = piece_bounds(raw, offsets)
         irregular = np.zeros(self.count, bool)
         if not _is_utf8(self._strings):
@@ -77,11 +77,11 @@ class PropertyTable:
         return starts, separators, ends, rows, irregular
 
     def text(self) -> pa.Array:
-        """Return the property strings."""
+        """Returns the property strings."""
         return as_text(self._strings)
 
     def find(self, name: bytes) -> pa.Array:
-        """Return the value of one property (by its ASCII name) per row, null where it is missing."""
+        """Returns the value of one property (by its ASCII name) per row, null where it is missing."""
         last = self._last_pieces(name)
         found = last >= 0
         chosen = last[found]
@@ -99,7 +99,7 @@ class PropertyTable:
         return array
 
     def keys(self) -> pa.Array:
-        """Return the words of KEYS per row, null without the property."""
+        """Returns the words of KEYS per row, null without the property."""
         found = self.find(b"KEYS")
         single = found.drop_null()
         raw, bounds = values_of(single)
@@ -116,7 +116,7 @@ class PropertyTable:
         return array
 
     def maps(self) -> pa.Array:
-        """Return all properties per row, as a map."""
+        """Returns all properties per row, as a map."""
         values = take_slices(self._buffer, self._separators + 1, self._ends - self._separators - 1, pa.string())
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(np.bincount(self._rows, minlength=self.count), out=offsets[1:])
@@ -147,7 +147,7 @@ class PropertyTable:
         return np.unique(self._rows[first[times > 1]])
 
     def _last_pieces(self, name: bytes) -> Int64s:
-        """Return for each row the index of its last piece with this name; -1 if it has none."""
+        """Returns for each row the index of its last piece with this name; -1 if it has none."""
         if self._has_maps and self._shared_names:
             each = len(self._shared_names)
             if name not in self._shared_names:
@@ -185,7 +185,7 @@ class PropertyTable:
 
 
 def _pieces_of_each(starts: Int64s, offsets: Int64s) -> int:
-    """Return the number of pieces of each row, 0 if it differs between rows. Each piece lies within a row."""
+    """Returns the number of pieces of each row, 0 if it differs between rows. Each piece lies within a row."""
     count = len(offsets) - 1
     each, rest = divmod(len(starts), count) if count else (0, 0)
     return each if not rest and each and bool((starts[::each] == offsets[:-1]).all()) else 0

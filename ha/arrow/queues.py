@@ -69,7 +69,7 @@ class QueueFiles:
         self._end = 0
 
     def refresh(self) -> None:
-        """Read the directory again at the next use."""
+        """Reads the directory again at the next use."""
         self._listed = None
 
     @property
@@ -99,14 +99,14 @@ class QueueFiles:
         return self._files[0].start if self._files else 0
 
     def find_end(self) -> int:
-        """Return the position after the last written entry (size other than 0)."""
+        """Returns the position after the last written entry (size other than 0)."""
         last = self._end - 1
         end = self._end_from(last, _PROBE_ENTRIES_AGAIN) if last >= self.first else last
         self._end = end if end > last else self._search_end()
         return self._end
 
     def _end_from(self, position: int, count: int = _PROBE_ENTRIES) -> int:
-        """Return the position of the first unwritten entry from `position` on."""
+        """Returns the position of the first unwritten entry from `position` on."""
         while True:
             start, entries = self.read(position, position + count)
             if not len(entries):
@@ -132,7 +132,7 @@ class QueueFiles:
         return self.first
 
     def _last_written(self, descriptor: int, room: int) -> int | None:
-        """Return the index in its file of a written entry, at most _PROBE_ENTRIES before the last written one; None if
+        """Returns the index in its file of a written entry, at most _PROBE_ENTRIES before the last written one; None if
         the first entry is not written.
         """
 
@@ -149,7 +149,7 @@ class QueueFiles:
         return low
 
     def read(self, begin: int, end: int) -> tuple[int, Entries]:
-        """Return the contiguous entries within [begin, end) that files hold, and the position of the first of them."""
+        """Returns the contiguous entries within [begin, end) that files hold, and the position of the first of them."""
         pieces: list[Entries] = []
         start = end
         width = self.dtype.itemsize
@@ -177,20 +177,20 @@ class QueueFiles:
         return start, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def physical_offset(self, position: int) -> int:
-        """Return the physical offset in one entry; −1 if retention deleted it, UNWRITTEN if it is not written."""
+        """Returns the physical offset in one entry; −1 if retention deleted it, UNWRITTEN if it is not written."""
         _, found = self.read(position, position + 1)
         if len(found):
             return int(found["physical_offset"][0]) if found["size"][0] else UNWRITTEN
         return UNWRITTEN if self.lacks_end(position) else -1
 
     def lacks_end(self, position: int) -> bool:
-        """Return whether a missing entry is one that a recovering node removed, not one that retention deleted. Reads
+        """Returns whether a missing entry is one that a recovering node removed, not one that retention deleted. Reads
         the directory again."""
         self.refresh()
         return self.has_files and position >= self.first
 
     def search(self, physical_offset: int, end: int) -> int:
-        """Return the first position before `end` whose entry points to `physical_offset` or beyond, or is not written;
+        """Returns the first position before `end` whose entry points to `physical_offset` or beyond, or is not written;
         else `end`.
 
         Physical offsets ascend in a queue; blank entries hold 0 or the offset where they were written.
@@ -222,7 +222,7 @@ class Queues(Mapping[QueueId, QueueFiles]):
         self._listed: set[str] = set()
 
     def refresh(self) -> None:
-        """Read the directories again at the next use."""
+        """Reads the directories again at the next use."""
         self._names = None
         self._listed.clear()
         for queues in self._topics.values():
@@ -230,13 +230,13 @@ class Queues(Mapping[QueueId, QueueFiles]):
                 queue.refresh()
 
     def topic_names(self) -> frozenset[str]:
-        """Return the topics that have a directory, even an empty one."""
+        """Returns the topics that have a directory, even an empty one."""
         if self._names is None:
             self._names = frozenset(name for folder, _ in self._folders for name in _names_in(folder))
         return self._names
 
     def of_topic(self, topic: str) -> Mapping[int, QueueFiles]:
-        """Return the queues of a topic by queue id."""
+        """Returns the queues of a topic by queue id."""
         if topic not in self._listed:
             self._topics[topic] = self._list(topic) if topic in self.topic_names() else {}
             self._listed.add(topic)
@@ -267,7 +267,7 @@ class Queues(Mapping[QueueId, QueueFiles]):
 
 
 def _names_in(directory: str) -> list[str]:
-    """Return the names in a directory; none if there is no such directory. Raises StoreUnreadable if it can't be
+    """Returns the names in a directory; none if there is no such directory. Raises StoreUnreadable if it can't be
     listed."""
     try:
         return os.listdir(directory)

@@ -58,7 +58,7 @@ class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
     store_end_ms: int | None = None
 
     def restrict(self, other: RowFilter) -> RowFilter:
-        """Return a filter of the rows that pass both this filter and `other`. Raises ValueError if both have keys: one
+        """Returns a filter of the rows that pass both this filter and `other`. Raises ValueError if both have keys: one
         set of keys can't express it, as a record may have a word of each."""
         if self.keys is not None and other.keys is not None:
             raise ValueError("two sets of keys can't be combined")
@@ -124,6 +124,6 @@ class ReadCounts(msgspec.Struct):
     missing"""
 
     def add(self, other: ReadCounts) -> None:
-        """Add the counts of `other` to these."""
+        """Adds the counts of `other` to these."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -22,7 +22,7 @@ def read_arrow(
     broker_name: str | None = None,
     options: ReadOptions | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the current messages of a store directory as a stream of record batches.
+    """Returns the current messages of a store directory as a stream of record batches.
 
     With `topic` (one or several), reads the queues of these topics one after the other; otherwise the whole log in
     physical order, then the batch queues. `where` filters the rows; `columns` and `where` replace those in `options`.

@@ -20,7 +20,7 @@ that are known without the record."""
 
 
 def run_rows(run: RecordRun, broker_name: str) -> Iterator[Row]:
-    """Yield a row for each message of a run, and for each damaged record (with crcOk=false), that passes the filter.
+    """Yields a row for each message of a run, and for each damaged record (with crcOk=false), that passes the filter.
 
     Body CRCs are always checked, and `options.on_damage` has no effect. A body is null if decompressing it needs a
     package that is not installed.
@@ -51,7 +51,7 @@ def rows_at(
     *,
     decompress: bool = True,
 ) -> list[Row]:
-    """Return the messages of the record at `row`: several for an inner batch. Raises OptionError as in
+    """Returns the messages of the record at `row`: several for an inner batch. Raises OptionError as in
     `plain.inflate`."""
     if not heads.sound[row]:
         known: Row = {"brokerName": broker_name, "crcOk": False}

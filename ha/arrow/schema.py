@@ -50,7 +50,7 @@ PROPERTY_COLUMNS = frozenset({"tags", "keys", "properties", "propertiesString", 
 
 
 def check_columns(columns: Iterable[str], known: Iterable[str] = COLUMNS) -> tuple[str, ...]:
-    """Return `columns` as a tuple. Raises OptionError for an unknown or repeated column, or an empty list."""
+    """Returns `columns` as a tuple. Raises OptionError for an unknown or repeated column, or an empty list."""
     names = tuple(columns)
     for name in names:
         if name not in known:
@@ -63,5 +63,5 @@ def check_columns(columns: Iterable[str], known: Iterable[str] = COLUMNS) -> tup
 
 
 def arrow_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> pa.Schema:
-    """Return the schema of a batch with `columns` in this order."""
+    """Returns the schema of a batch with `columns` in this order."""
     return pa.schema([pa.field(name, COLUMNS[name]) for name in check_columns(columns)])

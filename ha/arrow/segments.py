@@ -27,7 +27,7 @@ MAPPED_MAX = 8
 
 
 def is_set_aside(directory: Path) -> bool:
-    """Return whether a missing commitlog `directory` was renamed by a resync, which then creates a new one.
+    """Returns whether a missing commitlog `directory` was renamed by a resync, which then creates a new one.
 
     A reader treats such a log as empty, as it will be a moment later, instead of failing the query.
     """
@@ -59,7 +59,7 @@ class Segments:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read the directory again; returns whether it has changed. Raises StoreUnreadable if it can't be listed."""
+        """Reads the directory again; returns whether it has changed. Raises StoreUnreadable if it can't be listed."""
         try:
             names = os.listdir(self.directory)
         except OSError as error:
@@ -94,7 +94,7 @@ class Segments:
         return len(self._segments)
 
     def all(self) -> list[Segment]:
-        """Return every segment, ascending."""
+        """Returns every segment, ascending."""
         return list(self._segments)
 
     @property
@@ -103,7 +103,7 @@ class Segments:
         return self._segments[0].start if self._segments else 0
 
     def find(self, physical_offset: int) -> Segment | None:
-        """Return the segment that contains this physical offset; None if there is none."""
+        """Returns the segment that contains this physical offset; None if there is none."""
         index = bisect.bisect_right(self._starts, physical_offset) - 1
         if index < 0:
             return None
@@ -111,7 +111,7 @@ class Segments:
         return segment if physical_offset < segment.end else None
 
     def buffer(self, segment: Segment) -> memoryview | None:
-        """Return the segment's mapped bytes; None if the file is gone or was replaced. Raises OSError if it can't be
+        """Returns the segment's mapped bytes; None if the file is gone or was replaced. Raises OSError if it can't be
         opened or mapped."""
         kept = self._mapped.get(segment.start)
         if kept is not None:
@@ -134,14 +134,14 @@ class Segments:
         return buffer
 
     def is_replaced(self, segment: Segment) -> bool:
-        """Return whether another file has the name of the segment, because a resync has set the log aside."""
+        """Returns whether another file has the name of the segment, because a resync has set the log aside."""
         try:
             return os.stat(segment.path).st_ino != self._files[segment.start][0]
         except FileNotFoundError:
             return False
 
     def mapped_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
-        """Return the segment that contains this physical offset, with its mapped bytes; None if there is none."""
+        """Returns the segment that contains this physical offset, with its mapped bytes; None if there is none."""
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
         return None if segment is None or buffer is None else (segment, buffer)
@@ -159,7 +159,7 @@ class Segments:
         return mapped
 
     def has_record(self, physical_offset: int) -> bool:
-        """Return whether a record begins at a physical offset, or after the filler there, judging by its magic code
+        """Returns whether a record begins at a physical offset, or after the filler there, judging by its magic code
         only."""
         while (mapped := self.mapped_at(physical_offset)) is not None:
             segment, buffer = mapped
@@ -172,7 +172,7 @@ class Segments:
         return False
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
-        """Return up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""
+        """Returns up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""
         mapped = self.mapped_at(physical_offset)
         if mapped is None:
             return None
@@ -181,7 +181,7 @@ class Segments:
         return bytes(buffer[at : at + size])
 
     def close(self) -> None:
-        """Unmap the files; a file that batches still use stays mapped until they are released."""
+        """Unmaps the files; a file that batches still use stays mapped until they are released."""
         self._mapped.clear()
 
 
@@ -195,7 +195,7 @@ class Walk(NamedTuple):
 
 
 def walk_sizes(buffer: memoryview, begin: int, end: int) -> Walk:
-    """Follow the record sizes from `begin` (bytes) until a record starts at or after `end`."""
+    """Follows the record sizes from `begin` (bytes) until a record starts at or after `end`."""
     limit = len(buffer)
     last = limit - _SIZE_AND_MAGIC.size
     positions: list[int] = []

@@ -28,7 +28,7 @@ _TAIL_BYTES = 2 << 20
 
 
 def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Confirmed, end: int) -> int:
-    """Return the physical offset, at most `end`, before which every visible record is in its queue as `confirmed` has
+    """Returns the physical offset, at most `end`, before which every visible record is in its queue as `confirmed` has
     examined it.
 
     `end` is a confirmed end of the log (physical offset) that was found before `confirmed` examined its first queue.
@@ -65,7 +65,7 @@ def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Conf
 
 
 def _queued_end(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
-    """Return the queue offset after the queue's last message."""
+    """Returns the queue offset after the queue's last message."""
     queue = queues.get(key)
     end = 0 if queue is None else confirmed.queue_end(key)
     if queue is None or queue.dtype is not BATCH_ENTRY_DTYPE or not end:

@@ -21,7 +21,7 @@ _SPAN_MAX = (1 << 31) - 1
 
 
 def interleaved(buffer: pa.Buffer, bounds: Int64s, kind: pa.DataType) -> pa.Array:
-    """Return the array of the consecutive pieces [bounds[i], bounds[i+1]) of `buffer`; bounds ascend within 2 GiB."""
+    """Returns the array of the consecutive pieces [bounds[i], bounds[i+1]) of `buffer`; bounds ascend within 2 GiB."""
     first = int(bounds[0])
     offsets = (bounds - first).astype(np.int32)
     piece = buffer.slice(first, int(bounds[-1]) - first)
@@ -30,7 +30,7 @@ def interleaved(buffer: pa.Buffer, bounds: Int64s, kind: pa.DataType) -> pa.Arra
 
 @with_compiled_twin
 def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataType | None = None) -> pa.Array:
-    """Return the slices `buffer[begin : begin + size]` as a binary array (or one of type `kind`, unchecked). They may
+    """Returns the slices `buffer[begin : begin + size]` as a binary array (or one of type `kind`, unchecked). They may
     come in any order and lie any distance apart."""
     kind = pa.binary() if kind is None else kind
     count = len(begins)
@@ -53,7 +53,7 @@ def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataT
 
 
 def values_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s]:
-    """Return the bytes of a binary array without nulls, and its count+1 offsets into them (starting at 0)."""
+    """Returns the bytes of a binary array without nulls, and its count+1 offsets into them (starting at 0)."""
     _, offsets_buffer, data = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
@@ -61,14 +61,14 @@ def values_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s]:
 
 
 def patched(array: pa.Array, rows: Int64s, values: list[Any]) -> pa.Array:
-    """Return `array` with the values at `rows` replaced by `values` (Python objects)."""
+    """Returns `array` with the values at `rows` replaced by `values` (Python objects)."""
     index = np.arange(len(array), dtype=np.int64)
     index[rows] = len(array) + np.arange(len(rows), dtype=np.int64)
     return pa.concat_arrays([array, pa.array(values, array.type)]).take(pa.array(index))
 
 
 def as_text(array: pa.Array) -> pa.Array:
-    """Return a binary array as strings; bytes that are not UTF-8 become U+FFFD, as in Java."""
+    """Returns a binary array as strings; bytes that are not UTF-8 become U+FFFD, as in Java."""
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:

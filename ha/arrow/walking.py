@@ -34,7 +34,7 @@ class Walker:
         self._confirmed = confirmed
 
     def walk(self, begin: int, end: int, *, damages: list[Damage] | None = None) -> Iterator[Int64s]:
-        """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
+        """Yields the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
 
         The walk skips missing segments, such as those that retention deletes meanwhile, and ends at a torn tail after
         the confirmed end. Damage before the confirmed end raises CorruptLog; if `damages` is given, it is added to that
@@ -72,8 +72,8 @@ class Walker:
                 at = resumed
 
     def _anchor(self, begin: int) -> int:
-        """Return a physical offset from which records can be followed to `begin`: that of the last record at or before
-        `begin` that a queue has in the same segment, or the segment's start. If no segment contains `begin`, return
+        """Returns a physical offset from which records can be followed to `begin`: that of the last record at or before
+        `begin` that a queue has in the same segment, or the segment's start. If no segment contains `begin`, returns
         `begin`, or the log's first offset if that is higher."""
         segment = self._segments.find(begin)
         if segment is None:
@@ -109,7 +109,7 @@ class Walker:
 
 
 def _first_unsound(buffer: memoryview, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
-    """Return the physical offset of the first of `positions` at or after the confirmed end that holds no record; None
+    """Returns the physical offset of the first of `positions` at or after the confirmed end that holds no record; None
     if all hold one."""
     unconfirmed = positions[positions + base_offset >= confirmed]
     if not len(unconfirmed):
