@@ -79,19 +79,17 @@ def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | No
 
     Raises RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. Decompression stops at
     that size: the content size in a frame's header is not trusted."""
-    begun = inflated_begin(body, compression, size_max)
+    begun = inflated_begin(body, compression, size_max + 1)
     if begun is None:
         return None
     whole, is_complete = begun
-    if not is_complete:
-        if len(whole) < size_max:
-            raise RemoteProtocolError(
-                f"a {compression.value} body of {len(body)} bytes does not inflate: it is truncated"
-            )
+    if len(whole) > size_max:
         raise RemoteProtocolError(
             f"a {compression.value} body of {len(body)} bytes inflates to more than {size_max} bytes, "
             "the longest body that is accepted (maxMessageSize)"
         )
+    if not is_complete:
+        raise RemoteProtocolError(f"a {compression.value} body of {len(body)} bytes does not inflate: it is truncated")
     return whole
 
 

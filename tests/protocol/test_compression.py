@@ -71,6 +71,24 @@ def test_size_limit_is_exact(kind: Compression) -> None:
     assert not begun[1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncated_body_with_all_bytes_of_its_content_is_truncated(kind: Compression) -> None:
+    """Only its last byte is missing, which is of a checksum or an end mark; the content is as long as is accepted."""
+    need(kind)
+    whole = summed_zstd(BODY) if kind is Compression.ZSTD else compressed(BODY, kind)[0]
+    assert inflated(whole, kind, len(BODY)) == BODY
+    for size_max in (len(BODY), len(BODY) + 1, BODY_SIZE_MAX):
+        with pytest.raises(RemoteProtocolError, match="does not inflate: it is truncated"):
+            inflated(whole[:-1], kind, size_max)
+    with pytest.raises(RemoteProtocolError, match=f"inflates to more than {len(BODY) - 1} bytes"):
+        inflated(whole[:-1], kind, len(BODY) - 1)
+
+
+def summed_zstd(body: bytes) -> bytes:
+    """A frame that ends with a checksum of its content."""
+    return bytes(pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True).compress(body))
+
+
 def streamed_zstd(body: bytes) -> bytes:
     """As Java's ZstdOutputStream writes it: a frame that does not say how long its content is."""
     compressor = pytest.importorskip("zstandard").ZstdCompressor(level=5).compressobj()
