@@ -24,7 +24,7 @@ from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID
 
 TOPIC, SIZE, QUEUES, BATCH = "pop-bench", 1024, 8, 32
-KINDS = {"ack for each message": [], "ack for each queue of a pop": ["--batches"]}
+KINDS = {"ack for each message": [], "ack for each pop": ["--batches"]}
 _RUN_S_MAX = 300.0
 
 
