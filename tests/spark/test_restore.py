@@ -13,7 +13,16 @@ import msgspec
 import pytest
 from trio.testing import MockClock
 
-from ha.client import Message, MessageQueue, Producer, PullConsumer, PullResult, PullStatus, ReceivedMessage
+from ha.client import (
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PullResult,
+    PullStatus,
+    ReceivedMessage,
+    SendResult,
+)
 from ha.errors import (
     BrokerError,
     ClientError,
@@ -532,14 +541,30 @@ def test_the_search_outlasts_a_restart_of_the_broker() -> None:
     assert refused.failures == [lost]
 
 
-def test_a_retry_with_an_invalid_number_of_retries_is_unsendable() -> None:
-    """The producer refuses it: a request has the number in a field of its own."""
+@pytest.mark.parametrize("times", ["17", "?"])
+def test_retries_above_their_maximum_are_found_again(servers: str, tmp_path: Path, times: str) -> None:
+    """The broker stored them as dead letters, and the producer refused a number that is none."""
+    topic = "%RETRY%g" if times == "17" else "%RETRY%h"
+    retries = [
+        message(number, topic=topic, queue_id=0, RECONSUME_TIME=times, MAX_RECONSUME_TIMES="16") for number in range(5)
+    ]
+    store = make_store(tmp_path / "broker-s", retries)
+    assert run(store, servers, topic, tmp_path, topic=topic).sent == 5
+    assert origins(stored(servers, topic)[0]) == [f"{topic}/broker-s/0/{offset}" for offset in range(5)]
+    again = run(store, servers, topic, tmp_path, topic=topic)
+    assert (again.sent, again.already) == (0, 5)
+
+
+def test_a_message_that_the_producer_refuses_is_unsendable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(self: Producer, message: Message, **_: Any) -> SendResult:
+        raise ValueError("no broker would accept it")
+
+    monkeypatch.setattr(Producer, "send", refuse)
     row: dict[str, object] = dict.fromkeys(restore_send.SENT_COLUMNS, 0)
-    row |= {"topic": "%RETRY%g", "brokerName": "b", "body": b"x", "propertiesString": "RECONSUME_TIME\x01?\x02"}
+    row |= {"topic": "flights", "brokerName": "b", "body": b"x", "propertiesString": ""}
 
     async def take_row(*, skip: bool) -> int:
-        target = TargetQueue(MessageQueue("%RETRY%g", "b", 0), 0)
-        plan = msgspec.structs.replace(PLAN, targets=(target,), skip_unsendable=skip)
+        plan = msgspec.structs.replace(PLAN, skip_unsendable=skip)
         task = restore_send._Task(plan, Producer("s:1"), cast(Any, UnavailableBroker()), 1)
         await task.take(row)
         await task.flush()

@@ -89,6 +89,9 @@ DROPPED_PROPERTIES = frozenset(
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "REAL_TOPIC",
         "REAL_QID",
+        # With them, a broker may store a retry as a dead letter, where it is not searched.
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
         # Readers with isolation=read_committed would look for a commit that names this message's new queue offset.
         SINK_PROPERTY,
         # State of a consumption in progress.
