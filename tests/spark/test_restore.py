@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -22,6 +23,7 @@ from ha.client import (
     PullStatus,
     ReceivedMessage,
     SendResult,
+    SendStatus,
 )
 from ha.errors import (
     BrokerError,
@@ -575,3 +577,83 @@ def test_a_message_that_the_producer_refuses_is_unsendable(monkeypatch: pytest.M
     assert anyio.run(partial(take_row, skip=True), backend="trio", backend_options=clock) == 1
     with pytest.raises(RestoreFailed, match="skip_unsendable leaves it out"):
         anyio.run(partial(take_row, skip=False), backend="trio", backend_options=clock)
+
+
+class GroupBroker:
+    """The brokers of a failover group, as producer and consumer. The first request is answered FLUSH_SLAVE_TIMEOUT.
+    20 s later, or with the next request, its messages can be read, or, if `is_truncated`, another master has replaced
+    the one that stored them.
+    """
+
+    reading = PullConsumer.reading
+
+    def __init__(self, *, is_truncated: bool, foreign_count: int = 0) -> None:
+        self.log: list[Message] = []
+        self.readable = 0
+        self.request_count = 0
+        self.is_truncated, self.foreign_count = is_truncated, foreign_count
+
+    async def send_batch(self, messages: list[Message], *, queue: MessageQueue) -> SendResult:
+        self.settle(after_s=0.0)
+        self.request_count += 1
+        first = len(self.log)
+        self.log += messages
+        if self.request_count > 1:
+            self.readable = len(self.log)
+            return SendResult(SendStatus.SEND_OK, "", "", queue, first, "")
+        self.sent_at = anyio.current_time()
+        return SendResult(SendStatus.FLUSH_SLAVE_TIMEOUT, "", "", queue, first, "")
+
+    async def send(self, message: Message, *, queue: MessageQueue) -> SendResult:
+        return await self.send_batch([message], queue=queue)
+
+    def settle(self, after_s: float) -> None:
+        if self.request_count == 1 and anyio.current_time() >= self.sent_at + after_s:
+            if self.is_truncated:
+                self.log = [Message("t", b"x")] * self.foreign_count
+            self.readable = len(self.log)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        self.settle(after_s=20.0)
+        return self.readable
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return 0
+
+    async def pull(self, queue: MessageQueue, queue_offset: int, **_: object) -> PullResult:
+        found = [
+            cast(ReceivedMessage, SimpleNamespace(queue_offset=at, properties=self.log[at].properties))
+            for at in range(queue_offset, self.readable)
+        ]
+        status = PullStatus.FOUND if found else PullStatus.NO_NEW_MSG
+        return PullResult(status, found, max(queue_offset, self.readable), 0, self.readable, 0)
+
+
+@pytest.mark.parametrize(
+    ("broker", "weak"),
+    [
+        (GroupBroker(is_truncated=False), 50),
+        (GroupBroker(is_truncated=True), 0),
+        (GroupBroker(is_truncated=True, foreign_count=7), 0),
+        (GroupBroker(is_truncated=True, foreign_count=100), 0),
+    ],
+)
+def test_messages_that_a_replaced_master_may_not_have_kept_arrive_once(broker: GroupBroker, weak: int) -> None:
+    """It went on after FLUSH_SLAVE_TIMEOUT, and so lost the messages if the next master did not have them."""
+
+    async def send_rows() -> restore_send.QueueReplay:
+        task = restore_send._Task(PLAN, cast(Any, broker), cast(Any, broker), 1000)
+        for number in range(120):
+            row: dict[str, object] = dict.fromkeys(restore_send.SENT_COLUMNS, 0)
+            row |= {"topic": "flights", "brokerName": "b", "body": b"x", "propertiesString": "", "crcOk": True}
+            await task.take(row | {"queueOffset": number, "physicalOffset": number})
+        await task.flush()
+        [done] = task.done.values()
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restore_send, "_REQUEST_MESSAGES", 50)
+        done = anyio.run(send_rows, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    sent = [message.properties["HALOG_ORIGIN"] for message in broker.log if "HALOG_ORIGIN" in message.properties]
+    assert sent == [f"flights/b/0/{number}" for number in range(120)]
+    assert (done.sent, done.weakly_stored) == (120, weak)

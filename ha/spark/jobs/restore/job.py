@@ -4,9 +4,8 @@ broker.
 Queue q goes to queue q of the target topic, modulo its queue count, on the broker of the same name if the target topic
 has one; the order within each source queue is kept, and each of its messages is sent once, through kills, retries and
 repeated runs, as long as the state file is kept (see `send.py`). A run reads the ends of the target queues to find what
-was already sent, so a later run also sends new messages of the source. Not covered: two runs with one state file at the
-same time, a request of a killed run that reaches the broker after the next run has read the target queues, a target
-whose retention has deleted what was sent, and a source topic that RocketMQ deleted and created again between two runs.
+was already sent, so a later run also sends new messages of the source. docs/spark.md, "Send messages again", lists the
+cases in which a message is stored twice or is missing.
 
 Kept: body (decompressed, as the SDK sends plain bodies), flag, keys, tags, UNIQ_KEY and all properties except those
 that the broker sets or that describe the original sending (DROPPED_PROPERTIES). Not kept: born and store time and host,
