@@ -45,8 +45,9 @@ _LONG_POLL_GRACE_S = 5.0
 """Added to the timeout of a long poll, because RocketMQ's brokers check for expired polls every 5 s."""
 _LONG_POLL_S_MAX = 60.0
 """Maximum duration of a long poll: if the broker's host fails, only the timeout ends it."""
-_LACKING_S = 10.0
-"""Time in seconds for which suggestions for a queue are ignored after the suggested slave lacked the messages."""
+_LACKING_S = 1.0
+"""Time in seconds for which suggestions for a queue are ignored after the suggested slave lacked the messages. Short,
+because a slave also lacks messages for some milliseconds after the master has stored them."""
 
 
 class Answer(NamedTuple):
