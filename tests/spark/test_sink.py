@@ -18,7 +18,7 @@ import pytest
 
 from ha.arrow import LogReader
 from ha.arrow.read_options import ReadOptions
-from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult
+from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
 from ha.spark.sink import control, partition
 from ha.spark.sink.committed_source import CommittedSource
@@ -305,6 +305,36 @@ def test_send_with_unknown_outcome_is_searched_for(
     commit(options, attempt(options, SinkPart(f"unknown-{topic}", 1, 0), [frame(bodies(100))]))
     assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(100) + bodies(5, 1000))
     assert len(lost) == 4
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_rows_that_a_replaced_master_may_not_have_kept_are_committed(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """The commit named queue offsets that the next master of a failover group did not have, or had for other rows."""
+    real = Producer.send_batch
+    weak_count = 0
+
+    async def send_batch(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:
+        nonlocal weak_count
+        weak_count += 1
+        if weak_count > 4:
+            return await real(self, messages, queue=queue)
+        assert queue is not None
+        if is_kept:
+            offset = (await real(self, messages, queue=queue)).queue_offset
+        else:
+            async with PullConsumer(servers) as consumer:
+                offset = await consumer.max_offset(queue)
+        return SendResult(SendStatus.FLUSH_SLAVE_TIMEOUT, "", "", queue, offset, "")
+
+    options = options_for(servers, topic=topic)
+    commit(options, attempt(options, SinkPart(f"weak-{topic}", 0, 0), [frame(bodies(5, 1000))]))
+    monkeypatch.setattr(Producer, "send_batch", send_batch)
+    result = attempt(options, SinkPart(f"weak-{topic}", 1, 0), [frame(bodies(100))])
+    commit(options, result)
+    assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(100) + bodies(5, 1000))
+    assert result.doubtful == ({"broker-a"} if is_kept else set())
 
 
 def test_rows_at_a_broker_that_name_servers_do_not_know_are_not_sent_again(

@@ -4,8 +4,8 @@
     first row of a     look for messages of this part, from where an earlier attempt can have begun (floors) to each
     topic              queue's end. If no record has the floors of a broker, write one first (begin).
     each row           found: match it, send nothing. Otherwise add it to a request, to the next queue or to its own.
-    a request          stored; or certainly not stored, and repeated; or unknown: then a fence is stored after it, its
-                       queue is read, and the missing messages are sent again.
+    a request          stored; or certainly not stored, and repeated; or unknown (no answer, or FLUSH_SLAVE_TIMEOUT):
+                       then a fence is stored after it, its queue is read, and the missing messages are sent again.
 
 Usually the commit topic is read once, each queue is asked for its end, and nothing is found; only messages that others
 sent to the topic since the sink's last commit are scanned.
@@ -22,7 +22,17 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from ha.client import Admin, ClientOptions, Compression, Message, MessageQueue, Producer, PullConsumer, ReadFrom
+from ha.client import (
+    Admin,
+    ClientOptions,
+    Compression,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    ReadFrom,
+    SendStatus,
+)
 from ha.errors import (
     BrokerError,
     ConnectionFailed,
@@ -445,11 +455,16 @@ class PartWriter:
                 raise SinkFailed(f"{queue.topic}: a row can't be a message: {error}") from None
             else:
                 count = len(request.messages)
-                self._result.add(result.queue, result.queue_offset, result.queue_offset + count)
-                self._result.row_count += count
-                if result.status not in self._options.accepted:
-                    self._result.doubtful.add(queue.broker_name)
-                return
+                if result.status is not SendStatus.FLUSH_SLAVE_TIMEOUT:
+                    self._result.add(result.queue, result.queue_offset, result.queue_offset + count)
+                    self._result.row_count += count
+                    if result.status not in self._options.accepted:
+                        self._result.doubtful.add(queue.broker_name)
+                    return
+                # In a failover group, another master may have replaced this one, without these messages.
+                if await self._was_stored(request, result.queue_offset):
+                    return
+                reason = f"{len(request.messages)} of {count} rows that were answered {result.status.value} are missing"
             if anyio.current_time() > give_up:
                 raise SinkFailed(
                     f"{queue.topic} queue {queue.queue_id} of {queue.broker_name} took no rows for "
@@ -457,17 +472,18 @@ class PartWriter:
                 )
             await anyio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, 2.0)
-            if is_unknown and await self._was_stored(request):
+            if is_unknown and await self._was_stored(request, self._topics[queue.topic].begins.get(queue, 0)):
                 return
 
-    async def _was_stored(self, request: _Request) -> bool:
-        """Look for a request of unknown outcome; remove the stored messages from it; return whether none is left."""
+    async def _was_stored(self, request: _Request, begin: int) -> bool:
+        """Look for the messages of `request` in its queue from queue offset `begin` on, remove the stored ones from it,
+        and return whether none is left."""
         queue = request.queue
         _log.info("sink.lookup_started part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
         await self._commits.fence(queue.broker_name)
         end = (await self._ends([queue], may_be_new=True))[queue]
         wanted, stored = set(request.keys), set()
-        async for record in self._own_records(queue, self._topics[queue.topic].begins.get(queue, 0), end):
+        async for record in self._own_records(queue, begin, end):
             key = find_property(record.properties, b"UNIQ_KEY")
             if key in wanted and key not in stored:
                 stored.add(key)
