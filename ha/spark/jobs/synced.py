@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path` atomically, or create it, and sync it. Raises OSError."""
-    draft = path.with_name(f"{path.name}.tmp")
-    _write(draft, content)
-    draft.replace(path)
+    """Replace the file at `path` atomically, or create it, and sync it. Raises OSError.
+
+    A kill may leave a draft behind, whose name ends in `.tmp`.
+    """
+    with _draft(path, content) as draft:
+        draft.replace(path)
     sync_folder(path.parent)
 
 
@@ -19,12 +24,8 @@ def create_file(path: Path, content: bytes) -> None:
 
     A kill may leave a draft behind, whose name ends in `.tmp`.
     """
-    draft = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
-    _write(draft, content)
-    try:
+    with _draft(path, content) as draft:
         os.link(draft, path)
-    finally:
-        draft.unlink()
     sync_folder(path.parent)
 
 
@@ -41,11 +42,18 @@ def sync_folder(folder: Path) -> None:
         return
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+@contextmanager
+def _draft(path: Path, content: bytes) -> Iterator[Path]:
+    """Write and sync a file beside `path`, and delete it at the end. No other writer, on any host, has its name."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _sync(path: Path, flags: int) -> None:

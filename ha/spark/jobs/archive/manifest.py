@@ -304,8 +304,9 @@ class Manifest:
         if commit is not None:
             self.apply(commit)
         self.clear_staging()
-        for left in self._commits.glob("*.tmp"):
-            left.unlink()
+        for folder in (self.folder, self._commits):
+            for left in folder.glob("*.tmp"):
+                left.unlink()
         return self.state()
 
     def stage(self, sequence: int) -> str:
