@@ -77,7 +77,7 @@ def servers(name: str, text: str) -> tuple[str, ...]:
 
 
 def choice(*choices: str) -> Reader:
-    """Returns a reader that accepts the `choices`, which are in lower case, in any case; it returns lower case."""
+    """Returns a reader of one of `choices` (lower case). The text may be in any case; the value is in lower case."""
 
     def read(name: str, text: str) -> str:
         if text.lower() not in choices:

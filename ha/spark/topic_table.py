@@ -197,11 +197,9 @@ def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
 
 
 def _inflated(size_max: int) -> Column:
-    """Returns a column with the bodies of an archive decompressed, as the Spark source returns them.
+    """Returns a column with the decompressed bodies of an archive, which contains them as they are stored in the log.
 
-    An archive contains bodies as they are stored in the log.
-
-    A body that is damaged or longer than `size_max` bytes is null.
+    As in the Spark source, a body that is damaged or longer than `size_max` bytes is null.
     """
     plain = F.udf(lambda body, flags: plain_body(body and bytes(body), flags, size_max), BinaryType(), useArrow=True)
     body, flags = F.col("body"), F.col("sysFlag")

@@ -64,7 +64,7 @@ class FinishedTasks:
         self.taken_count = 0
         """Number of stored results that were used in place of running their task"""
         self.first_ms: int | None = None
-        """Time at which the oldest of the used results was stored, in ms since the epoch; None if none was used"""
+        """Time at which the oldest of the used results was stored, in ms since 1970; None if none was used"""
         self._is_failing = False
         self._database: sqlite3.Connection | None = None
         if file.exists():

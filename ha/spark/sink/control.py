@@ -1,7 +1,7 @@
 """Reads and writes the commit topic, in which a sink records its batches.
 
-Records are messages of the topic `commitTopic` (JSON; tag and first part of the key: the sink); the sink never deletes
-them:
+Records are messages of the topic `commitTopic`. The body is JSON; the sink's name is the tag and the first part of the
+key. The sink never deletes records. There are three kinds:
 
     begin    written by a task before its first row to a topic on brokers for which no record has floors: the current
              end of each queue of the topic there, before which no message of the attempt can be ("floors")

@@ -157,7 +157,7 @@ class ArchivedSource(LogSource):
         return queue in self._ranges and queue not in self._log.queues(frozenset({queue.topic}))
 
     def is_away(self, queue: QueueKey) -> bool:
-        """Return whether only the archive has `queue`, and with `servers`: its broker may register again."""
+        """Return whether only the archive has `queue`, with `servers`; a store that is not read is not away."""
         return bool(self._options.servers) and self._is_only_archived(queue)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:

@@ -7,8 +7,8 @@ progress or that it is idle:
     spark.streams.addListener(listener)
 
 Seconds are the age of the oldest unread message, which is the delay of the results. Headroom is the number of messages
-that retention can delete before it reaches unread ones; when it falls to 0 while there is a lag, messages are lost
-next. A query that hangs reports nothing: monitor `measured_at_ms` as well.
+that retention can delete before it reaches unread ones; if it is 0 while there is a lag, retention deletes unread
+messages next. A query that hangs reports nothing: monitor `measured_at_ms` as well.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ class LogSource(Protocol):
         """Return the confirmed, readable queue offsets of `queue`."""
 
     def is_away(self, queue: QueueKey) -> bool:
-        """Return whether `queue_range` is only an archive's, as no registered broker has `queue` (by default False).
+        """Return whether only an archive has `queue`, as its broker is not registered now (by default False).
 
-        The queue may then continue after the end of that range: its broker may register again.
+        Its end is then unknown: `queue_range` returns that of the archive, and the broker may have later messages.
         """
         return False
 

@@ -129,8 +129,8 @@ class NetworkSource(LogSource):
         self._topics: list[str] | None = None
         self._ranges: dict[QueueKey, QueueRange] = {}
         try:
-            # Not repeated without an answer: most likely the option is wrong. Nor without brokers: the first one to
-            # register would be read without the others, which may follow up to 30 s later.
+            # Not retried if no name server answers: most likely the option is wrong. Nor if they know no broker: the
+            # first one to register would be read without the others, which may follow up to 30 s later.
             self._brokers = Brokers(self._client.call(self._client.consumer.broker_names), are_registered=True)
             if not self._brokers:
                 reason = "no broker is registered with the name servers (brokers register every 30 s)"
@@ -142,7 +142,7 @@ class NetworkSource(LogSource):
     def refresh(self) -> bool:
         """Drop cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed.
 
-        Known brokers stay known: name servers don't know a broker that restarts, nor after their own restart any.
+        Known brokers stay known, because name servers forget a broker that restarts, and all when they restart.
         """
         self._queues.clear()
         self._ranges.clear()
@@ -152,7 +152,7 @@ class NetworkSource(LogSource):
         return True
 
     def brokers(self) -> Brokers:
-        """Return the names of all brokers that were registered since the source was opened, sorted."""
+        """Return the names of all brokers that the name servers have known since the source was opened, sorted."""
         return self._brokers
 
     def min_offset(self, broker: str) -> None:

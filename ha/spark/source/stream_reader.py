@@ -153,7 +153,8 @@ class StreamPlanner:
         return encode_stream(StreamOffset(positions=end_of, started=started, read=self._read_places(end_of)), brokers)
 
     def _still_there(self, at: StreamOffset) -> OffsetMap:
-        """Return the positions without those of deleted queues. If a queue's end moved back, its position is that end.
+        """Return the positions without those of deleted queues. If a queue's end moved back, its position is that end;
+        the position of a queue that is away (see `LogSource`) stays.
 
         Raises RecordsGone for such queues, unless failOnDataLoss is off. Waits first for ends that moved back; see
         `wait_for`.

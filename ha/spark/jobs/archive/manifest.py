@@ -5,7 +5,7 @@
       _halog/<broker>/
         lock                                     held (flock) by the only archiver of this broker
         commits/00000000000000000007.json        one Commit each, numbered from 1, never changed;
-                                                 older ones than the last 1,024 are deleted
+                                                 all but about the last 1,024 are deleted
         commits/00000000000000000064.state.json  every 64th: the state after all commits up to it
         applied                                  number of the last commit whose files are in place
         staging/<run>/                           files that no commit names yet, or whose commit is being applied

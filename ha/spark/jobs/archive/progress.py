@@ -24,7 +24,8 @@ class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Bytes of the log that are not archived yet"""
     seconds: float
-    """Age in seconds of the oldest message that is not archived; 0 if the first _LOOK_BYTES of them have none"""
+    """Age in seconds of the oldest message that is not archived; 0 if none in the first _LOOK_BYTES after the archive's
+    end has a known time"""
     headroom_bytes: int
     """Bytes of the log that are archived and not deleted yet: what retention can delete before it reaches messages that
     are not archived"""

@@ -4,7 +4,7 @@
     queues   a task per group of queues: fills the first file, syncs; queues that are not dense are built in order
     index    a task per index file, cut from the work files
 
-Only summaries return to the driver: (ranges × queues in them) × some 40 bytes. A call with the same options after a
+Only summaries return to the driver: (ranges × queues in them) × about 40 bytes. A call with the same options after a
 stop or kill resumes after the finished ranges; after a reboot it begins again. The files equal those of a broker except
 for the index files' names (see `plan_index_files`), and for entries of records that retention has deleted from the log:
 a broker may still have them, but they can't be rebuilt, and their messages can't be read.
