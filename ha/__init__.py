@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from .version import __version__
 
 if sys.argv[:1] == ["-m"] and os.getpid() == 1:
-    # A server as the first process of a container, of which only this package is imported yet. The system ignores
-    # signals that such a process doesn't handle; ha/process.py handles them when its modules are imported.
+    # A server that is the first process of a container, before the rest of its modules are imported. The system ignores
+    # signals that such a process doesn't handle; ha/process.py handles them once the imports are done.
     import signal
 
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))

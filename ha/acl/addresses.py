@@ -1,14 +1,14 @@
 """Address patterns of plain_acl.yml: hosts whose requests need no signature.
 
     1.2.3.4   a::1                one address
-    1.2.3.4,5.6.7.8               several, joined with commas
+    1.2.3.4,5.6.7.8               several, separated by commas
     1.2.3.{4,5}   a:…:{1,2}       several that differ in their last part
-    1.2.3.*   1.2.1-9.*   a::5-7f a part is * or a range (hexadecimal in an IPv6 address)
+    1.2.3.*   1.2.1-9.*   a::5-7f parts that are * or a range (hexadecimal in an IPv6 address)
     a:b:*                         * at the end of an IPv6 address matches all remaining parts
     *   *.*.*.*   *:*:*:*:*:*:*:* any
 
-Source: RemoteAddressStrategyFactory. Stricter than RocketMQ in one point: there 1.2.*.4 means 1.2.*.*, as parts after
-the first * or range are ignored; here every part has to match.
+Source: RemoteAddressStrategyFactory. Stricter than RocketMQ in one respect: every part has to match. RocketMQ ignores
+the parts after the first * or range, so 1.2.*.4 means 1.2.*.* there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Turns plain_acl.yml into users of ACL 2.0. No I/O.
 
 SUB becomes Sub and Get, because the file allows a subscriber to ask about its topics and groups (requirements.py);
-RocketMQ's migration leaves Get out. PUB becomes Pub only, although the file allows a publisher to ask about its topics
-too: Get also permits reading messages. DENY becomes an entry that denies All, and a default right an entry of the type
-Default. An admin becomes a super user; an admin with listed rights becomes a normal user with these rights and with All
-on the cluster. Rules without an equivalent are reported (`Conversion.losses`). Source: AuthMigrator.
+RocketMQ's migration grants only Sub. PUB becomes Pub only, although the file also allows a publisher to ask about its
+topics, because Get would permit reading messages as well. DENY becomes an entry that denies All, and a default right an
+entry of the type Default. An admin without listed rights becomes a super user. An admin with listed rights becomes a
+normal user with these rights and with All on the cluster. Rules without an equivalent are reported
+(`Conversion.losses`). Source: AuthMigrator.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@
     otherwise   the request is denied
 
 Sources: AclAuthorizationHandler, PolicyEntry, Resource, Environment, IPAddressUtils; tests/fixtures/acl2 has a real
-broker's answers. Stricter: a name contains no `*` before its end (`Topic:a*b*` means `Topic:a*` in RocketMQ), and a
-network is an address and the length of a prefix, of the same family as the client's address.
+broker's answers. Stricter than RocketMQ: `*` is accepted only at the end of a name (`Topic:a*b*` means `Topic:a*` in
+RocketMQ), and source addresses are addresses or networks in prefix notation, which match only clients of the same
+address family.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def policy_type(policy: PolicyInfo) -> str:
 
 
 class Policies:
-    """All entries of one user, each type in the order of priority."""
+    """All entries of one user, by type and in order of priority."""
 
     __slots__ = ("_by_type",)
 

@@ -22,7 +22,7 @@ from ha.protocol.acl import SigningKey
 AUTHORIZATION = "authorization"
 DATE_TIME = "x-mq-date-time"
 HEADER_SIZE_MAX = 4096
-"""Maximum characters of the value of each of the headers `authorization` and `x-mq-date-time`."""
+"""Maximum length in characters of the `authorization` header and of the `x-mq-date-time` header."""
 _HEX = re.compile(r"([0-9A-Fa-f]{40})?")
 
 

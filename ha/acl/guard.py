@@ -1,12 +1,12 @@
 """Checks requests before the handlers of a broker or name server.
 
-Accounts come from plain_acl.yml and from the users of ACL 2.0 (source.py); an access key in both is the file's. The
-checks are in RocketMQ's order (PlainPermissionManager.validate):
+Accounts come from plain_acl.yml and from the users of ACL 2.0 (source.py); if both have an access key, the file's
+account counts. The checks are in RocketMQ's order (PlainPermissionManager.validate):
 
     1. All requests of this process, and from globalWhiteRemoteAddresses, are allowed.
-    2. Requests in the whitelists are allowed (`_is_exempt`).
+    2. Requests that the whitelists exempt are allowed (`_is_exempt`).
     3. If aclRequireTls is set, the connection must be encrypted.
-    4. The access key must be known. All requests from the account's whiteRemoteAddress are allowed.
+    4. The access key must be known. All requests of the account from its whiteRemoteAddress are allowed.
     5. The account must be usable, and the signature valid.
     6. The account must have the permissions that the request needs.
     7. Changes by admins must come from aclAdminFrom.
@@ -14,8 +14,8 @@ checks are in RocketMQ's order (PlainPermissionManager.validate):
 A refusal has the response code and text of RocketMQ 4.9 for accounts of the file, and of RocketMQ 5 for users of ACL
 2.0.
 
-A connection is closed after repeated authentication failures. Denied permissions do not count, as the client has proved
-who it is.
+A remoting connection is closed after repeated authentication failures. Denied permissions do not count, as the client
+has proved who it is.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ logger = logging.getLogger(__name__)
 NO_TLS = "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
 NOT_FROM_HERE = "aclAdminFrom: request code={} is not taken from here; it needs TLS or an address that is listed"
 _SHOWN_MAX = 64
-"""Maximum characters of an unknown access key that are repeated in the answer and in the log."""
+"""Maximum number of characters of an unknown access key that a refusal repeats."""
 
 
 class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits, and requirements on connections."""
+    """Settings of a guard."""
 
     failures_per_connection_max: int = 10
-    """Maximum number of authentication failures of a connection; one with more is closed."""
+    """Maximum number of authentication failures of a remoting connection; one with more is closed."""
     requires_tls: bool = False
     """Whether requests on connections without TLS are refused."""
     admin_origins: AdminOrigins | None = None
     """Connections on which admins may make changes; None for all."""
     unauthenticated_codes: frozenset[str] = frozenset()
-    """Requests that need no signature: request codes, and names of gRPC messages."""
+    """Requests that need no signature: request codes, and full names of gRPC request messages. Ignored if
+    `requires_tls`."""
     unauthorized_codes: frozenset[str] = frozenset()
-    """Requests of users of ACL 2.0 that need no permission."""
+    """Requests that need no permission; for accounts of plain_acl.yml, only those that need no signature either."""
 
 
 class GuardKeys(Protocol):
@@ -112,7 +113,7 @@ class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed_count: int
     """Number of requests that failed authentication."""
     denied_count: int
-    """Number of authenticated requests without the permission."""
+    """Number of requests denied for lack of a permission, or because of aclAdminFrom."""
     closed_count: int
     """Number of connections closed after too many authentication failures."""
 
@@ -164,7 +165,8 @@ class AclGuard:
         )
 
     def admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Returns the allowed requests in order, and answers the others. Returns none once the connection is closed."""
+        """Returns the allowed requests in order, and answers the others. Returns none if a refusal closes the
+        connection."""
         if connection.is_own or self._admits(connection.peer[0]):
             return commands
         admitted = []
@@ -223,8 +225,8 @@ class AclGuard:
     def _authenticated(
         self, access_key: str, has_signed: Callable[[SigningKey], bool], host: str, *, is_encrypted: bool
     ) -> Account | None:
-        """Returns the account that made a request; None if it may do everything from `host`. Raises AclRefusal if
-        authentication fails."""
+        """Returns the account that made a request; None if the account may do everything from `host`. Raises AclRefusal
+        if authentication fails."""
         dialect = PLAIN if self.users is None else ACL2
         if self._options.requires_tls and not is_encrypted:
             raise AclRefusal(dialect, NO_TLS, is_authentication=True)

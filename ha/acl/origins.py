@@ -19,7 +19,7 @@ TLS = "tls"
 
 
 class AdminOrigins:
-    """A parsed list of origins, from which admins may make changes."""
+    """A parsed list of the origins from which admins may make changes."""
 
     __slots__ = ("_hosts", "_takes_tls")
 

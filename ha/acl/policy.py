@@ -87,10 +87,10 @@ class Account:
     def may(self, resource: str, needed: int) -> bool:
         """Returns whether the account has one of the rights `needed` on `resource`.
 
-        A file grants only PUB and SUB: either one on a topic, or SUB on a group, includes GET, and other rights need an
-        admin. An admin has all rights, unless the file lists rights for it: then it has these and the defaults, as in
-        RocketMQ. Only admins have rights on the empty resource, and SUB and GET on system topics, which hold messages
-        of all topics.
+        A file grants only PUB and SUB. Either one on a topic includes GET, as does SUB on a group; other rights need an
+        admin. An admin has all rights, but if the file lists rights for the admin, these and the defaults decide about
+        PUB, SUB and GET, as in RocketMQ. Only admins have rights on the empty resource, and SUB and GET on system
+        topics, which hold messages of all topics.
         """
         is_group = resource.startswith(RETRY_PREFIX)
         if not needed & _PUB_SUB:

@@ -1,10 +1,10 @@
 """The files of a policy: plain_acl.yml, and all *.yml and *.yaml in a directory and its subdirectories.
 
-As in RocketMQ, the directory's files are read first, conf/plain_acl.yml last; for an access key in several files, the
-first one counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService, 5 s), as a
-time stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read, or
-a file that had accounts or addresses has none now, this is logged once and the former policy stays in force, so that a
-half-written file has no effect.
+As in RocketMQ, the directory's files are read first, conf/plain_acl.yml last; if several files have the same access
+key, the first one counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService,
+5 s), as a time stamp can miss a change, and not every system reports a rename or an update of a mounted secret. If a
+file can't be read or is invalid, or if a file that had accounts or addresses has none now, this is logged once and the
+former policy stays in force, so that a half-written file has no effect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AclPolicyFiles:
     """Reads the policy from `file` and all files in `directory`, on `disk`, and reads it again when the files change.
     Blocking calls go through `run_blocking`.
 
-    `is_open_to_others`: whether every user of the machine can read a file.
+    `is_open_to_others`: returns whether every user of the machine can read a file.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class AclPolicyFiles:
         """Files of the loaded policy that have accounts or addresses."""
 
     async def load(self) -> AclPolicy:
-        """Reads all files. Raises ConfigError, with the file name but no values, if they are missing or invalid."""
+        """Returns the policy of all files. Raises ConfigError, with the file name but no values, if a file can't be
+        read or is invalid, or if there is no account and no address."""
         self._seen, found = await self._run_blocking(self._read)
         return await self._load(found)
 
     async def reload(self) -> AclPolicy | None:
-        """Returns the policy if the files have changed since the last call, else None. Raises ConfigError as `load`,
-        but only once until the files change again."""
+        """Returns the policy if the files have changed since it was loaded, else None. Waits until the files stop
+        changing (SETTLE_S). Raises ConfigError as `load`, but only once until the files change again."""
         digest, found = await self._run_blocking(self._read)
         if digest == self._seen:
             return None
@@ -139,7 +140,7 @@ class AclPolicyFiles:
             return False  # it was just deleted: the next reload notices
 
     def _read(self) -> tuple[bytes, Contents | ConfigError]:
-        """Returns the files and a digest of them; if they can't be read, the error and a digest of its text."""
+        """Returns a digest of the files, and the files; if they can't be read, the text of the error, and the error."""
         try:
             contents = self._contents()
         except ConfigError as error:

@@ -16,21 +16,22 @@ narrower:
 - A request that names a message by its offset needs the right on the topic of the record at that offset, even if the
   request names another topic: END_TRANSACTION (37) needs PUB on the topic of the half message, CONSUMER_SEND_MSG_BACK
   (36) and VIEW_MESSAGE_BY_ID (33) need SUB. 4.9.7 requires no right for 37 and 33, and copies any message for 36.
-- A request about a topic needs PUB or SUB on the topic, a request about a group needs SUB on the group. 4.9.7 requires
-  no right. The entries of a queue (QUERY_CONSUME_QUEUE, 321) tell where messages are, so they need SUB.
+- A request about a topic needs PUB or SUB on the topic, and one about a group needs SUB on the group. 4.9.7 requires no
+  right. The entries of a queue (QUERY_CONSUME_QUEUE, 321) tell where messages are, so reading them needs SUB.
 - plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and transaction checks
   (CHECK_TRANSACTION_STATE, 39) are sent only on connections whose account has PUB on the topic of the half message.
 - Reading system topics (policy.py), and asking about them, needs an admin. 4.9.7 applies the account's defaults.
 - Locking and unlocking queues and checking a subscription need the rights of a subscriber. 4.9.7 requires no right.
 - Changing settings or the offsets of other clients, and reading tables with the state of all groups, need an admin.
-  4.9.7 requires an admin for five codes.
+  4.9.7 requires an admin for only five codes.
 
-For users of ACL 2.0 the same rules name the actions, as 5.5.0 does (the annotations RocketMQAction of its headers, and
-DefaultAuthorizationContextBuilder), with these departures. Narrower:
+For users of ACL 2.0 the same rules name the required actions. They are those of 5.5.0 (the annotations RocketMQAction
+of its headers, and DefaultAuthorizationContextBuilder), with these departures. Narrower:
 - Sends, replies and requests that name a message are checked as described above.
-- Requests for which 5.5.0 checks only the signature need a permission. Those about the configuration (25, 26), the
-  offsets of all groups (43) or of delayed messages (45), and the deletion of expired files (306, 329) and of unused
-  queues (316) need Get or Update on the cluster; creating or changing groups (200, 225) needs Create on each group.
+- Some requests for which 5.5.0 checks only the signature need a permission. UPDATE_BROKER_CONFIG (25),
+  CLEAN_EXPIRED_CONSUMEQUEUE (306), CLEAN_UNUSED_TOPIC (316) and DELETE_EXPIRED_COMMITLOG (329) need Update on the
+  cluster. GET_BROKER_CONFIG (26), GET_ALL_CONSUMER_OFFSET (43) and GET_ALL_DELAY_OFFSET (45) need Get on the cluster.
+  UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) and its list form (225) need Create on each group.
 - CONSUME_MESSAGE_DIRECTLY (309) can read any message, so it needs Update on the cluster instead of Sub on the group.
 - Reading system topics needs a super user.
 
@@ -132,7 +133,7 @@ class Rule(NamedTuple):
     needed: Callable[[RemotingCommand], Needed] | None = None
     """Yields each resource with a set of rights, at least one of which is needed. Raises RemoteProtocolError for a
     malformed request. With ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights
-    instead of being an admin"""
+    instead of being an admin; without it, they need Get (ADMIN) or Update (ADMIN_CHANGE) on the cluster"""
 
     @property
     def text(self) -> str:
@@ -154,7 +155,7 @@ _OF_CLUSTER: Mapping[Needs, tuple[tuple[str | None, int], ...]] = {
 }
 
 GET = Right.GET
-"""The right to ask about a topic or group. In plain_acl.yml, PUB or SUB on a topic includes it, and SUB on a group."""
+"""The right to ask about a topic or group. In plain_acl.yml, PUB or SUB on a topic, or SUB on a group, includes it."""
 SUB_OR_GET = Right.SUB | Right.GET
 
 

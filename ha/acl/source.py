@@ -33,8 +33,8 @@ PLAIN = Dialect(
     "No acl config for {}",
     "Check signature failed for accessKey={}",
 )
-"""The response code and the remarks of RocketMQ 4.9's refusals: those of its exception, without the class and line that
-threw it."""
+"""The response code and the remarks of RocketMQ 4.9's refusals. Its remarks also name the class and the line that threw
+the exception; these don't."""
 
 ACL2 = Dialect(
     ResponseCode.NO_PERMISSION,

@@ -28,9 +28,9 @@ class UserAccount:
     dialect = ACL2
 
     def __init__(self, user: UserConfig, cluster: str, *, authorizes: bool) -> None:
-        """`cluster`: the name of the resource for settings and whole tables. Without `authorizes`
-        (authorizationEnabled=false) every user may do everything, except for the changes of users that AUTH_CREATE_USER
-        (3001), AUTH_UPDATE_USER (3002) and AUTH_DELETE_USER (3003) allow only to super users."""
+        """`cluster`: the name of the resource for settings and whole tables. `authorizes`: authorizationEnabled; if
+        False, users need no permission. Reading passwords and changing super users needs a super user in any case
+        (ha/broker/admin_users.py)."""
         self.user = user
         self.access_key = user.username
         self.key = SigningKey(user.password)

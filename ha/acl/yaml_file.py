@@ -3,15 +3,15 @@
     globalWhiteRemoteAddresses: [pattern …]
     accounts:
       - accessKey, secretKey       text of more than six characters
-        whiteRemoteAddress         a pattern of addresses from which the access key suffices
+        whiteRemoteAddress         an address pattern; from there, the access key suffices
         admin                      true, false
         defaultTopicPerm, defaultGroupPerm   DENY, PUB, SUB, PUB|SUB; absent: DENY
         topicPerms, groupPerms     [name=right …]
 
-Refused, although RocketMQ silently misreads them: duplicate keys, and unquoted text that YAML reads as another type and
+Refused, because RocketMQ silently misreads them: duplicate keys, and unquoted text that YAML reads as another type and
 RocketMQ would convert (0123456 is octal, 1e5 a number with an exponent). Also refused: the key `<<`, with which YAML
-adds the keys of another mapping. An unknown right is DENY, as in RocketMQ, with a warning. Errors never quote a value,
-which may be a secret. Sources: PlainAccessConfig, PlainPermissionManager, Permission.parseResourcePerms.
+adds the keys of another mapping. An unknown right means DENY, as in RocketMQ, and gives a warning. Errors never quote a
+value, which may be a secret. Sources: PlainAccessConfig, PlainPermissionManager, Permission.parseResourcePerms.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AclFileError(Exception):
 
 
 class PlainAccount(NamedTuple):
-    """One account as the file has it. Its representation does not show the secret key."""
+    """One account as written in the file. Its representation does not show the secret key."""
 
     access_key: str
     secret_key: str
@@ -187,7 +187,7 @@ class _Reader:
                 yield text
 
     def _text(self, node: yaml.Node | None, where: str) -> str | None:
-        """Returns the text of a scalar as written; None if there is none."""
+        """Returns the text of a scalar as written; None if the node is missing or null."""
         if node is None or node.tag == _NULL:
             return None
         if not isinstance(node, yaml.ScalarNode):
