@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
 
+from ha.arrow import LogReader
 from ha.errors import OptionError
 from ha.protocol.record import MessageRecord
 from ha.spark.source.listener import LagListener, LagReport, QueueLag, prometheus_text
@@ -110,6 +111,26 @@ def test_lag_in_messages_bytes_and_seconds(tmp_path: Path) -> None:
     listener.onQueryTerminated(terminated())
     assert 'halog_stream_active{query="delays"} 0' in metrics.read_text().splitlines()
     assert list(tmp_path.glob(".lag*")) == []
+
+
+def test_age_of_messages_in_light_queues(tmp_path: Path) -> None:
+    """Their records have other topics. The age was 0."""
+    path = make_store(tmp_path / "broker-a", [message(n, queue_id=0) for n in range(6)])
+    with LogReader(path) as reader:
+        entries = reader.entries("flights", 0, 2, 5)
+    for name in ("%LMQ%one", "%LMQ%two"):
+        queue = path / "consumequeue" / name / "0"
+        queue.mkdir(parents=True)
+        (queue / "00000000000000000000").write_bytes(entries.tobytes().ljust(20 * 1000, b"\0"))
+    stored_ms = [record.store_timestamp_ms for record in records_of(path)]
+    now_ms = stored_ms[-1] + 60_000
+    reports: list[LagReport] = []
+    given = {"path": str(path), "subscribe": "%LMQ%one,%LMQ%two,flights"}
+    listener = LagListener(given, publish=reports.append, clock_ms=lambda: now_ms)
+    listener.onQueryProgress(progress({"%LMQ%one": {"0": 1}, "%LMQ%two": {"0": 2}, "flights": {"0": 5}}))
+    oldest = {"%LMQ%one": 3, "%LMQ%two": 4, "flights": 5}
+    found = {queue.topic: queue.seconds for queue in reports[0].queues}
+    assert found == {topic: (now_ms - stored_ms[number]) / 1000 for topic, number in oldest.items()}
 
 
 @pytest.mark.parametrize("store_ms", ODD_TIMES_MS)

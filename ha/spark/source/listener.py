@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions
 from ha.errors import HalogError
 from ha.spark.metrics import quoted, replace_metrics
@@ -139,16 +140,28 @@ def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap,
 
 def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
     """Return the store time in ms of the record at each of `offsets`, without those that no longer exist."""
-    if not offsets:
-        return {}
     slices = [QueueSlice(queue, offset, offset + 1) for queue, offset in sorted(offsets.items())]
-    columns = ("topic", "brokerName", "queueId", "storeTimestamp")
-    found = {}
-    for batch in source.queue_partition(slices).read(ReadOptions(columns=columns, fail_on_data_loss=False)):
+    # The rows of light queues have other topics, so each of these queues is read alone.
+    found = dict(_stored(source, [piece for piece in slices if not _is_light(piece.queue)]))
+    for piece in slices:
+        if _is_light(piece.queue):
+            found |= {piece.queue: stored_ms for _, stored_ms in _stored(source, [piece])}
+    return found
+
+
+def _is_light(queue: QueueKey) -> bool:
+    return queue.topic.startswith(LIGHT_QUEUE_PREFIX)
+
+
+def _stored(source: LogSource, slices: list[QueueSlice]) -> Iterator[tuple[QueueKey, int]]:
+    """Yield the queue, as its rows name it, and the store time in ms of each record of `slices`."""
+    if not slices:
+        return
+    options = ReadOptions(columns=("topic", "brokerName", "queueId", "storeTimestamp"), fail_on_data_loss=False)
+    for batch in source.queue_partition(slices).read(options):
         for topic, broker, queue_id, stored in zip(*batch.columns, strict=True):
             if stored.is_valid:  # as a number: Python's dates end with the year 9999
-                found[QueueKey(topic.as_py(), broker.as_py(), queue_id.as_py())] = stored.value // 1000
-    return found
+                yield QueueKey(topic.as_py(), broker.as_py(), queue_id.as_py()), stored.value // 1000
 
 
 class LagListener(StreamingQueryListener):
