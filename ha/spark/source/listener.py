@@ -145,7 +145,7 @@ def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[Que
     found = dict(_stored(source, [piece for piece in slices if not _is_light(piece.queue)]))
     for piece in slices:
         if _is_light(piece.queue):
-            found |= {piece.queue: stored_ms for _, stored_ms in _stored(source, [piece])}
+            found.update((piece.queue, stored_ms) for _, stored_ms in _stored(source, [piece]))
     return found
 
 
