@@ -30,12 +30,12 @@ class HalogDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `format(…)`."""
+        """Returns the name for `format(…)`."""
         return "halog"
 
     @without_traceback()
     def schema(self) -> StructType:
-        """Return the columns that the options select. Options of a batch or of a stream are accepted."""
+        """Returns the columns that the options select. Options of a batch or of a stream are accepted."""
         from ha.spark.source.options import parse_any
         from ha.spark.source.schema import spark_schema
         from ha.spark.tables import refuse_table
@@ -45,7 +45,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def reader(self, schema: StructType) -> HalogReader:
-        """Return a batch reader of the columns in `schema`, which is that of `schema()` or given by the user."""
+        """Returns a batch reader of the columns in `schema`, which is that of `schema()` or given by the user."""
         from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
         from ha.spark.source.options import parse_options
         from ha.spark.source.pushdown import pushdown_is_on
@@ -57,7 +57,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
-        """Return a stream reader of the columns in `schema`, which is that of `schema()` or given by the user."""
+        """Returns a stream reader of the columns in `schema`, which is that of `schema()` or given by the user."""
         from ha.spark.source.options import parse_options
         from ha.spark.source.stream_reader import HalogStreamReader
         from ha.spark.tables import refuse_table
@@ -67,7 +67,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return a batch writer into a topic."""
+        """Returns a batch writer into a topic."""
         from ha.spark.sink.writers import make_batch_writer
         from ha.spark.tables import refuse_table
 
@@ -76,7 +76,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Return a micro-batch writer into a topic."""
+        """Returns a micro-batch writer into a topic."""
         from ha.spark.sink.writers import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)

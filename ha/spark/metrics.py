@@ -10,12 +10,12 @@ logger = logging.getLogger("ha.spark")
 
 
 def quoted(text: str) -> str:
-    """Return `text` escaped for use as a label value."""
+    """Returns `text` escaped for use as a label value."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def replace_metrics(file: Path, text: str) -> None:
-    """Replace the content of `file` atomically, so that the collector never reads a partial file.
+    """Replaces the content of `file` atomically, so that the collector never reads a partial file.
 
     If writing fails, a warning is logged and the old file remains.
     """

@@ -38,7 +38,7 @@ Table = Mapping[str, tuple[str, Reader]]
 
 
 def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
-    """Return the canonical name of the option `key`, which may be in any case.
+    """Returns the canonical name of the option `key`, which may be in any case.
 
     `names`: canonical names by lower-case name. `purpose`: what the options are for, such as "reading", for
     the error message. Raises OptionError for an unknown option, and suggests a similar name if there is one.
@@ -53,7 +53,7 @@ def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
 
 
 def words(name: str, text: str) -> tuple[str, ...]:
-    """Return the comma-separated names in `text`. A `Reader`, like `servers` and `flag`.
+    """Returns the comma-separated names in `text`. A `Reader`, like `servers` and `flag`.
 
     Raises OptionError if `text` contains no name.
     """
@@ -64,7 +64,7 @@ def words(name: str, text: str) -> tuple[str, ...]:
 
 
 def servers(name: str, text: str) -> tuple[str, ...]:
-    """Return the name servers in `text`: addresses (host:port) separated by commas or semicolons.
+    """Returns the name servers in `text`: addresses (host:port) separated by commas or semicolons.
 
     The SDK and the command line accept the same syntax.
     """
@@ -88,7 +88,7 @@ def choice(*choices: str) -> Reader:
 
 
 def flag(name: str, text: str) -> bool:
-    """Return whether `text` is "true", in upper or lower case. Raises OptionError for all texts but "true" and
+    """Returns whether `text` is "true", in upper or lower case. Raises OptionError for all texts but "true" and
     "false"."""
     return bool(choice("true", "false")(name, text) == "true")
 
@@ -153,23 +153,23 @@ class GivenOptions:
         return name in self.values
 
     def text(self, name: str) -> str | None:
-        """Return the option's text; None if it was not given."""
+        """Returns the option's text; None if it was not given."""
         value = self.values.get(name)
         if value == "":
             raise OptionError(name, "it is empty", "a value, or leave the option out")
         return value
 
     def read(self, name: str, reader: Reader) -> Any:
-        """Return the option's value; None if it was not given."""
+        """Returns the option's value; None if it was not given."""
         text = self.text(name)
         return None if text is None else reader(name, text)
 
     def fields(self, table: Table) -> dict[str, Any]:
-        """Return the values of those options of `table` that were given, by field."""
+        """Returns the values of those options of `table` that were given, by field."""
         return {field: self.read(name, reader) for name, (field, reader) in table.items() if name in self}
 
     def json_object(self, name: str) -> dict[str, Any]:
-        """Return the JSON object that the option, one of JSON_FORMS, contains; it must be given."""
+        """Returns the JSON object that the option, one of JSON_FORMS, contains; it must be given."""
         value = self.text(name)
         assert value is not None
         try:

@@ -28,7 +28,7 @@ _NOT_STARTED = re.compile(
 
 
 def has_not_started(error: BaseException) -> bool:
-    """Return whether Spark failed because one of its Python processes did not start in time."""
+    """Returns whether Spark failed because one of its Python processes did not start in time."""
     return _NOT_STARTED.search(str(error)) is not None
 
 
@@ -39,7 +39,7 @@ def with_restarts(
     report: Callable[[int, BaseException], object] | None = None,
     clock_s: Callable[[], float] = monotonic,
 ) -> Result:
-    """Return `run()`; if Spark could not start a Python process, wait 5 s and call it again.
+    """Returns `run()`; if Spark could not start a Python process, waits 5 s and calls it again.
 
         ha.spark.with_restarts(lambda: stream.writeStream.option("checkpointLocation", "c").start().awaitTermination())
 

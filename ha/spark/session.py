@@ -18,7 +18,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def has_java() -> bool:
-    """Return whether a Java runtime, of any version, is on the PATH or in JAVA_HOME."""
+    """Returns whether a Java runtime, of any version, is on the PATH or in JAVA_HOME."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java") is not None or bool(home and os.access(os.path.join(home, "bin", "java"), os.X_OK))
 
@@ -33,7 +33,7 @@ def check_java() -> None:
 
 @contextmanager
 def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Open a session for one command, stopped when the block ends.
+    """Opens a session for one command, stopped when the block ends.
 
     `master`: any Spark URL. `conf` overrides the defaults: times in UTC, filters pushed down to the data source, Unix
     sockets to Python, no web UI, no progress bar, only errors in the log, and for a local master only the loopback

@@ -105,8 +105,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:
-    """Return the parsed options. Raises OptionError if they are invalid, or select a part of the topic, other
-    columns or only committed rows."""
+    """Returns the parsed options. Raises OptionError if they are invalid, or select a part of the topic, other columns
+    or only committed rows."""
     parsed = parse_options(options, "batch")
     if not parsed.reads_whole_topics:
         option = parsed.ending_option if parsed.starting == AtEdge(EARLIEST) else parsed.starting_option
@@ -119,7 +119,7 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict[QueueKey, int]:
-    """Return for each queue of topic `name` the queue offset at which reading the log starts.
+    """Returns for each queue of topic `name` the queue offset at which reading the log starts.
 
     For a broker with an archive in `states`, reading starts at the first message at or after the physical end of the
     archive; for any other broker, at the queue's first message. Earlier messages that neither the archive nor the log
@@ -159,7 +159,7 @@ def start_offsets(source: LogSource, name: str, states: Sequence[State]) -> dict
 
 
 def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expected: int | None) -> int:
-    """Return the queue offset of the first message at or after `physical_offset`, or the queue's end if there is none.
+    """Returns the queue offset of the first message at or after `physical_offset`, or the queue's end if there is none.
 
     `expected`: the queue offset at which the search begins, which is the result unless the topic was deleted and
     created again; None if unknown. Raises OptionError while a node recovers.

@@ -34,13 +34,13 @@ _ENDINGS = ("", "-journal")
 
 
 def state_folder() -> Path:
-    """Return the default directory for results of unfinished jobs: below XDG_STATE_HOME, or ~/.local/state."""
+    """Returns the default directory for results of unfinished jobs: below XDG_STATE_HOME, or ~/.local/state."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "halog" / "jobs"
 
 
 @contextmanager
 def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Iterator[FinishedTasks]:
-    """Open the results of an earlier, unfinished attempt at `job` with the same `options`; new results are added.
+    """Opens the results of an earlier, unfinished attempt at `job` with the same `options`; new results are added.
 
     Both attempts must run in the same working directory and use the same `folder`, which contains the results (None:
     `state_folder()`). The results are deleted when the block ends without an error. If they can't be stored, a warning
@@ -71,7 +71,7 @@ class FinishedTasks:
             self._open()
 
     def runner(self, run: Runner, key_of: Callable[[Any], bytes | None]) -> Runner:
-        """Return a runner that uses the stored results of tasks, and executes the other tasks with `run`.
+        """Returns a runner that uses the stored results of tasks, and executes the other tasks with `run`.
 
         The functions given to the runner must be annotated with the struct that they return.
 
@@ -103,20 +103,20 @@ class FinishedTasks:
         return kept
 
     def note(self) -> str | None:
-        """Return a note for the report about results of an earlier attempt; None if none was used."""
+        """Returns a note for the report about results of an earlier attempt; None if none was used."""
         if self.first_ms is None:
             return None
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.first_ms / 1000))
         return f"{self.taken_count} ranges were read by an earlier, unfinished attempt, from {began} on"
 
     def close(self) -> None:
-        """Close the file and keep it for the next attempt."""
+        """Closes the file and keeps it for the next attempt."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def delete(self) -> None:
-        """Delete the file, which a job that has succeeded no longer needs; a failure is logged."""
+        """Deletes the file, which a job that has succeeded no longer needs; a failure is logged."""
         self.close()
         for ending in _ENDINGS:
             file = self.file.with_name(self.file.name + ending)
@@ -209,17 +209,17 @@ class LogFiles:
         self._starts = [file[0] for file in self._files]
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Return start, size, inode and modification time of each file that has bytes of [begin, end)."""
+        """Returns start, size, inode and modification time of each file that has bytes of [begin, end)."""
         first = max(bisect_right(self._starts, begin) - 1, 0)
         return [file for file in self._files[first:] if file[0] < end and file[0] + file[1] > begin]
 
     def end_of(self, begin: int, end: int) -> int:
-        """Return the physical end of the last file that `between` returns; `end` if there is none."""
+        """Returns the physical end of the last file that `between` returns; `end` if there is none."""
         return max((start + size for start, size, _, _ in self.between(begin, end)), default=end)
 
 
 def task_key(kind: str, *parts: Any) -> bytes:
-    """Return the key of a result of `kind`: a hash of `parts` and of halog's version. The result must not depend on
+    """Returns the key of a result of `kind`: a hash of `parts` and of halog's version. The result must not depend on
     anything else.
     """
     return hashlib.sha256(msgspec.msgpack.encode((__version__, kind, *parts), order="deterministic")).digest()

@@ -125,7 +125,7 @@ class _QueueTask(msgspec.Struct, frozen=True):
 
 
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """Measure the lag of each group.
+    """Measures the lag of each group.
 
     Raises OptionError, also for a named group or topic without a committed offset; StoreUnreadable, also for a damaged
     offset table; with `servers` ClientError.
@@ -134,7 +134,7 @@ def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progre
 
 
 def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """Measure like `lag`, with a runner for the tasks."""
+    """Measures like `lag`, with a runner for the tasks."""
     if (options.path is None) == (options.servers is None):
         raise OptionError("path", "give either a path or servers", "one of path=<store directory>, servers=<host:port>")
     if options.path is not None:
@@ -146,7 +146,7 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 
 
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
-    """Return (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
+    """Returns (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
 
     Empty if there is no such file, as no group has committed yet. The backup is read if the file is missing or damaged.
     Raises StoreUnreadable if neither can be read.
@@ -233,7 +233,7 @@ def _look(task: _QueueTask) -> list[QueueLag]:
 def _queue_lags(
     reader: LogReader, topic: str, queue_id: int, committed: dict[str, int], now_ms: int, is_known: bool
 ) -> list[QueueLag]:
-    """Return the lag of each group that has an offset in `committed`, in their order."""
+    """Returns the lag of each group that has an offset in `committed`, in their order."""
     begin, end = reader.queue_range(topic, queue_id)
     firsts = {group: min(max(offset, begin), end) for group, offset in committed.items()}
     sizes = _bytes_behind(reader, topic, queue_id, set(firsts.values()), end)
@@ -277,7 +277,7 @@ def _lag_in(
 
 
 def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int], end: int) -> dict[int, int]:
-    """Return the size of the records from each queue offset of `firsts` to `end`; entries are read once for all of
+    """Returns the size of the records from each queue offset of `firsts` to `end`; entries are read once for all of
     them."""
     if not has_plain_entries(reader, topic, queue_id):  # entries of batches: sizes of partial ranges would not add up
         return {first: reader.queue_bytes(topic, queue_id, first, end) for first in firsts}
@@ -289,7 +289,7 @@ def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int]
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
-    """Return the store timestamp (ms) of the first readable message of [begin, end), or None. Reads 16 at most."""
+    """Returns the store timestamp (ms) of the first readable message of [begin, end), or None. Reads 16 at most."""
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
     for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
         known = pc.drop_null(batch.column(0))

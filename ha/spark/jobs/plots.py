@@ -50,13 +50,13 @@ class Plot(NamedTuple):
 
 
 def to_png(plot: Plot, path: Path) -> None:
-    """Save the plot as a PNG file at `path`, on a white background."""
+    """Saves the plot as a PNG file at `path`, on a white background."""
     with _quiet():
         _figure(plot, PRINT).savefig(path, format="png", dpi=130, facecolor=PRINT.paper)
 
 
 def to_svg(plot: Plot) -> str:
-    """Return the plot as an <svg> element for a page that defines --ink and --rule."""
+    """Returns the plot as an <svg> element for a page that defines --ink and --rule."""
     out = io.StringIO()
     with _quiet(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
         _figure(plot, _MARKS).savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -123,7 +123,7 @@ def timed_bars(
     *,
     whole: bool = False,
 ) -> Plot:
-    """Return a plot of stacked bars. `series`: label -> start of an interval (ms since 1970) -> value.
+    """Returns a plot of stacked bars. `series`: label -> start of an interval (ms since 1970) -> value.
 
     `length_ms`: length of the intervals. `whole`: values are counts, so there are no ticks between integers.
     """
@@ -157,7 +157,7 @@ def timed_bars(
 
 
 def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, length_ms: int) -> Plot:
-    """Return a plot with a line for each series, which has values as in `timed_bars`; logarithmic y-axis.
+    """Returns a plot with a line for each series, which has values as in `timed_bars`; logarithmic y-axis.
 
     Values are marked at the middle of each interval of `length_ms`.
     """
@@ -187,7 +187,7 @@ def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylab
 
 
 def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, float]]], xlabel: str) -> Plot:
-    """Return a plot of cumulative distributions. `curves`: label -> points (share 0…1, value); logarithmic x-axis."""
+    """Returns a plot of cumulative distributions. `curves`: label -> points (share 0…1, value); logarithmic x-axis."""
 
     def draw(axes: Any, palette: Palette) -> None:
         for number, (label, curve) in enumerate(curves.items()):
@@ -213,7 +213,7 @@ def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, 
 
 
 def ranked_bars(name: str, title: str, values: Sequence[tuple[str, float]], xlabel: str) -> Plot:
-    """Return a plot with a horizontal bar for each (label, value), the first at the top."""
+    """Returns a plot with a horizontal bar for each (label, value), the first at the top."""
 
     def draw(axes: Any, palette: Palette) -> None:
         labels = [_shortened(label) for label, _ in values]
@@ -231,7 +231,7 @@ _UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "bytes"))
 
 
 def bytes_scale(highest: int) -> tuple[int, str]:
-    """Return the largest unit of at most `highest` bytes, for an axis: its size in bytes and its name."""
+    """Returns the largest unit of at most `highest` bytes, for an axis: its size in bytes and its name."""
     return next((1024**power, name) for power, name in _UNITS if highest >= 1024**power or not power)
 
 
@@ -244,7 +244,8 @@ class Mark(NamedTuple):
 
 
 def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: Sequence[Mark]) -> Plot:
-    """Return a plot with a bar for each (label, begin, end) of physical offsets, and with marks on the bars by kind."""
+    """Returns a plot with a bar for each (label, begin, end) of physical offsets, and with marks on the bars by
+    kind."""
     rows = {label: row for row, (label, _, _) in enumerate(bars)}
     kinds = sorted({mark.kind for mark in marks})
     highest = max((end for _, _, end in bars), default=0)

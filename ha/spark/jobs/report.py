@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
 
 def page(title: str, verdict: tuple[Verdict, str], parts: Iterable[str], footer: str) -> str:
-    """Return the page as HTML. `verdict`: its kind and its text; `parts`: HTML from the functions below."""
+    """Returns the page as HTML. `verdict`: its kind and its text; `parts`: HTML from the functions below."""
     kind, text = verdict
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -67,17 +67,17 @@ def page(title: str, verdict: tuple[Verdict, str], parts: Iterable[str], footer:
 
 
 def heading(text: str) -> str:
-    """Return a section's heading."""
+    """Returns a section's heading."""
     return f"<h2>{escape(text)}</h2>"
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
-    """Return a paragraph."""
+    """Returns a paragraph."""
     return f'<p class="soft">{escape(text)}</p>' if soft else f"<p>{escape(text)}</p>"
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, note: str = "") -> str:
-    """Return a table of text, with `note` below it."""
+    """Returns a table of text, with `note` below it."""
     kinds = [column.kind for column in columns]
     head = "".join(f'<th class="{kind}">{escape(c.title)}</th>' for c, kind in zip(columns, kinds, strict=True))
     body = "\n".join(
@@ -91,12 +91,12 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, note: str
 
 
 def picture(plot: Plot) -> str:
-    """Return a plot as SVG, with its title as caption."""
+    """Returns a plot as SVG, with its title as caption."""
     return f"<figure>{to_svg(plot)}<figcaption>{escape(plot.title)}</figcaption></figure>"
 
 
 def number(value: float | None) -> str:
-    """Format as 1 234 567 with thin spaces; "–" for None; fractions below 1000 with four significant digits."""
+    """Formats as 1 234 567 with thin spaces; "–" for None; fractions below 1000 with four significant digits."""
     if value is None:
         return "–"
     if isinstance(value, int) or value == int(value):
@@ -107,7 +107,7 @@ def number(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Format a number of bytes with a binary unit; "–" for None."""
+    """Formats a number of bytes with a binary unit; "–" for None."""
     if value is None:
         return "–"
     amount, unit = float(value), 0
@@ -118,7 +118,7 @@ def size(value: float | None) -> str:
 
 
 def hour(hours: int) -> str:
-    """Format hours since 1970 as date and hour in UTC; "–" for negative ones."""
+    """Formats hours since 1970 as date and hour in UTC; "–" for negative ones."""
     try:
         return "–" if hours < 0 else datetime.fromtimestamp(hours * 3600, UTC).strftime("%Y-%m-%d\u00a0%H:00")
     except (ValueError, OverflowError, OSError):
@@ -126,7 +126,7 @@ def hour(hours: int) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Format a time in ms since 1970 in UTC, to the second."""
+    """Formats a time in ms since 1970 in UTC, to the second."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path` atomically, or create it, and sync it. Raises OSError.
+    """Replaces the file at `path` atomically, or creates it, and syncs it. Raises OSError.
 
     A kill may leave a draft behind, whose name ends in `.tmp`.
     """
@@ -20,7 +20,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Create the file at `path` atomically, and sync it. Raises FileExistsError if it exists, and then changes nothing.
+    """Creates the file at `path` atomically, and syncs it. Raises FileExistsError if it exists, and then changes
+    nothing.
 
     A kill may leave a draft behind, whose name ends in `.tmp`.
     """
@@ -30,12 +31,12 @@ def create_file(path: Path, content: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Sync the content of an existing file."""
+    """Syncs the content of an existing file."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the directory entries of `folder`; do nothing if it no longer exists."""
+    """Syncs the directory entries of `folder`; does nothing if it no longer exists."""
     try:
         _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -44,7 +45,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _draft(path: Path, content: bytes) -> Iterator[Path]:
-    """Write and sync a file beside `path`, and delete it at the end. No other writer, on any host, has its name."""
+    """Writes and syncs a file beside `path`, and deletes it at the end. No other writer, on any host, has its name."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with draft.open("wb") as file:

@@ -25,7 +25,7 @@ def run_tasks(
     items: Sequence[Item],
     progress: Callable[[int, int], None],
 ) -> list[Made]:
-    """Call `function` on each item, in one task each, and return the results in order. Without items, start no job.
+    """Calls `function` on each item, in one task each, and returns the results in order. Without items, starts no job.
 
     `progress(done, total)` is called on this thread with numbers of tasks. Items and results are pickled. A HalogError
     or OSError of a task is raised here after all other tasks have ended, without a retry, which would fail as well; an

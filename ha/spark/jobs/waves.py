@@ -26,7 +26,7 @@ class Runner(Protocol):
 
 
 def spark_runner(spark: SparkSession) -> Runner:
-    """Return a runner that uses the executors of `spark`; errors as in `run_tasks`."""
+    """Returns a runner that uses the executors of `spark`; errors as in `run_tasks`."""
     size = max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
 
     def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
@@ -37,4 +37,4 @@ def spark_runner(spark: SparkSession) -> Runner:
 
 
 def _no_steps(done: int, total: int) -> None:
-    """Do nothing: callers report progress after each wave."""
+    """Does nothing: callers report progress after each wave."""

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def unwrapped_tasks() -> AsyncIterator[TaskGroup]:
-    """Open a task group that raises the first error as itself if all are HalogErrors; otherwise the exception group."""
+    """Opens a task group that raises the first error as itself if all are HalogErrors; otherwise the exception
+    group."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
@@ -40,7 +41,7 @@ class BoundedCalls(Generic[T]):
         self._room = anyio.Semaphore(bound)
 
     async def start(self, call: Callable[[T], Awaitable[None]], argument: T) -> None:
-        """Start `call(argument)` in a task, as soon as fewer than `bound` calls run."""
+        """Starts `call(argument)` in a task, as soon as fewer than `bound` calls run."""
         await self._room.acquire()
         self._tasks.start_soon(self._run, call, argument)
 
@@ -53,6 +54,6 @@ class BoundedCalls(Generic[T]):
 
 @asynccontextmanager
 async def bounded_calls(bound: int) -> AsyncIterator[BoundedCalls[Any]]:
-    """Run up to `bound` calls concurrently, all of which end with the block. Errors as in `unwrapped_tasks`."""
+    """Runs up to `bound` calls concurrently, all of which end with the block. Errors as in `unwrapped_tasks`."""
     async with unwrapped_tasks() as tasks:
         yield BoundedCalls(tasks, bound)

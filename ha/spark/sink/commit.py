@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> None:
-    """Commit the batch that consists of the parts `results`; does nothing if no part had a row.
+    """Commits the batch that consists of the parts `results`; does nothing if no part had a row.
 
     A broker whose status for a row was not in `options.accepted`, or on which a row was found rather than sent, must
     first store a fence with an accepted status: brokers flush and replicate in order, so the row is then as safe.
@@ -54,7 +54,7 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
 
 
 def commit_record(results: Sequence[PartResult]) -> ControlRecord:
-    """Return the commit record of a batch with these parts.
+    """Returns the commit record of a batch with these parts.
 
     Raises SinkFailed if they are of several batches, or if the number of queue offsets is not that of the rows, because
     two parts claim the same message.
@@ -93,7 +93,7 @@ def commit_record(results: Sequence[PartResult]) -> ControlRecord:
 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the [begin, end) pairs sorted, with adjacent and overlapping ones joined."""
+    """Returns the [begin, end) pairs sorted, with adjacent and overlapping ones joined."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:

@@ -37,7 +37,7 @@ class Commits:
         self.add(records)
 
     def add(self, records: Iterable[ControlRecord]) -> None:
-        """Add records that were read later; only commits are kept."""
+        """Adds records that were read later; only commits are kept."""
         for record in records:
             if record.kind == "commit":
                 self._commits.setdefault((record.sink, record.batch), record)  # a batch's first commit counts
@@ -45,7 +45,7 @@ class Commits:
                 self._brokers.update((topic, name) for topic, brokers in record.ranges.items() for name in brokers)
 
     def within(self, slices: Iterable[QueueSlice]) -> Commits:
-        """Return the commits whose queue offset ranges overlap one of `slices`: all that a task needs to `mask` their
+        """Returns the commits whose queue offset ranges overlap one of `slices`: all that a task needs to `mask` their
         rows."""
         wanted = list(slices)
         part = Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
@@ -53,7 +53,7 @@ class Commits:
         return part
 
     def mask(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return for each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or not written by a
+        """Returns for each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or not written by a
         sink.
 
         Raises OptionError if the commit of a row's batch names several brokers for the row's topic, and neither this
@@ -65,13 +65,13 @@ class Commits:
         return found
 
     def committed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of `batch` that are committed, or not written by a sink."""
+        """Returns the rows of `batch` that are committed, or not written by a sink."""
         mask = self.mask(batch)
         return batch if mask.all() else batch.filter(pa.array(mask))
 
     def pending(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return for each row whether its batch may still be committed: its sink has committed neither that batch nor a
-        later one.
+        """Returns for each row whether its batch may still be committed: its sink has committed neither that batch nor
+        a later one.
         """
         found = np.zeros(batch.num_rows, np.bool_)
         for row, part in _marked(batch):
@@ -105,7 +105,7 @@ def _touches(record: ControlRecord, piece: QueueSlice) -> bool:
 
 
 def _marked(batch: pa.RecordBatch) -> Iterable[tuple[int, SinkPart]]:
-    """Yield (row, part) for each row that a sink wrote."""
+    """Yields (row, part) for each row that a sink wrote."""
     texts = batch.column("propertiesString")
     maybe = pc.fill_null(pc.match_substring(texts, SINK_PROPERTY + "\x01"), False)
     for row in np.flatnonzero(maybe.to_numpy(zero_copy_only=False)):

@@ -37,7 +37,7 @@ class CommittedSource(LogSource):
         self._are_fresh = False
 
     def refresh(self) -> bool:
-        """Refresh `inner` and the commits; returns False if nothing has changed."""
+        """Refreshes `inner` and the commits; returns False if nothing has changed."""
         has_changed = self._inner.refresh()
         if has_changed:
             self._ranges.clear()
@@ -45,25 +45,25 @@ class CommittedSource(LogSource):
         return has_changed
 
     def brokers(self) -> Brokers:
-        """Return the brokers of `inner`."""
+        """Returns the brokers of `inner`."""
         return self._inner.brokers()
 
     def min_offset(self, broker: str) -> int | None:
-        """Return the physical offset at which the log of `broker` begins; None if `inner` does not know it."""
+        """Returns the physical offset at which the log of `broker` begins; None if `inner` does not know it."""
         return self._inner.min_offset(broker)
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return the queues of `topics` in `inner`; for a batch, first read the commits."""
+        """Returns the queues of `topics` in `inner`; for a batch, first read the commits."""
         if not self._stops_at_pending:
             self._read_commits()  # before any range: `inner` may fetch those of all known queues at once
         return self._inner.queues(topics)
 
     def topics(self) -> list[str]:
-        """Return the topics of `inner`."""
+        """Returns the topics of `inner`."""
         return self._inner.topics()
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the range of `queue` in `inner`; for a stream, up to the first row that may still be committed."""
+        """Returns the range of `queue` in `inner`; for a stream, up to the first row that may still be committed."""
         if queue not in self._ranges:
             begin, end = self._inner.queue_range(queue)
             if self._stops_at_pending and begin < end:
@@ -73,7 +73,7 @@ class CommittedSource(LogSource):
         return self._ranges[queue]
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the queue offset of the first message stored at or after `timestamp_ms`.
+        """Returns the queue offset of the first message stored at or after `timestamp_ms`.
 
         None if there is none, or if it is beyond `queue_range`.
         """
@@ -81,23 +81,23 @@ class CommittedSource(LogSource):
         return found if found is not None and found < self.queue_range(queue).end else None
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Return the physical offset of a message in `inner`."""
+        """Returns the physical offset of a message in `inner`."""
         return self._inner.physical_offset(queue, queue_offset)
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size of all records [begin, end) in bytes, committed or not; None if `inner` does not know it."""
+        """Returns the size of all records [begin, end) in bytes, committed or not; None if `inner` does not know it."""
         return self._inner.queue_bytes(queue, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's partition for `slices`, with the commits that it needs."""
+        """Returns a task's partition for `slices`, with the commits that it needs."""
         return CommittedPartition(self._inner.queue_partition(slices), self._read_commits().within(slices))
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Return None: commits contain queue offsets, so only reads by queue can be filtered."""
+        """Returns None: commits contain queue offsets, so only reads by queue can be filtered."""
         return None
 
     def close(self) -> None:
-        """Close `inner`."""
+        """Closes `inner`."""
         self._inner.close()
 
     def _read_commits(self) -> Commits:
@@ -137,7 +137,7 @@ class CommittedSource(LogSource):
 
 
 def _resumed(ends: Mapping[QueueKey, int], queue: QueueKey, begin: int, end: int) -> int:
-    """Return the queue offset at which to continue in a queue that has the queue offsets [begin, end) and was read up
+    """Returns the queue offset at which to continue in a queue that has the queue offsets [begin, end) and was read up
     to `ends[queue]`.
 
     If the queue ends before `ends[queue]`, its topic was created again, and the result is its first offset. `ends` has
@@ -156,7 +156,7 @@ class CommittedPartition(LogPartition):
         self.commits = commits
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the committed rows. Raises OptionError as in `Commits.mask`."""
+        """Yields the committed rows. Raises OptionError as in `Commits.mask`."""
         columns = options.columns
         more = tuple(name for name in COLUMNS_NEEDED if name not in columns)
         for batch in self.inner.read(msgspec.structs.replace(options, columns=(*columns, *more))):

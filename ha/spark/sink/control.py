@@ -78,7 +78,7 @@ class History(msgspec.Struct, frozen=True):
         return self.commit.batch if self.commit is not None else -1
 
     def floors(self, topic: str, batch: int, partition: int) -> dict[str, dict[int, int]]:
-        """Return broker name -> queue id -> queue offset in `topic` before which no message of the part can be.
+        """Returns broker name -> queue id -> queue offset in `topic` before which no message of the part can be.
 
         Brokers for which there is no record are left out: no attempt at the part can have sent to them.
         """
@@ -89,12 +89,12 @@ class History(msgspec.Struct, frozen=True):
         return floors
 
     def begin_count(self, batch: int, partition: int) -> int:
-        """Return the number of begin records of the part; an attempt that sends to several topics writes several."""
+        """Returns the number of begin records of the part; an attempt that sends to several topics writes several."""
         return sum(begin.batch == batch and begin.partition == partition for begin in self.begins)
 
 
 def decode_control(body: bytes) -> ControlRecord | None:
-    """Decode the body of a message of the commit topic; None if it is not a valid record."""
+    """Decodes the body of a message of the commit topic; None if it is not a valid record."""
     try:
         return msgspec.json.decode(body, type=ControlRecord)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -112,7 +112,7 @@ class CommitTopic:
         self._settings = PullSettings(retry_s=timeout_s, fail_on_data_loss=False)
 
     async def history(self, sink: str, since_ms: int | None = None) -> History:
-        """Return the records of `sink`; none if the topic does not exist.
+        """Returns the records of `sink`; none if the topic does not exist.
 
         `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. Raises ClientError, or
         SinkFailed if a record can't be read, or if the name servers know no broker.
@@ -135,7 +135,7 @@ class CommitTopic:
         *,
         queue: MessageQueue | None = None,
     ) -> SendResult:
-        """Store `record`, in its sink's queue unless another is given; possibly more than once, which is harmless.
+        """Stores `record`, in its sink's queue unless another is given; possibly more than once, which is harmless.
 
         `accepted`: repeat until the broker answers with one of these statuses (None: any). Raises SinkFailed if that
         takes longer than the timeout, or if the broker refuses the record.
@@ -177,7 +177,7 @@ class CommitTopic:
             pause_s = min(2 * pause_s, 2.0)
 
     async def fence(self, broker_name: str, accepted: frozenset[SendStatus] | None = None) -> None:
-        """Wait until everything that `broker_name` stored before this call can be pulled.
+        """Waits until everything that `broker_name` stored before this call can be pulled.
 
         With `accepted`, also until a record stored there after the call has one of these statuses: brokers flush and
         replicate in order, so everything before it is then as safe. Errors as in `append` and `wait_pullable`;
@@ -196,7 +196,7 @@ class CommitTopic:
             )
 
     async def wait_pullable(self, result: SendResult) -> None:
-        """Wait until the stored record, and so everything before it on that broker, can be pulled.
+        """Waits until the stored record, and so everything before it on that broker, can be pulled.
 
         Raises SinkFailed or ClientError after the timeout.
         """
@@ -225,7 +225,7 @@ class CommitTopic:
         return History(commit, tuple(begin for begin in begins if begin.batch > last))
 
     async def _look_back(self, queue: MessageQueue, sink: str, since_ms: int | None) -> list[ControlRecord]:
-        """Return the sink's records of one queue, oldest first, back to a commit if there is one."""
+        """Returns the sink's records of one queue, oldest first, back to a commit if there is one."""
         retry_s = self._timeout_s
         end = await with_retries(lambda: self._consumer.max_offset(queue), retry_s)
         if since_ms is not None:
@@ -263,7 +263,7 @@ class CommitTopic:
 
 
 async def existing_queues(consumer: PullConsumer, topic: str) -> list[MessageQueue]:
-    """Return the queues of `topic`, none if it does not exist. Raises ClientError, or SinkFailed if name servers know
+    """Returns the queues of `topic`, none if it does not exist. Raises ClientError, or SinkFailed if name servers know
     no broker."""
     try:
         return await consumer.queues(topic)

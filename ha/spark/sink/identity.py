@@ -27,7 +27,7 @@ NAME_LENGTH_MAX = 64
 
 
 def check_sink_name(name: str) -> str:
-    """Return `name`, a sink's name of 1 to 64 characters A-Z a-z 0-9 _ . -. Raises OptionError for any other text."""
+    """Returns `name`, a sink's name of 1 to 64 characters A-Z a-z 0-9 _ . -. Raises OptionError for any other text."""
     if not 0 < len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise OptionError(
             "sinkId",
@@ -46,12 +46,12 @@ class SinkPart(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return the value of HALOG_SINK."""
+        """Returns the value of HALOG_SINK."""
         return f"{self.sink}/{self.batch}/{self.partition}"
 
 
 def parse_sink_property(value: str) -> SinkPart | None:
-    """Parse a value of HALOG_SINK; None if it does not have the form of `SinkPart.text`."""
+    """Parses a value of HALOG_SINK; None if it does not have the form of `SinkPart.text`."""
     parts = value.split("/")
     if len(parts) != 3 or not parts[0] or not all(_NUMBER.fullmatch(number) for number in parts[1:]):
         return None
@@ -66,7 +66,7 @@ class UniqueKeys:
         self._number = 0
 
     def hash(self, head: str, body: bytes) -> str:
-        """Return the hash of a row in this part: HASH_DIGITS hex digits. `head`: see `Row`."""
+        """Returns the hash of a row in this part: HASH_DIGITS hex digits. `head`: see `Row`."""
         digest = self._prefix.copy()
         digest.update(b"%d\0" % len(body))
         digest.update(body)
@@ -74,6 +74,6 @@ class UniqueKeys:
         return digest.hexdigest().upper()
 
     def key(self, row_hash: str) -> str:
-        """Return a new UNIQ_KEY for a row with the hash `row_hash`."""
+        """Returns a new UNIQ_KEY for a row with the hash `row_hash`."""
         self._number += 1
         return f"{row_hash}{self._number:012X}"

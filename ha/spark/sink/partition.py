@@ -92,7 +92,7 @@ class PartResult(msgspec.Struct):
     doubtful: set[str] = set()
 
     def add(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """Add queue offsets [begin, end) of `queue` to this part."""
+        """Adds queue offsets [begin, end) of `queue` to this part."""
         of_queue = self.ranges.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         spans = of_queue.setdefault(queue.queue_id, [])
         if spans and spans[-1][1] == begin:
@@ -102,7 +102,7 @@ class PartResult(msgspec.Struct):
         self.see_end(queue, end)
 
     def see_end(self, queue: MessageQueue, end: int) -> None:
-        """Record that `queue` has messages up to queue offset `end`."""
+        """Records that `queue` has messages up to queue offset `end`."""
         ends = self.floors.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         ends[queue.queue_id] = max(end, ends.get(queue.queue_id, 0))
 
@@ -141,7 +141,7 @@ class _Topic(msgspec.Struct):
 
 @asynccontextmanager
 async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, PullConsumer, CommitTopic]]:
-    """Open the producer, the consumer that looks for earlier messages (at masters) and the commit topic."""
+    """Opens the producer, the consumer that looks for earlier messages (at masters) and the commit topic."""
     client = ClientOptions(send_timeout_s=min(_REQUEST_TIMEOUT_S, options.send_timeout_s), compression=Compression.NONE)
     group = options.producer_group
     async with (
@@ -183,7 +183,7 @@ class PartWriter:
         self._waiting: dict[tuple[str, MessageQueue | None], _Waiting] = {}
 
     async def write(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
-        """Store every row once; only count the rows if the batch is committed already.
+        """Stores every row once; only counts the rows if the batch is committed already.
 
         Raises SinkFailed or ClientError if that fails; the next attempt finds what was stored by then.
         """
@@ -216,7 +216,7 @@ class PartWriter:
             _log.info("sink.batch_already_committed part=%s", self._part.text)
 
     async def _write_batch(self, batch: pa.RecordBatch) -> None:
-        """Store the rows of one Arrow batch. All requests are answered on return, as Spark may then block the event
+        """Stores the rows of one Arrow batch. All requests are answered on return, as Spark may then block the event
         loop for its next batch, during which no answer could be handled in time."""
         async with bounded_calls(self._options.in_flight) as sending:
             for row in read_rows(batch, self._options.topic):
@@ -243,7 +243,7 @@ class PartWriter:
         self._result.found_count += 1
 
     def _join(self, row: Row, topic: _Topic, row_hash: str) -> list[_Request]:
-        """Add a row to the pending rows of its topic and queue; return the requests that are now full."""
+        """Adds a row to the pending rows of its topic and queue; returns the requests that are now full."""
         pinned = self._pinned(row, topic)
         place = (row.message.topic, pinned)
         waiting = self._waiting.get(place)
@@ -293,7 +293,7 @@ class PartWriter:
         return fitting[self._part.partition % len(fitting)]
 
     async def _open_topic(self, name: str) -> _Topic:
-        """Prepare for sending to a topic: find its queues, record that the part begins, and find the messages of
+        """Prepares for sending to a topic: finds its queues, records that the part begins, and finds the messages of
         earlier attempts. If there was an earlier attempt, wait until it has ended."""
         history = self._history
         assert history is not None
@@ -345,8 +345,8 @@ class PartWriter:
         return queues
 
     async def _check_without_rows(self, topic: str, broker_names: Set[str]) -> None:
-        """Check that none of these brokers, to which no row can be sent now, can hold rows: none has the topic.
-        Raises SinkFailed if one has it, or if its master does not answer.
+        """Checks that none of these brokers, to which no row can be sent now, can hold rows: none has the topic. Raises
+        SinkFailed if one has it, or if its master does not answer.
 
         A producer assumes queues on every broker for a topic that does not exist yet, and a broker creates the topic
         with the first message, so records have floors of brokers that never got the topic. The brokers themselves are
@@ -372,7 +372,7 @@ class PartWriter:
             )
 
     async def _ends(self, queues: list[MessageQueue], *, may_be_new: bool) -> dict[MessageQueue, int]:
-        """Return the max offset of each queue; 0 for those that do not exist yet.
+        """Returns the max offset of each queue; 0 for those that do not exist yet.
 
         `may_be_new`: they may just have been created and have rows, so wait up to _NEW_TOPIC_PATIENCE_S for the name
         servers to know them. Raises SinkFailed as in `_check_without_rows` for the brokers of those that are not known
@@ -409,13 +409,13 @@ class PartWriter:
             await self._find(queue, start if start <= end else 0, end)
 
     async def _find(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """Add the messages of this part in queue offsets [begin, end) to `_found`, by the hash of their row."""
+        """Adds the messages of this part in queue offsets [begin, end) to `_found`, by the hash of their row."""
         async for record in self._own_records(queue, begin, end):
             key = find_property(record.properties, b"UNIQ_KEY") or ""
             self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
 
     async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
-        """Yield the messages of this part in queue offsets [begin, end). Raises SinkFailed if a message can't be
+        """Yields the messages of this part in queue offsets [begin, end). Raises SinkFailed if a message can't be
         decoded."""
         settings = PullSettings(retry_s=self._options.send_timeout_s, fail_on_data_loss=False)
         mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
@@ -435,7 +435,7 @@ class PartWriter:
                             yield record
 
     async def _send(self, request: _Request) -> None:
-        """Store `request` once. Raises SinkFailed if it can't be stored within sendTimeout, or if the broker refuses
+        """Stores `request` once. Raises SinkFailed if it can't be stored within sendTimeout, or if the broker refuses
         it."""
         queue = request.queue
         give_up = anyio.current_time() + self._options.send_timeout_s
@@ -476,8 +476,8 @@ class PartWriter:
                 return
 
     async def _was_stored(self, request: _Request, begin: int) -> bool:
-        """Look for the messages of `request` in its queue from queue offset `begin` on, remove the stored ones from it,
-        and return whether none is left."""
+        """Looks for the messages of `request` in its queue from queue offset `begin` on, removes the stored ones from
+        it, and returns whether none is left."""
         queue = request.queue
         _log.info("sink.lookup_started part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
         await self._commits.fence(queue.broker_name)

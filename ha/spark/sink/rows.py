@@ -75,7 +75,8 @@ class Row(NamedTuple):
 
 
 def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None:
-    """Check a frame's (name, Spark type) pairs. Raises OptionError, naming what is accepted, if its rows can't be sent.
+    """Checks a frame's (name, Spark type) pairs. Raises OptionError, naming what is accepted, if its rows can't be
+    sent.
 
     `topic`: the option topic.
     """
@@ -104,7 +105,7 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
 
 
 def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]:
-    """Yield the rows of `batch`, whose columns have passed `check_columns`. Raises SinkFailed for an invalid
+    """Yields the rows of `batch`, whose columns have passed `check_columns`. Raises SinkFailed for an invalid
     message."""
     count = batch.num_rows
     columns = {
@@ -158,13 +159,13 @@ def _text(column: str, value: Any) -> Any:
 
 
 def _properties(given: Any) -> dict[str, str]:
-    """Return the entries of a map, or of Kafka's headers; of headers with the same name, the last one counts."""
+    """Returns the entries of a map, or of Kafka's headers; of headers with the same name, the last one counts."""
     pairs = ((pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in given or ())
     return {name: _text("headers", value) for name, value in pairs if name}
 
 
 def with_identity(message: Message, part_text: str, unique_key: str) -> Message:
-    """Return `message` with the sink's property and unique id."""
+    """Returns `message` with the sink's property and unique id."""
     return Message(
         message.topic,
         message.body,

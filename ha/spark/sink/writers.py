@@ -79,18 +79,18 @@ class BatchWriter(DataSourceArrowWriter):
 
     @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        """Store the rows of one partition. Runs on an executor. Raises SinkFailed."""
+        """Stores the rows of one partition. Runs on an executor. Raises SinkFailed."""
         context = _context()
         part = SinkPart(self._sink, 0, context.partitionId())
         return _write(self._options, part, iterator, context.attemptNumber() > 0, self._since_ms)
 
     @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the whole write. Raises SinkFailed if the commit can't be stored; see `commit_parts`."""
+        """Commits the whole write. Raises SinkFailed if the commit can't be stored; see `commit_parts`."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log that the stored rows stay uncommitted."""
+        """Logs that the stored rows stay uncommitted."""
         _say_aborted(messages)
 
 
@@ -102,7 +102,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        """Store the rows of one partition. Runs on an executor. Raises SinkFailed."""
+        """Stores the rows of one partition. Runs on an executor. Raises SinkFailed."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
@@ -113,17 +113,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
     # Spark calls these with the arguments by position, and its own names are camel case.
     @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Commit the micro-batch. Raises SinkFailed if the commit can't be stored; the query stops and can be
+        """Commits the micro-batch. Raises SinkFailed if the commit can't be stored; the query stops and can be
         restarted."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that the stored rows stay uncommitted; the next attempt at this batch reuses them."""
+        """Logs that the stored rows stay uncommitted; the next attempt at this batch reuses them."""
         _say_aborted(messages)
 
 
 def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """Return the writer of a batch write. Raises OptionError for invalid options, columns or modes."""
+    """Returns the writer of a batch write. Raises OptionError for invalid options, columns or modes."""
     if overwrite:
         _refuse_mode("mode", "overwrite", 'mode("append")')
     parsed = parse_sink_options(options)
@@ -132,7 +132,7 @@ def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite:
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """Return the writer of a streaming query. Raises OptionError for invalid options, columns or modes."""
+    """Returns the writer of a streaming query. Raises OptionError for invalid options, columns or modes."""
     if overwrite:
         _refuse_mode("outputMode", "complete", 'outputMode("append")')
     parsed = parse_sink_options(options)

@@ -89,41 +89,41 @@ class ArchivedSource(LogSource):
         return True
 
     def _is_wanted(self, topic: str | None) -> bool:
-        """Return whether the query may read `topic`.
+        """Returns whether the query may read `topic`.
 
         Files of other topics are not listed: they may change every few seconds.
         """
         return topic is not None and (not self._named or topic in self._named)
 
     def refresh(self) -> bool:
-        """Refresh the log, then the archive, which has the messages that retention deletes in between.
+        """Refreshes the log, then the archive, which has the messages that retention deletes in between.
 
         Returns False if nothing has changed. Errors as in the constructor.
         """
         return self._log.refresh() | self._refresh_archive()
 
     def brokers(self) -> Brokers:
-        """Return the brokers of the log, then others that the archive has."""
+        """Returns the brokers of the log, then others that the archive has."""
         known = self._log.brokers()
         names = [*known, *sorted(self._states.keys() - set(known))]
         return Brokers(names, known.aliases, are_registered=known.are_registered)
 
     def min_offset(self, broker: str) -> int | None:
-        """Return the physical offset at which the log of `broker` begins; None for a broker only in the archive."""
+        """Returns the physical offset at which the log of `broker` begins; None for a broker only in the archive."""
         return self._log.min_offset(broker) if broker in self._log.brokers() else None
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return the queues of the log and of the archive, sorted."""
+        """Returns the queues of the log and of the archive, sorted."""
         archived = (queue for queue in self._files if topics is None or queue.topic in topics)
         return sorted({*self._log.queues(topics), *archived})
 
     def topics(self) -> list[str]:
-        """Return the topics of the log and of the archive, sorted."""
+        """Returns the topics of the log and of the archive, sorted."""
         return sorted({*self._log.topics(), *(queue.topic for queue in self._files)})
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the range from the first message in the archive or the log to the end of the log, or to the end of the
-        archive if the log does not have the queue. Raises OptionError as in `_check_not_created_again`."""
+        """Returns the range from the first message in the archive or the log to the end of the log, or to the end of
+        the archive if the log does not have the queue. Raises OptionError as in `_check_not_created_again`."""
         archived, logged = self._ranges.get(queue, QueueRange(0, 0)), self._log_range(queue)
         self._check_not_created_again(queue, archived, logged)
         if logged.end == 0 or archived.end == 0:
@@ -157,7 +157,7 @@ class ArchivedSource(LogSource):
         return queue in self._ranges and queue not in self._log.queues(frozenset({queue.topic}))
 
     def is_away(self, queue: QueueKey) -> bool:
-        """Return whether only the archive has `queue`, with `servers`; a store that is not read is not away."""
+        """Returns whether only the archive has `queue`, with `servers`; a store that is not read is not away."""
         return bool(self._options.servers) and self._is_only_archived(queue)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
@@ -165,11 +165,11 @@ class ArchivedSource(LogSource):
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Return the physical offset of a message in the log; −1 for a broker only in the archive."""
+        """Returns the physical offset of a message in the log; −1 for a broker only in the archive."""
         return self._log.physical_offset(queue, queue_offset) if queue.broker in self._log.brokers() else -1
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size of the records [begin, end) in bytes; None if the log does not know it.
+        """Returns the size of the records [begin, end) in bytes; None if the log does not know it.
 
         For archived messages, it is their share (by rows) of the size of the compressed files.
         """
@@ -182,13 +182,13 @@ class ArchivedSource(LogSource):
         return None if logged is None else archived + logged
 
     def _split(self, queue: QueueKey, begin: int, end: int) -> int:
-        """Return the first queue offset of [begin, end) that is read from the log; `end` if all are archived."""
+        """Returns the first queue offset of [begin, end) that is read from the log; `end` if all are archived."""
         logged = self._log_range(queue)
         log_begin = self._ranges[queue].end if self.is_away(queue) else logged.begin if logged.end else end
         return min(end, max(begin, log_begin))
 
     def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
-        """Return the tasks for messages that the log no longer has, and the slices to read from the log.
+        """Returns the tasks for messages that the log no longer has, and the slices to read from the log.
 
         Raises RecordsGone, unless failOnDataLoss is off, if retention deleted messages that were not archived yet.
         """
@@ -243,21 +243,21 @@ class ArchivedSource(LogSource):
             report_loss(self._options.fail_on_data_loss, str(queue), begin, end, reason)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's partition for `slices`: archived messages first, then those in the log."""
+        """Returns a task's partition for `slices`: archived messages first, then those in the log."""
         tasks, others = self.archived_tasks(slices)
         return PartitionChain([*tasks, *([self._log.queue_partition(others)] if others else [])])
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Return None: streams are read by queue."""
+        """Returns None: streams are read by queue."""
         return None
 
     def close(self) -> None:
-        """Close the log."""
+        """Closes the log."""
         self._log.close()
 
 
 def _common_offsets(file: ArchivedFile, offsets: _Offsets) -> _Offsets:
-    """Return the part of `offsets` that `file` can contain, according to its first and last queue offsets."""
+    """Returns the part of `offsets` that `file` can contain, according to its first and last queue offsets."""
     found: _Offsets = {}
     for span in file.queues:
         begin, end = offsets.get(span.queue_id, (0, 0))
@@ -268,7 +268,7 @@ def _common_offsets(file: ArchivedFile, offsets: _Offsets) -> _Offsets:
 
 
 def _cut(offsets: _Offsets, rows_max: int) -> list[_Offsets]:
-    """Cut queue offsets into parts of at most `rows_max` rows.
+    """Cuts queue offsets into parts of at most `rows_max` rows.
 
     The queues of a file advance together, so that each part is in a few of its row groups.
     """
@@ -311,7 +311,7 @@ class ArchivedPartition(LogPartition):
         self.ranges = list(ranges)
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, each file's in physical order."""
+        """Yields the rows, each file's in physical order."""
         for part in self.ranges:
             yield from read_files(part, options)
 
@@ -324,6 +324,6 @@ class PartitionChain(LogPartition):
         self.parts = list(parts)
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all parts."""
+        """Yields the rows of all parts."""
         for part in self.parts:
             yield from part.read(options)

@@ -41,7 +41,7 @@ class HalogReader(DataSourceReader):
 
     @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks for the log as it is now; messages stored later are not read. Errors as in `plan_batch`.
+        """Plans the tasks for the log as it is now; messages stored later are not read. Errors as in `plan_batch`.
 
         With `servers`, logs the brokers that are read, because others that are not registered now can't be noticed.
         """
@@ -51,7 +51,7 @@ class HalogReader(DataSourceReader):
             return plan_batch(source, self.options, self.pushed, self.columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows. If no tasks were planned, Spark passes its own empty partition to one task."""
+        """Yields a task's rows. If no tasks were planned, Spark passes its own empty partition to one task."""
         if not isinstance(partition, LogPartition):
             return
         keep_heap()
@@ -75,7 +75,7 @@ class HalogPushdownReader(HalogReader):
 def plan_batch(
     source: LogSource, options: SourceOptions, pushed: Pushed | None = None, columns: tuple[str, ...] = DEFAULT_COLUMNS
 ) -> list[LogPartition]:
-    """Return the tasks of a batch.
+    """Returns the tasks of a batch.
 
     Whole topics are read by physical range, in the order of the disk, if `LogSource.range_partitions` returns tasks for
     them, unless maxRecordsPerPartition is set, a filter selects queues, or the columns need no record; everything else

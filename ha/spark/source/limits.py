@@ -12,12 +12,12 @@ QueueBytes = Callable[[QueueKey, int, int], int]
 
 
 def record_count(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> int:
-    """Return the number of records between two positions; a queue that ends at or before its start counts as 0."""
+    """Returns the number of records between two positions; a queue that ends at or before its start counts as 0."""
     return sum(max(0, offset - start[queue]) for queue, offset in end.items())
 
 
 def limit_records(limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> OffsetMap:
-    """Return an end with about `limit` records between it and `start`, in proportion to each queue's records.
+    """Returns an end with about `limit` records between it and `start`, in proportion to each queue's records.
 
     As in spark-sql-kafka, a share below one record is raised to one so that no small queue starves (more than `limit`
     are read if more than `limit` queues have records), and others are rounded down. `start` has every queue of `end`.
@@ -38,7 +38,7 @@ def _share(limit: int, begin: int, end: int, total: int) -> int:
 def limit_bytes(
     limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], queue_bytes: QueueBytes
 ) -> OffsetMap:
-    """Return an end with about `limit` bytes of records between it and `start`, in proportion to each queue's bytes.
+    """Returns an end with about `limit` bytes of records between it and `start`, in proportion to each queue's bytes.
 
     It includes at least one record of each queue that has any. A queue's end is found by bisection: about 20 calls of
     `queue_bytes` for a million records. `start` has every queue of `end`.
@@ -76,7 +76,8 @@ class TriggerDelay:
         self._last_batch_ms: int | None = None
 
     def holds_back(self, waiting: int) -> bool:
-        """Return whether a batch of `waiting` records must wait; True for 0. If it need not, the delay starts again."""
+        """Returns whether a batch of `waiting` records must wait; True for 0. If it need not, the delay starts
+        again."""
         now_ms = self._clock_ms()
         if waiting == 0:
             return True

@@ -103,7 +103,7 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap, now_ms: int) -> tuple[QueueLag, ...]:
-    """Refresh `source` and return the lag of `positions` in each queue, sorted by queue.
+    """Refreshes `source` and returns the lag of `positions` in each queue, sorted by queue.
 
     Subscribed queues without a position count as unread. `now_ms` is in ms since 1970.
     """
@@ -139,7 +139,7 @@ def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap,
 
 
 def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-    """Return the store time in ms of the record at each of `offsets`, without those that no longer exist."""
+    """Returns the store time in ms of the record at each of `offsets`, without those that no longer exist."""
     slices = [QueueSlice(queue, offset, offset + 1) for queue, offset in sorted(offsets.items())]
     # The rows of light queues have other topics, so each of these queues is read alone.
     found = dict(_stored(source, [piece for piece in slices if not _is_light(piece.queue)]))
@@ -154,7 +154,7 @@ def _is_light(queue: QueueKey) -> bool:
 
 
 def _stored(source: LogSource, slices: list[QueueSlice]) -> Iterator[tuple[QueueKey, int]]:
-    """Yield the queue, as its rows name it, and the store time in ms of each record of `slices`."""
+    """Yields the queue, as its rows name it, and the store time in ms of each record of `slices`."""
     if not slices:
         return
     options = ReadOptions(columns=("topic", "brokerName", "queueId", "storeTimestamp"), fail_on_data_loss=False)
@@ -202,7 +202,7 @@ class LagListener(StreamingQueryListener):
         """Ids of ended queries that have a report, in the order in which they ended"""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Store the query's name, and remove an earlier query with this name and another id."""
+        """Stores the query's name, and removes an earlier query with this name and another id."""
         query_id = str(event.id)
         if event.name is not None:  # started again without its checkpoint, a query has another id
             for former in [known for known, name in self._names.items() if name == event.name and known != query_id]:
@@ -211,7 +211,7 @@ class LagListener(StreamingQueryListener):
         self._ended.pop(query_id, None)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Measure the query's lag, unless the last measurement is less than `interval_s` seconds old."""
+        """Measures the query's lag, unless the last measurement is less than `interval_s` seconds old."""
         progress = event.progress
         query_id = str(progress.id)
         self._names[query_id] = progress.name or query_id
@@ -221,12 +221,12 @@ class LagListener(StreamingQueryListener):
             self._measure(query_id)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Measure the lag of a query that read nothing: messages may be waiting all the same."""
+        """Measures the lag of a query that read nothing: messages may be waiting all the same."""
         if str(event.id) in self._last:
             self._measure(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Mark the query as inactive in the metrics, and remove the query that ended first if there are too many."""
+        """Marks the query as inactive in the metrics, and removes the query that ended first if there are too many."""
         query_id = str(event.id)
         if query_id not in self._reports:
             self._forget(query_id)
@@ -241,7 +241,7 @@ class LagListener(StreamingQueryListener):
             table.pop(query_id, None)
 
     def _end_offset(self, sources: Iterable[Any]) -> str | None:
-        """Return the JSON of the batch's end offset in the measured source; None if there is none.
+        """Returns the JSON of the batch's end offset in the measured source; None if there is none.
 
         The API shows only whether a source is written in Python. The measured source is the first one that is, unless
         the user gave its index.
@@ -294,7 +294,7 @@ _METRICS: tuple[tuple[str, str, Callable[[QueueLag], float | None]], ...] = (
 
 
 def prometheus_text(reports: Iterable[LagReport], ended: Iterable[str] = ()) -> str:
-    """Return `reports` in Prometheus' text format; queries whose id is in `ended` are marked as inactive."""
+    """Returns `reports` in Prometheus' text format; queries whose id is in `ended` are marked as inactive."""
     reports, ended = list(reports), set(ended)
     lines = []
     for name, help_text, value_of in _METRICS:

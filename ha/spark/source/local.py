@@ -45,7 +45,7 @@ class LocalSource(LogSource):
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read the directories again, and choose the replica that each broker is read from.
+        """Reads the directories again, and choose the replica that each broker is read from.
 
         Returns False if nothing has changed.
         """
@@ -97,15 +97,15 @@ class LocalSource(LogSource):
         return self._readers[broker, self._best[broker][0]]
 
     def brokers(self) -> Brokers:
-        """Return the brokers' names, in the order of their first path."""
+        """Returns the brokers' names, in the order of their first path."""
         return self._brokers
 
     def min_offset(self, broker: str) -> int:
-        """Return the physical offset at which the log of `broker` begins."""
+        """Returns the physical offset at which the log of `broker` begins."""
         return self._reader(broker).min_offset
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return the queues of `topics`, or of all, sorted."""
+        """Returns the queues of `topics`, or of all, sorted."""
         if topics not in self._queues:
             self._queues[topics] = sorted(
                 QueueKey(queue.topic, broker, queue.queue_id)
@@ -115,11 +115,11 @@ class LocalSource(LogSource):
         return list(self._queues[topics])
 
     def topics(self) -> list[str]:
-        """Return the topics that have a queue, sorted."""
+        """Returns the topics that have a queue, sorted."""
         return sorted({topic for broker in self._stores for topic in self._reader(broker).topics()})
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the readable queue offsets of `queue`."""
+        """Returns the readable queue offsets of `queue`."""
         found = self._ranges.get(queue)
         if found is None:
             begin, end = self._reader(queue.broker).queue_range(queue.topic, queue.queue_id)
@@ -127,24 +127,24 @@ class LocalSource(LogSource):
         return found
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
+        """Returns the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
         return self._reader(queue.broker).offset_for_time(queue.topic, queue.queue_id, timestamp_ms)
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Return the physical offset of a message, from the consume queue."""
+        """Returns the physical offset of a message, from the consume queue."""
         return self._reader(queue.broker).physical_offset(queue.topic, queue.queue_id, queue_offset)
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
-        """Return the size of the records [begin, end) in bytes, from the consume queue."""
+        """Returns the size of the records [begin, end) in bytes, from the consume queue."""
         return self._reader(queue.broker).queue_bytes(queue.topic, queue.queue_id, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's partition for `slices`."""
+        """Returns a task's partition for `slices`."""
         brokers = {part.queue.broker for part in slices}
         return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Cut the logs into physical ranges, without what `where` excludes by physical offset.
+        """Cuts the logs into physical ranges, without what `where` excludes by physical offset.
 
         In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
         None if the topics of `where` have less than _SHARE_READ_BY_RANGE of the log, if they include a light queue
@@ -184,7 +184,7 @@ class LocalSource(LogSource):
         ]
 
     def close(self) -> None:
-        """Unmap all files."""
+        """Unmaps all files."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
@@ -203,7 +203,7 @@ class QueuePartition(LogPartition):
         self.replicas = dict(replicas)
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the slices' order."""
+        """Yields the rows in the slices' order."""
         with closing(_Replicas(self.replicas, options)) as replicas:
             for queue, begin, end in self.slices:
 
@@ -227,7 +227,7 @@ class RangePartition(LogPartition):
         self.topics = topics
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in physical order."""
+        """Yields the rows in physical order."""
         options = msgspec.structs.replace(options, where=options.where.restrict(RowFilter(topics=self.topics)))
 
         def rows(reader: LogReader, at: int, options: ReadOptions) -> _Batches:
@@ -250,7 +250,7 @@ class _Replicas:
         self._open: dict[str, LogReader] = {}
 
     def read(self, broker: str, begin: int, position: str, rows: _Rows) -> _Batches:
-        """Yield the batches that `rows` reads from `begin` on; on failure, continue with the next replica.
+        """Yields the batches that `rows` reads from `begin` on; on failure, continue with the next replica.
 
         The column `position` of the last batch shows where to continue. Raises the error of the last replica.
         """

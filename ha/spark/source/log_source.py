@@ -30,14 +30,14 @@ class Brokers(tuple[str, ...]):
     def __new__(
         cls, names: Iterable[str], aliases: Mapping[str, str] | None = None, *, are_registered: bool = False
     ) -> Brokers:
-        """Create it from `names`. Aliases that are names themselves are ignored."""
+        """Creates it from `names`. Aliases that are names themselves are ignored."""
         made = super().__new__(cls, names)
         made.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in made}
         made.are_registered = are_registered
         return made
 
     def name_of(self, given: str) -> str:
-        """Return the name of the broker that `given` is an alias of; any other text unchanged."""
+        """Returns the name of the broker that `given` is an alias of; any other text unchanged."""
         return self.aliases.get(given, given)
 
 
@@ -78,7 +78,7 @@ class LogPartition(InputPartition):
         super().__init__(None)
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches of `options.columns`. Runs on an executor.
+        """Yields the rows in batches of `options.columns`. Runs on an executor.
 
         Raises RecordsGone where planned records no longer exist, unless options.fail_on_data_loss is off.
         """
@@ -89,57 +89,57 @@ class LogSource(Protocol):
     """The log on the driver. Used by one thread; may keep state and connections between calls."""
 
     def refresh(self) -> bool:
-        """Update queues and ranges; returns False if nothing has changed. Between two calls all answers are
+        """Updates queues and ranges; returns False if nothing has changed. Between two calls all answers are
         consistent."""
 
     def brokers(self) -> Brokers:
-        """Return the brokers' names, in a fixed order. With a single broker, offsets are written without its name."""
+        """Returns the brokers' names, in a fixed order. With a single broker, offsets are written without its name."""
 
     def min_offset(self, broker: str) -> int | None:
-        """Return the physical offset (bytes) at which the log of `broker` begins; None if that is unknown."""
+        """Returns the physical offset (bytes) at which the log of `broker` begins; None if that is unknown."""
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return all queues of `topics` (None: of all topics), sorted. A topic that does not exist has none."""
+        """Returns all queues of `topics` (None: of all topics), sorted. A topic that does not exist has none."""
 
     def topics(self) -> list[str]:
-        """Return every topic that has a queue (with `servers`: that the name servers know), sorted.
+        """Returns every topic that has a queue (with `servers`: that the name servers know), sorted.
 
         `subscribePattern` is matched with these.
         """
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the confirmed, readable queue offsets of `queue`."""
+        """Returns the confirmed, readable queue offsets of `queue`."""
 
     def is_away(self, queue: QueueKey) -> bool:
-        """Return whether only an archive has `queue`, as its broker is not registered now (by default False).
+        """Returns whether only an archive has `queue`, as its broker is not registered now (by default False).
 
         Its end is then unknown: `queue_range` returns that of the archive, and the broker may have later messages.
         """
         return False
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
+        """Returns the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Return the physical offset (bytes) of a message; −1 if that is unknown, or the message no longer exists;
+        """Returns the physical offset (bytes) of a message; −1 if that is unknown, or the message no longer exists;
         UNWRITTEN if a recovering node has yet to write its queue entry again."""
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size of the records [begin, end) in bytes; None if that is unknown without reading them."""
+        """Returns the size of the records [begin, end) in bytes; None if that is unknown without reading them."""
 
     def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
-        """Return tasks for the part of `slices` that only an archive has (by default none), and the other slices."""
+        """Returns tasks for the part of `slices` that only an archive has (by default none), and the other slices."""
         return [], list(slices)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's partition for `slices`, in this order."""
+        """Returns a task's partition for `slices`, in this order."""
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Return tasks that read the log in physical ranges, about `count_min` or more, of up to `bytes_each` bytes.
+        """Returns tasks that read the log in physical ranges, about `count_min` or more, of up to `bytes_each` bytes.
 
         `where` limits the log by physical offsets and topics; tasks apply its other conditions. None if the log can't
         be read that way, or if that would take longer: then it is read queue by queue.
         """
 
     def close(self) -> None:
-        """Close files and connections."""
+        """Closes files and connections."""

@@ -74,13 +74,13 @@ _VALUES: Table = {
 
 
 def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> NetworkSettings:
-    """Return the settings for the name servers `servers` and the options `given`. Raises OptionError for an invalid
+    """Returns the settings for the name servers `servers` and the options `given`. Raises OptionError for an invalid
     value."""
     return NetworkSettings(servers=tuple(servers), **GivenOptions(given).fields(_VALUES))
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Open a source for the name servers of the option `servers`. Raises OptionError if none answers; ConnectionFailed
+    """Opens a source for the name servers of the option `servers`. Raises OptionError if none answers; ConnectionFailed
     if they know no broker; other ClientErrors."""
     return NetworkSource(network_settings(options.servers, options.network))
 
@@ -105,14 +105,14 @@ class _Client:
             raise
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` on the loop and return its result. Raises OptionError instead of NameServersUnreachable."""
+        """Runs `function` on the loop and returns its result. Raises OptionError instead of NameServersUnreachable."""
         try:
             return self.portal.call(function)
         except NameServersUnreachable as error:
             raise OptionError("servers", str(error), "name servers that are up, as host:port") from None
 
     def call_with_retries(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Call `attempt` like `call`, and repeat it for up to pullTimeout on transient errors."""
+        """Calls `attempt` like `call`, and repeats it for up to pullTimeout on transient errors."""
         return self.call(lambda: with_retries(attempt, self._settings.pull_timeout_s))
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class NetworkSource(LogSource):
             raise
 
     def refresh(self) -> bool:
-        """Drop cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed.
+        """Drops cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed.
 
         Known brokers stay known, because name servers forget a broker that restarts, and all when they restart.
         """
@@ -152,14 +152,14 @@ class NetworkSource(LogSource):
         return True
 
     def brokers(self) -> Brokers:
-        """Return the names of all brokers that the name servers have known since the source was opened, sorted."""
+        """Returns the names of all brokers that the name servers have known since the source was opened, sorted."""
         return self._brokers
 
     def min_offset(self, broker: str) -> None:
-        """Return None: brokers report only the ranges of queues."""
+        """Returns None: brokers report only the ranges of queues."""
 
     def topics(self) -> list[str]:
-        """Return all topics known to the name servers, sorted.
+        """Returns all topics known to the name servers, sorted.
 
         Without those that RocketMQ registers on every broker: _NOBODYS_TOPICS and topics named like a broker.
         """
@@ -169,7 +169,7 @@ class NetworkSource(LogSource):
         return self._topics
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Return the readable queues of `topics`, or of all topics if None, sorted. An unknown topic has no queues."""
+        """Returns the readable queues of `topics`, or of all topics if None, sorted. An unknown topic has no queues."""
         found: list[QueueKey] = []
         for topic in self.topics() if topics is None else sorted(topics):
             if topic not in self._queues:
@@ -186,7 +186,7 @@ class NetworkSource(LogSource):
         return [QueueKey(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the range of `queue`, as reported by the broker that would be read from."""
+        """Returns the range of `queue`, as reported by the broker that would be read from."""
         if queue not in self._ranges:
             # Callers ask for one queue after the other, so the ranges of all known queues are fetched at once.
             missing = [key for keys in self._queues.values() for key in keys if key not in self._ranges]
@@ -220,7 +220,7 @@ class NetworkSource(LogSource):
                 future.cancel()
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Return the queue offset of the first message stored at or after `timestamp_ms`; None if there is none.
+        """Returns the queue offset of the first message stored at or after `timestamp_ms`; None if there is none.
 
         Brokers differ in their answer for a time between two messages and after the last one (RocketMQ 4.9: the
         nearest), so the search only starts at their answer.
@@ -244,9 +244,9 @@ class NetworkSource(LogSource):
         return low if low < end else None
 
     def _next_stored_ms(self, queue: MessageQueue, at: int, end: int) -> tuple[int, int | None]:
-        """Pull from `at` on until the broker returns a message. Return the queue offset of the last pull, and the store
-        time in ms of its first message; −1 if the one at this offset was deleted, which sorts before all others; None
-        if no pull before `end` returned one.
+        """Pulls from `at` on until the broker returns a message. Returns the queue offset of the last pull, and the
+        store time in ms of its first message; −1 if the one at this offset was deleted, which sorts before all others;
+        None if no pull before `end` returned one.
 
         The message may be at a later offset, which its record does not always tell: records of light queues have
         offsets of other queues, and those of inner batches the offset of the first message.
@@ -263,7 +263,7 @@ class NetworkSource(LogSource):
         return at, None
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Pull a message and return its physical offset; −1 if it no longer exists, or can't be read."""
+        """Pulls a message and returns its physical offset; −1 if it no longer exists, or can't be read."""
         raw = self._pull(_message_queue(queue), queue_offset, max_messages=1)
         if raw.status is not PullStatus.FOUND:
             return -1
@@ -275,19 +275,19 @@ class NetworkSource(LogSource):
         return self._client.call_with_retries(lambda: consumer.pull_raw(queue, queue_offset, max_messages=max_messages))
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return None: the size is unknown before the records are read."""
+        """Returns None: the size is unknown before the records are read."""
         return None
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Return a task's partition for `slices`."""
+        """Returns a task's partition for `slices`."""
         return NetworkPartition(tuple(slices), self._settings)
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Return None: brokers are read by queue."""
+        """Returns None: brokers are read by queue."""
         return None
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Closes the connections and end the thread."""
         self._client.close()
 
 
@@ -300,7 +300,7 @@ class NetworkPartition(LogPartition):
         self.settings = settings
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the slices' order. The next pulls run while a batch is decoded."""
+        """Yields the rows in the slices' order. The next pulls run while a batch is decoded."""
         client = _Client(self.settings)
         try:
             for piece in self.slices:
@@ -400,7 +400,7 @@ def _decoded(bodies: list[bytes], queue: QueueKey, options: ReadOptions) -> Iter
 
 
 def _in_light_queue(batch: pa.RecordBatch, queue: QueueKey) -> pa.RecordBatch:
-    """Return `batch` with the queue ids and queue offsets that its messages have in the light queue `queue`.
+    """Returns `batch` with the queue ids and queue offsets that its messages have in the light queue `queue`.
 
     A message has the names of its light queues, and its offsets in them, as properties with commas between them
     (RocketMQ: MQClientAPIImpl.processPopResponse). The offset is null if these lack the queue. The record of a message
@@ -428,7 +428,7 @@ def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:
 
 
 def _broker_tags(tags: frozenset[str] | None) -> tuple[str, ...]:
-    """Return the tags by which the broker filters; none (no filter) if a tag can't be part of a tag expression."""
+    """Returns the tags by which the broker filters; none (no filter) if a tag can't be part of a tag expression."""
     if not tags or any(not tag or "|" in tag or tag != tag.strip() or tag == "*" for tag in tags):
         return ()
     return tuple(sorted(tags))

@@ -83,7 +83,7 @@ class Slot(msgspec.Struct):
 async def pull_slots(
     consumer: PullConsumer, queue: MessageQueue, begin: int, end: int, settings: PullSettings
 ) -> list[Slot]:
-    """Pull the first slots of [begin, end), at most `lanes`, at the same time, and return them in order.
+    """Pulls the first slots of [begin, end), at most `lanes`, at the same time, and returns them in order.
 
     The caller continues at the end of the last one. Raises RecordsGone for missing messages if `fail_on_data_loss` is
     on, and in any case if the broker does not have the queue offsets within `retry_s`; ConnectionFailed,
@@ -169,8 +169,8 @@ async def _check_left_out(
     absent: list[int],
     settings: PullSettings,
 ) -> None:
-    """Add to `slot.gone` the number of messages that the answer `raw` lacks because they were deleted or can't be read,
-    out of `absent`, the queue offsets without a record.
+    """Adds to `slot.gone` the number of messages that the answer `raw` lacks because they were deleted or can't be
+    read, out of `absent`, the queue offsets without a record.
 
     Raises RecordsGone instead if `fail_on_data_loss` is on.
     """
@@ -196,7 +196,7 @@ async def _check_left_out(
 
 
 def _queue_offsets(body: bytes) -> set[int] | None:
-    """Return the queue offsets of the records in `body`; None if it has an inner batch, which covers several, or does
+    """Returns the queue offsets of the records in `body`; None if it has an inner batch, which covers several, or does
     not consist of records."""
     found = set()
     position = 0
@@ -210,7 +210,7 @@ def _queue_offsets(body: bytes) -> set[int] | None:
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:
-    """Return the result of the idempotent `attempt`, repeated for `retry_s` on transient errors.
+    """Returns the result of the idempotent `attempt`, repeated for `retry_s` on transient errors.
 
     Transient are ConnectionFailed, RequestTimedOut, and BrokerErrors with a code in _PASSING; the last one is raised
     after `retry_s`. Other errors are raised at once.

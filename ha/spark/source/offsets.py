@@ -57,14 +57,14 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
-    """Return the queue's name in JSON: its number, prefixed by its broker's name if there are several."""
+    """Returns the queue's name in JSON: its number, prefixed by its broker's name if there are several."""
     return str(queue.queue_id) if len(brokers) == 1 else f"{queue.broker}:{queue.queue_id}"
 
 
 def encode_positions(
     positions: Mapping[QueueKey, int], brokers: tuple[str, ...]
 ) -> dict[str, dict[str, int | list[int]]]:
-    """Return `positions` for JSON: topic -> queue -> queue offset (see `runs`). Equal positions give equal JSON."""
+    """Returns `positions` for JSON: topic -> queue -> queue offset (see `runs`). Equal positions give equal JSON."""
     found: dict[str, dict[str, int | list[int]]] = {}
     for (topic, broker), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
         prefix = "" if len(brokers) == 1 else f"{broker}:"
@@ -76,7 +76,7 @@ def encode_positions(
 def decode_positions(
     found: Mapping[str, Any], brokers: Brokers, option: str = "checkpoint", *, unnamed: str | None = None
 ) -> OffsetMap:
-    """Return the positions in parsed JSON. Keys that begin with "$" are skipped.
+    """Returns the positions in parsed JSON. Keys that begin with "$" are skipped.
 
     `unnamed`: the broker of queues without a broker's name, if it is known. Raises OptionError, naming `option`, if
     they are malformed, name a broker that is not one of `brokers`, or lack the name where there are several.
@@ -123,7 +123,7 @@ def _check_brokers_named(found: Mapping[str, Any], brokers: Brokers) -> None:
 
 
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
-    """Return the queues that `text` (see QUEUE_TEXT) names: one, or without a broker's name that of every broker.
+    """Returns the queues that `text` (see QUEUE_TEXT) names: one, or without a broker's name that of every broker.
 
     Raises OptionError for a broker that is not read; with `one`, also for a text that names queues of several brokers.
     """
@@ -142,7 +142,7 @@ def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: b
 
 
 def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, Any]:
-    """Return a stream's offset as a JSON object."""
+    """Returns a stream's offset as a JSON object."""
     found: dict[str, Any] = encode_positions(offset.positions, brokers)
     if len(brokers) == 1:
         found[BROKER] = brokers[0]
@@ -156,7 +156,7 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 
 def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
-    """Decode a stream's offset. Raises OptionError if it is malformed, or may be an offset of other brokers."""
+    """Decodes a stream's offset. Raises OptionError if it is malformed, or may be an offset of other brokers."""
     _check_offsets(found, "checkpoint")
     _check_offsets(found.get(READ, {}), "checkpoint")
     # A single store may have been renamed, so its name counts only if there are several.
@@ -175,7 +175,8 @@ def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
 
 
 def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
-    """Return the existing queues that the options subscribe to, sorted. Topics and queues that don't exist are skipped.
+    """Returns the existing queues that the options subscribe to, sorted. Topics and queues that don't exist are
+    skipped.
 
     Raises OptionError if `assign` names a broker that is not read.
     """
@@ -197,7 +198,7 @@ def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
 
 
 def missing_topics(source: LogSource, options: SourceOptions) -> list[str]:
-    """Return the topics that the options name and that have no queue: they are misspelt, or have no message yet."""
+    """Returns the topics that the options name and that have no queue: they are misspelt, or have no message yet."""
     named = options.subscribe if options.subscribe is not None else tuple(options.assign or ())
     return [topic for topic in named if not source.queues(frozenset({topic}))]
 
@@ -220,12 +221,13 @@ def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
 
 
 def starting_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return for each of `queues` the queue offset at which a new query starts. Raises OptionError as in `_resolve`."""
+    """Returns for each of `queues` the queue offset at which a new query starts. Raises OptionError as in
+    `_resolve`."""
     return _resolve(source, options, options.starting, options.starting_option, list(queues), at_start=True)
 
 
 def ending_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return for each of `queues` the queue offset at which a batch ends. Raises OptionError as in `_resolve`."""
+    """Returns for each of `queues` the queue offset at which a batch ends. Raises OptionError as in `_resolve`."""
     return _resolve(source, options, options.ending, options.ending_option, list(queues), at_start=False)
 
 
@@ -238,7 +240,7 @@ def _resolve(
     *,
     at_start: bool,
 ) -> OffsetMap:
-    """Return a queue offset for every queue; for a time after the last record, the queue's end.
+    """Returns a queue offset for every queue; for a time after the last record, the queue's end.
 
     Raises OptionError for offsets or times by queue that omit a queue or name a topic that is not read, for an offset
     above 0 of a queue that does not exist, and for a starting time after the last record of a queue, unless

@@ -10,7 +10,7 @@ from ha.spark.source.options import SourceOptions
 
 
 def open_source(options: SourceOptions) -> LogSource:
-    """Open the source that the option `path` or `servers` names, wrapped in one that reads an archive first (option
+    """Opens the source that the option `path` or `servers` names, wrapped in one that reads an archive first (option
     `archive`) or leaves out uncommitted rows (option `isolation`), if that is requested.
 
     Raises StoreUnreadable, ClientError, ArchiveDamaged or OptionError if that fails.

@@ -106,7 +106,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None
 
     def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
-        """Return the read options of a task, without a filter."""
+        """Returns the read options of a task, without a filter."""
         return ReadOptions(
             columns=columns,
             batch_rows=self.batch_rows,
@@ -181,7 +181,7 @@ _KAFKA_ONLY = {
 
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
-    """Parse the options for a `kind` of query; names may be in any case. Raises OptionError for the first invalid
+    """Parses the options for a `kind` of query; names may be in any case. Raises OptionError for the first invalid
     option found."""
     given = GivenOptions({_known(key): value for key, value in raw.items()})
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
@@ -229,7 +229,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
 
 
 def parse_any(raw: Mapping[str, str]) -> SourceOptions:
-    """Parse the options before the kind of query is known: as a stream's, or as a batch's if they have an ending.
+    """Parses the options before the kind of query is known: as a stream's, or as a batch's if they have an ending.
 
     Raises OptionError if they are valid for neither.
     """

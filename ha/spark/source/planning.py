@@ -21,7 +21,7 @@ RECORDS_PER_TASK = 262_144
 
 
 def report_loss(fail_on_data_loss: bool, what: str, first: int, end: int, reason: str) -> None:
-    """Raise RecordsGone for offsets [first, end) of `what`, or log a warning if `fail_on_data_loss` is off."""
+    """Raises RecordsGone for offsets [first, end) of `what`, or logs a warning if `fail_on_data_loss` is off."""
     loss = RecordsGone(what, first, end, reason)
     if fail_on_data_loss:
         raise loss
@@ -34,7 +34,7 @@ def wait_for(
     retries: int,
     pause: Callable[[], None],
 ) -> OffsetMap:
-    """Return the queues whose end is before `wanted`, with their ends, after up to `retries` refreshes.
+    """Returns the queues whose end is before `wanted`, with their ends, after up to `retries` refreshes.
 
     `pause` is called before each refresh. An end moves back while a replica is copied again or recovers, which is
     transient, and when a topic is deleted. Queues that are away are left out: their ends are unknown.
@@ -61,7 +61,7 @@ def wait_for(
 def slices_between(
     source: LogSource, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], *, fail_on_data_loss: bool
 ) -> list[QueueSlice]:
-    """Return the slices to read between two positions, sorted, without missing records.
+    """Returns the slices to read between two positions, sorted, without missing records.
 
     A queue without a start begins with its first record. Raises RecordsGone, unless `fail_on_data_loss` is off, for
     records that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log
@@ -97,7 +97,7 @@ def task_count(
     records_max: int | None,
     bytes_max: int,
 ) -> int:
-    """Return the number of tasks for `record_count` records of `byte_count` bytes (None: unknown); 0 for none.
+    """Returns the number of tasks for `record_count` records of `byte_count` bytes (None: unknown); 0 for none.
 
     At least `min_partitions`; without it `cores`, or fewer so that each task has RECORDS_WORTH_A_TASK. No task reads
     more than `records_max` records, or (if records have about the same size) `bytes_max` bytes. At most one task per
@@ -117,7 +117,7 @@ def _ceil(amount: int, each: int) -> int:
 
 
 def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]:
-    """Divide `slices` into `count` parts of equally many records (±1), in their order.
+    """Divides `slices` into `count` parts of equally many records (±1), in their order.
 
     Small queues share a task and a large one is split: sixteen queues of a topic do not require sixteen tasks per
     batch.
@@ -141,7 +141,7 @@ def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]
 
 
 def clip(slices: Sequence[QueueSlice], where: RowFilter) -> list[QueueSlice]:
-    """Return the part of `slices` that can hold rows of `where`, by the queues' names and offsets.
+    """Returns the part of `slices` that can hold rows of `where`, by the queues' names and offsets.
 
     Store times exclude nothing: a clock may have been set back, so that any message may have any time.
     """
@@ -163,7 +163,7 @@ def clip(slices: Sequence[QueueSlice], where: RowFilter) -> list[QueueSlice]:
 
 
 def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
-    """Return the size of all records in `slices` in bytes; None if it is unknown."""
+    """Returns the size of all records in `slices` in bytes; None if it is unknown."""
     total = 0
     for part in slices:
         size = source.queue_bytes(*part)
@@ -174,7 +174,7 @@ def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
 
 
 def queue_tasks(slices: Sequence[QueueSlice], source: LogSource, options: SourceOptions) -> list[LogPartition]:
-    """Return the tasks that read `slices`; `task_count` and the options determine how many."""
+    """Returns the tasks that read `slices`; `task_count` and the options determine how many."""
     count = task_count(
         sum(part.entry_count for part in slices),
         total_bytes(slices, source),

@@ -43,7 +43,7 @@ Position = AtEdge | AtOffsets | AtTime | AtTimes
 
 
 def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Position, str]:
-    """Return the position at which to start or end, and the name of the option that determines it.
+    """Returns the position at which to start or end, and the name of the option that determines it.
 
     `side`: "starting" or "ending". Of several options, Timestamp precedes OffsetsByTimestamp and Offsets. `default`
     applies if there is none. Raises OptionError for an invalid value.

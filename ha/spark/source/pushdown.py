@@ -38,7 +38,7 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pushdown_is_on() -> bool:
-    """Return whether this process plans a scan with filters.
+    """Returns whether this process plans a scan with filters.
 
     Spark refuses a reader that has `pushFilters` unless spark.sql.python.filterPushdown.enabled is set, and does not
     expose the setting to Python. But with the setting on, it plans in a process that runs another module (_PLANNER).
@@ -48,8 +48,8 @@ def pushdown_is_on() -> bool:
 
 
 def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, list[Filter]]:
-    """Return the conditions that the source applies while it reads `columns`, and those `filters` that Spark must still
-    apply."""
+    """Returns the conditions that the source applies while it reads `columns`, and those `filters` that Spark must
+    still apply."""
     names = {column.lower(): column for column in columns}
     pushed = Pushed()
     left: list[Filter] = []
@@ -105,7 +105,7 @@ def _narrow(column: str, condition: Filter) -> tuple[Pushed, bool] | None:
 
 
 def _values(condition: Filter) -> tuple[Any, ...] | None:
-    """Return the values that the column may have; None for another kind of condition."""
+    """Returns the values that the column may have; None for another kind of condition."""
     if isinstance(condition, EqualTo):
         return (condition.value,) if condition.value is not None else None
     if isinstance(condition, In):
@@ -118,7 +118,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _bounds(condition: Filter, unit: int) -> tuple[int | None, int | None] | None:
-    """Return the range [begin, end) of column values that satisfy a comparison with a whole number or a time.
+    """Returns the range [begin, end) of column values that satisfy a comparison with a whole number or a time.
 
     A bound is None where there is none; the result is None for another kind of condition or value. `unit`: how many
     units of the filter's value make one of the column: 1000 for a time (µs and ms), 1 for a number.

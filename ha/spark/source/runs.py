@@ -22,7 +22,7 @@ _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def encode_runs(numbers: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int | list[int]]]:
-    """Yield the JSON members (name, value) for the (queue, number) pairs of a broker's topic, ascending by queue."""
+    """Yields the JSON members (name, value) for the (queue, number) pairs of a broker's topic, ascending by queue."""
     if len(numbers) < QUEUES_WORTH_RUNS:
         yield from ((str(queue), number) for queue, number in numbers)
         return
@@ -37,7 +37,7 @@ def encode_runs(numbers: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int |
 
 
 def decode_run(text: str, value: Any) -> tuple[str, int, list[int]]:
-    """Decode a JSON member: return the broker's name with its colon ("" without a name), the first queue, and the
+    """Decodes a JSON member: returns the broker's name with its colon ("" without a name), the first queue, and the
     numbers of that queue and the following ones.
 
     Raises ValueError, with the reason, if it is not such a member.

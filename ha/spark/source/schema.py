@@ -50,23 +50,23 @@ _TYPES = {**SPARK_TYPES, **KAFKA_TYPES}
 
 
 def types_of(*, kafka: bool) -> dict[str, DataType]:
-    """Return the types of the columns that can be selected; `kafka`: with the option kafkaColumns."""
+    """Returns the types of the columns that can be selected; `kafka`: with the option kafkaColumns."""
     return _TYPES if kafka else SPARK_TYPES
 
 
 def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
-    """Return the schema of `columns`, in this order, all nullable. Raises OptionError for an unknown or repeated
+    """Returns the schema of `columns`, in this order, all nullable. Raises OptionError for an unknown or repeated
     name."""
     return StructType([StructField(name, _TYPES[name]) for name in check_columns(columns, _TYPES)])
 
 
 def read_columns(selected: Iterable[str], *, kafka: bool) -> tuple[str, ...]:
-    """Return the log's columns that have to be read for the selected ones."""
+    """Returns the log's columns that have to be read for the selected ones."""
     return tuple(dict.fromkeys(SOURCES.get(name, name) if kafka else name for name in selected))
 
 
 def columns_of(schema: StructType, *, kafka: bool = False) -> tuple[str, ...]:
-    """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
+    """Returns the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
     Raises OptionError for a schema without columns, and for a column that does not exist, is repeated, has another type
     (nothing is cast), or is NOT NULL (fields of a damaged record may be null).
@@ -98,12 +98,12 @@ def columns_of(schema: StructType, *, kafka: bool = False) -> tuple[str, ...]:
 
 
 def batch_schema(schema: StructType) -> pa.Schema:
-    """Return the schema that Spark expects of every batch: the Arrow form of `schema` in UTC."""
+    """Returns the schema that Spark expects of every batch: the Arrow form of `schema` in UTC."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, selected: tuple[str, ...]) -> pa.RecordBatch:
-    """Return the selected columns of `batch` under `schema`.
+    """Returns the selected columns of `batch` under `schema`.
 
     Copies nothing if they are columns of the log: then the schemas differ only in the case of names and in nullability.
     """

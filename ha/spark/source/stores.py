@@ -31,7 +31,7 @@ class Stores(msgspec.Struct, frozen=True):
 
 
 def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> Stores:
-    """Return the stores that `paths` name; globs are expanded and sorted.
+    """Returns the stores that `paths` name; globs are expanded and sorted.
 
     With `broker_names`, directories with the same name count as replicas. Raises StoreUnreadable for a glob that
     matches no directory. Raises OptionError if there are names, but not one for each directory; if replicas of one log
@@ -80,7 +80,7 @@ def _directories(paths: Sequence[str]) -> list[str]:
 
 
 def _logs(directories: Sequence[str]) -> list[int]:
-    """Return a number for each directory, equal for replicas of one log."""
+    """Returns a number for each directory, equal for replicas of one log."""
     logs = list(range(len(directories)))
     for one, other in combinations(range(len(directories)), 2):
         if is_same_log(Path(directories[one]), Path(directories[other])):
@@ -89,7 +89,7 @@ def _logs(directories: Sequence[str]) -> list[int]:
 
 
 def _own_names(directories: Sequence[str], logs: Sequence[int]) -> list[str]:
-    """Return the name of each directory's broker: the stored one, else the name of the log's first directory.
+    """Returns the name of each directory's broker: the stored one, else the name of the log's first directory.
 
     If different logs have the same stored name, they are of several clusters, and that name is not used. Raises
     OptionError if two logs would be named after directories with the same name.

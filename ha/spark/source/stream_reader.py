@@ -81,7 +81,7 @@ class StreamPlanner:
         self._read_up: dict[str, Any] | None = None
 
     def initial(self) -> dict[str, Any]:
-        """Return the offset at which a new query starts. Raises OptionError as in `starting_positions`."""
+        """Returns the offset at which a new query starts. Raises OptionError as in `starting_positions`."""
         self._source.refresh()
         for topic in missing_topics(self._source, self._options):
             logger.warning('stream.topic_missing topic=%r hint="it is read from its first message on"', topic)
@@ -99,12 +99,12 @@ class StreamPlanner:
         return starting == AtEdge(LATEST)
 
     def freeze(self) -> None:
-        """Fix the current ends of the queues as the end of the query (Trigger.AvailableNow)."""
+        """Fixes the current ends of the queues as the end of the query (Trigger.AvailableNow)."""
         self._source.refresh()
         self._target = self._ends()
 
     def _look(self) -> bool:
-        """Refresh the log, unless the last refresh was recent, expensive and found nothing.
+        """Refreshes the log, unless the last refresh was recent, expensive and found nothing.
 
         Returns whether the log may have changed.
         """
@@ -121,7 +121,7 @@ class StreamPlanner:
         return {queue: self._source.queue_range(queue).end for queue in subscribed(self._source, self._options)}
 
     def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the offset at which the next batch ends, within `limit` and the options' limits.
+        """Returns the offset at which the next batch ends, within `limit` and the options' limits.
 
         Returns `start` itself if there is no batch yet. Raises RecordsGone as in `_still_there`; OptionError if `start`
         is of other brokers.
@@ -153,7 +153,7 @@ class StreamPlanner:
         return encode_stream(StreamOffset(positions=end_of, started=started, read=self._read_places(end_of)), brokers)
 
     def _still_there(self, at: StreamOffset) -> OffsetMap:
-        """Return the positions without those of deleted queues. If a queue's end moved back, its position is that end;
+        """Returns the positions without those of deleted queues. If a queue's end moved back, its position is that end;
         the position of a queue that is away (see `LogSource`) stays.
 
         Raises RecordsGone for such queues, unless failOnDataLoss is off. Waits first for ends that moved back; see
@@ -171,7 +171,7 @@ class StreamPlanner:
         return found
 
     def _without_created_again(self, at: StreamOffset) -> OffsetMap:
-        """Return the positions without those of queues whose last read message has been replaced by another one.
+        """Returns the positions without those of queues whose last read message has been replaced by another one.
 
         Raises RecordsGone for such queues, unless failOnDataLoss is off; then all messages of the new topic are read.
         """
@@ -187,7 +187,7 @@ class StreamPlanner:
         return found
 
     def _read_places(self, positions: OffsetMap) -> dict[str, int]:
-        """Return for each broker a physical offset after all messages before `positions`, if it is known.
+        """Returns for each broker a physical offset after all messages before `positions`, if it is known.
 
         Empty with `servers`.
         """
@@ -228,7 +228,7 @@ class StreamPlanner:
         return size
 
     def default_limit(self) -> ReadLimit:
-        """Return the first limit that the options set; `latest` applies all of them unless given ReadAllAvailable.
+        """Returns the first limit that the options set; `latest` applies all of them unless given ReadAllAvailable.
 
         The API accepts only one limit, and has none that combines two.
         """
@@ -242,11 +242,11 @@ class StreamPlanner:
         return ReadAllAvailable()
 
     def report_latest(self) -> dict[str, Any] | None:
-        """Return the ends of the queues that `latest` found last, without limits; None before the first call."""
+        """Returns the ends of the queues that `latest` found last, without limits; None before the first call."""
         return dict(encode_positions(self._latest, self._source.brokers())) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
-        """Return the tasks of a batch. Raises RecordsGone as in `slices_between`, and for queues that were created
+        """Returns the tasks of a batch. Raises RecordsGone as in `slices_between`, and for queues that were created
         again."""
         brokers = self._source.brokers()
         first, last = decode_stream(start, brokers), decode_stream(end, brokers)
@@ -270,7 +270,7 @@ class StreamPlanner:
         return tasks
 
     def close(self) -> None:
-        """Close the log."""
+        """Closes the log."""
         self._source.close()
 
 
@@ -296,34 +296,34 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offset at which a new query starts."""
+        """Returns the offset at which a new query starts."""
         return self.planner.initial()
 
     @without_traceback()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the offset at which the next batch ends."""
+        """Returns the offset at which the next batch ends."""
         return self.planner.latest(start, limit)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit that the options set; see `StreamPlanner.default_limit`."""
+        """Returns the limit that the options set; see `StreamPlanner.default_limit`."""
         return self.planner.default_limit()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the last known ends of the queues; None before the first batch."""
+        """Returns the last known ends of the queues; None before the first batch."""
         return self.planner.report_latest()
 
     @without_traceback()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the current ends of the queues as the end of the query."""
+        """Fixes the current ends of the queues as the end of the query."""
         self.planner.freeze()
 
     @without_traceback()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch."""
+        """Returns the tasks of a batch."""
         return self.planner.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows."""
+        """Yields a task's rows."""
         assert isinstance(partition, LogPartition)
         keep_heap()
         with without_traceback():
@@ -332,7 +332,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_imports()
 
     def stop(self) -> None:
-        """Close the log."""
+        """Closes the log."""
         if self._planner is not None:
             self._planner.close()
             self._planner = None

@@ -53,7 +53,7 @@ Raises ValueError if the value does not fit.
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """Return the schema to store (see BodyFormat): `given`, the JSON of a record schema, without documentation and
+    """Returns the schema to store (see BodyFormat): `given`, the JSON of a record schema, without documentation and
     defaults."""
     if not isinstance(given, str):
         raise ValueError("it is no text")
@@ -70,13 +70,13 @@ def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
 
 
 def columns(stored: dict[str, Any]) -> pa.StructType:
-    """Return the columns of a stored schema; see BodyFormat."""
+    """Returns the columns of a stored schema; see BodyFormat."""
     arrow, _ = _Types().of(stored, "")
     return arrow
 
 
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
-    """Return a function that decodes bodies of a stored schema; see BodyFormat."""
+    """Returns a function that decodes bodies of a stored schema; see BodyFormat."""
     avro = _fastavro()
     schema = avro.parse_schema(_with_enum_indexes(_without(stored, frozenset({"logicalType"}))))
     fingerprint = avro.fingerprint(avro.to_parsing_canonical_form(stored), "CRC-64-AVRO")
@@ -100,7 +100,8 @@ def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 def _with_enum_indexes(schema: Any) -> Any:
-    """Return `schema` with each enum replaced by a record with the index of the symbol, which has the same encoding."""
+    """Returns `schema` with each enum replaced by a record with the index of the symbol, which has the same
+    encoding."""
     if isinstance(schema, list):
         return [_with_enum_indexes(member) for member in schema]
     if not isinstance(schema, dict):
@@ -135,7 +136,7 @@ def _fastavro() -> Any:
 
 
 def _without(schema: Any, attributes: frozenset[str]) -> Any:
-    """Return `schema` without the given attributes of its types and fields."""
+    """Returns `schema` without the given attributes of its types and fields."""
     if isinstance(schema, list):
         return [_without(member, attributes) for member in schema]
     if not isinstance(schema, dict):
@@ -156,7 +157,7 @@ class _Types:
         """Full name of a type -> converted type; None while the type's definition is being converted"""
 
     def of(self, schema: Any, namespace: str) -> tuple[pa.DataType, _Convert]:
-        """Return the Arrow type and the conversion of values of `schema`. Raises ValueError if no column can have the
+        """Returns the Arrow type and the conversion of values of `schema`. Raises ValueError if no column can have the
         type."""
         if isinstance(schema, list):
             members = [member for member in schema if member != "null"]
@@ -249,7 +250,7 @@ def _micros(millis: int) -> int:
 
 
 def _symbol_of(symbols: list[str]) -> Callable[[Any], Any]:
-    """Return the conversion of an enum, which `_with_enum_indexes` has replaced by a record, to one of `symbols`."""
+    """Returns the conversion of an enum, which `_with_enum_indexes` has replaced by a record, to one of `symbols`."""
 
     def convert(record: dict[str, int]) -> str:
         index = record["index"]
@@ -269,7 +270,7 @@ def _of_fields(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _of_record(converts: list[tuple[str, Callable[[Any], Any]]]) -> _Convert:
-    """Return the conversion of a record, which changes the fields in `converts` in place; None if there are none."""
+    """Returns the conversion of a record, which changes the fields in `converts` in place; None if there are none."""
 
     def convert(record: dict[str, Any]) -> dict[str, Any]:
         for name, convert_field in converts:

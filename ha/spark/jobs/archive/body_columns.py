@@ -20,7 +20,7 @@ from ha.spark.jobs.archive.manifest import BodyColumns
 
 
 def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[pa.Field]:
-    """Return the columns of `topic` (None: of all topics), each once. Raises OptionError if they don't fit into one
+    """Returns the columns of `topic` (None: of all topics), each once. Raises OptionError if they don't fit into one
     table."""
     fields: dict[str, pa.Field] = {}
     for columns in found:
@@ -38,7 +38,7 @@ def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[
 
 
 def columns_of(found: Iterable[BodyColumns], topic: str) -> BodyColumns | None:
-    """Return the columns that the brokers' archives (`found`) have for `topic`; None if none has a schema for it.
+    """Returns the columns that the brokers' archives (`found`) have for `topic`; None if none has a schema for it.
 
     JSON schemas of several brokers are merged; with other formats, they must be equal. Raises OptionError if they are
     not, or if the columns don't fit into one table.
@@ -70,7 +70,7 @@ class BodyDecoder:
                 self._topics[topic] = form.decoder(schema), form.columns(schema)
 
     def decode(self, topic: str, bodies: pa.Array, sys_flags: pa.Array, size_max: int) -> pa.StructArray:
-        """Return the columns decoded from `bodies`; null for a body that can't be decoded. `topic` must have a schema.
+        """Returns the columns decoded from `bodies`; null for a body that can't be decoded. `topic` must have a schema.
 
         `size_max` is the maximum size of a decompressed body, in bytes.
         """
@@ -80,7 +80,7 @@ class BodyDecoder:
         return _array([None if body is None else decode(body) for body in plain], arrow)
 
     def append_columns(self, topic: str | None, rows: pa.RecordBatch, size_max: int) -> tuple[pa.RecordBatch, int]:
-        """Append all decoded columns to rows of `topic`; return the rows and the number of undecodable bodies.
+        """Appends all decoded columns to rows of `topic`; returns the rows and the number of undecodable bodies.
 
         Columns of other topics are null. `size_max` as in `decode`.
         """
@@ -97,7 +97,7 @@ class BodyDecoder:
 
 
 def _array(rows: list[Any], arrow: pa.DataType) -> pa.Array:
-    """Return `rows` as an Arrow array, with null for each row that has a value that does not fit its type, such as a
+    """Returns `rows` as an Arrow array, with null for each row that has a value that does not fit its type, such as a
     decimal with too many digits."""
     try:
         return pa.array(rows, arrow)

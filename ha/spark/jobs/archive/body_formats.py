@@ -16,21 +16,21 @@ class BodyFormat(Protocol):
         """Describes a valid schema of this format, for error messages."""
 
     def stored_schema(self, given: str | tuple[bytes, str], /) -> dict[str, Any]:
-        """Return the user's schema in the form that the archive's manifest stores. Raises ValueError if it is invalid;
+        """Returns the user's schema in the form that the archive's manifest stores. Raises ValueError if it is invalid;
         OptionError if a required package is not installed."""
 
     def columns(self, stored: dict[str, Any], /) -> pa.StructType:
-        """Return the columns of a stored schema. Raises ValueError for a type that no column can have."""
+        """Returns the columns of a stored schema. Raises ValueError for a type that no column can have."""
 
     def decoder(self, stored: dict[str, Any], /) -> Callable[[bytes], Any]:
-        """Return a function that returns the values of a body by column, or None if the body can't be decoded.
+        """Returns a function that returns the values of a body by column, or None if the body can't be decoded.
 
         Raises OptionError if a required package is not installed.
         """
 
 
 def body_format(name: Literal["json", "avro", "protobuf"]) -> BodyFormat:
-    """Return the module for the format `name`. Imports only this one, to keep the start of worker processes short."""
+    """Returns the module for the format `name`. Imports only this one, to keep the start of worker processes short."""
     if name == "avro":
         from ha.spark.jobs.archive import avro_bodies
 

@@ -15,7 +15,7 @@ from ha.spark.jobs.archive.manifest import ArchivedFile
 def plan_merges(
     files: Iterable[ArchivedFile], *, target_file_bytes: int, files_min: int
 ) -> list[tuple[ArchivedFile, ...]]:
-    """Return runs of files to be merged, each of one topic and day and in physical order.
+    """Returns runs of files to be merged, each of one topic and day and in physical order.
 
     A run has at least `files_min` files, or at least two if they reach `target_file_bytes`, which ends the run. Files
     of at least half that size are not merged, and separate runs. A run also ends where the queue offsets of a topic

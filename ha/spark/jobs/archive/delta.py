@@ -45,7 +45,7 @@ class DeltaTable:
         self._columns: list[str] = []
 
     def files(self) -> dict[str, int]:
-        """Return the row counts of the table's files; see ArchiveTable."""
+        """Returns the row counts of the table's files; see ArchiveTable."""
         with self._active():
             snapshot = self._log.startTransaction().snapshot()
             if snapshot.version() != self._seen:
@@ -56,12 +56,12 @@ class DeltaTable:
         return self._rows
 
     def sequence(self, broker_name: str) -> int:
-        """Return the number of the broker's last commit to the table; see ArchiveTable."""
+        """Returns the number of the broker's last commit to the table; see ArchiveTable."""
         found = self._log.unsafeVolatileSnapshot().transactions().get(f"halog/{broker_name}")
         return int(found.get()) if found.isDefined() else 0
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """Commit a change of files to the table; see ArchiveTable."""
+        """Commits a change of files to the table; see ArchiveTable."""
         try:
             self._commit(state, added, removed, is_merge=is_merge)
         except Py4JJavaError as error:
@@ -100,11 +100,11 @@ class DeltaTable:
             self._seen = version
 
     def expire(self) -> None:
-        """Do nothing: the user runs VACUUM."""
+        """Does nothing: the user runs VACUUM."""
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        """Make `_session` the active session of Spark in the block: Delta uses the active session's settings."""
+        """Makes `_session` the active session of Spark in the block: Delta uses the active session's settings."""
         sessions = self._sql.classic.SparkSession
         before = sessions.getActiveSession()
         sessions.setActiveSession(self._session._jsparkSession)
@@ -117,7 +117,7 @@ class DeltaTable:
                 sessions.clearActiveSession()
 
     def _add_columns(self, state: State) -> None:
-        """Create the table, or add the columns of `state` that it does not have."""
+        """Creates the table, or adds the columns of `state` that it does not have."""
         schema = archive_schema_of([state])
         if set(schema.names) - set(self._columns):
             rows = self._session.createDataFrame([], from_arrow_schema(schema))
@@ -137,7 +137,7 @@ def _add(archive: Path, file: ArchivedFile) -> dict[str, Any]:
 
 
 def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
-    """Return minimum and maximum of each column of integers or times, from which Delta decides which files to skip."""
+    """Returns minimum and maximum of each column of integers or times, from which Delta decides which files to skip."""
     found: dict[str, tuple[Any, Any]] = {}
     unknown: set[str] = set()
     for number in range(footer.num_row_groups):
@@ -161,14 +161,14 @@ def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return `value` as Delta's statistics have it: times as text in UTC, rounded down to milliseconds."""
+    """Returns `value` as Delta's statistics have it: times as text in UTC, rounded down to milliseconds."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value
 
 
 def delta_session(spark: SparkSession) -> SparkSession:
-    """Return a new session that can use Delta tables by their paths. Raises OptionError if this Spark has no Delta
+    """Returns a new session that can use Delta tables by their paths. Raises OptionError if this Spark has no Delta
     Lake."""
     delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
     extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))

@@ -108,7 +108,7 @@ class RewriteTask(msgspec.Struct, frozen=True):
 
 
 def search_file(task: SearchTask) -> Found:
-    """Find the matching rows of a file. Raises OSError if it can't be read."""
+    """Finds the matching rows of a file. Raises OSError if it can't be read."""
     finds = Finds()
     with pq.ParquetFile(Path(task.archive, task.file.path)) as parquet:
         for batch in row_batches(parquet, range(parquet.num_row_groups), list(SEARCHED)):
@@ -117,7 +117,7 @@ def search_file(task: SearchTask) -> Found:
 
 
 def rewrite_file(task: RewriteTask, attempt: int = 0) -> Written:
-    """Write the task's file again into staging without its matching rows. `attempt` as in `write_range`."""
+    """Writes the task's file again into staging without its matching rows. `attempt` as in `write_range`."""
     [source] = task.merge.sources
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -139,7 +139,7 @@ def erase(
     *,
     failpoint: Callable[[str], None] = no_failure,
 ) -> EraseResult:
-    """Erase the messages that `options` select, or only count them. Progress is reported in files.
+    """Erases the messages that `options` select, or only count them. Progress is reported in files.
 
     Raises OptionError, ArchiveDamaged, DiskFailed, and ArchiveConflict if an archiver is running (with `dry_run` only
     if its merge does not end).
@@ -221,7 +221,7 @@ class _Erasing:
             follow(table, self._manifest.archive, state)
 
     def _search(self, state: State) -> Hits:
-        """Return the files that have matching rows, or rows that can't be searched."""
+        """Returns the files that have matching rows, or rows that can't be searched."""
         hits: Hits = []
         candidates = []
         for file in state.files.values():
@@ -237,7 +237,7 @@ class _Erasing:
         return hits
 
     def _rewrite(self, state: State, changed: Hits) -> tuple[ArchivedFile, ...]:
-        """Write the files in `changed` again without their matching rows, and return the new files."""
+        """Writes the files in `changed` again without their matching rows, and returns the new files."""
         sequence = state.sequence + 1
         run = self._manifest.stage(sequence)
         left = [(file, found) for file, found in changed if found.rows < file.rows]

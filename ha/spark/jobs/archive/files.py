@@ -129,14 +129,14 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def archive_schema(columns: Iterable[str], body_columns: BodyColumns | None = None) -> pa.Schema:
-    """Return the schema of a file: `columns` in this order, RAW_PROPERTIES, and the decoded columns of all topics."""
+    """Returns the schema of a file: `columns` in this order, RAW_PROPERTIES, and the decoded columns of all topics."""
     fields = [pa.field(name, COLUMNS[name]) for name in columns]
     decoded = [] if body_columns is None else body_fields([body_columns])
     return pa.schema([*fields, pa.field(RAW_PROPERTIES, pa.binary()), *decoded])
 
 
 def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `task` with all its columns, topic first. Raises RecordsGone if retention deleted them;
+    """Yields the rows of `task` with all its columns, topic first. Raises RecordsGone if retention deleted them;
     CorruptLog for a damaged record with `on_damage` "fail"."""
     options = ReadOptions(
         columns=("topic", *task.columns),
@@ -153,7 +153,7 @@ def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
 
 
 def write_range(task: RangeTask, attempt: int = 0) -> Written:
-    """Write the rows of `task` into staging. Errors as in `read_task`, and OSError.
+    """Writes the rows of `task` into staging. Errors as in `read_task`, and OSError.
 
     `attempt` is part of the files' names, so that two attempts at the same task write different files.
     """
@@ -175,7 +175,7 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
 
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:
-    """Write the rows of the task's files into staging, in the same order. Raises OSError."""
+    """Writes the rows of the task's files into staging, in the same order. Raises OSError."""
 
     def rows() -> Iterator[pa.RecordBatch]:
         for source in task.sources:
@@ -189,7 +189,7 @@ def merge_files(task: MergeTask, attempt: int = 0) -> Written:
 
 
 def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 0) -> Written:
-    """Write `rows`, which come from the task's files, into staging."""
+    """Writes `rows`, which come from the task's files, into staging."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     first = task.sources[0]
     schema = pq.read_schema(Path(task.archive, first.path))
@@ -203,7 +203,7 @@ def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 
 def row_batches(
     parquet: pq.ParquetFile, row_groups: Iterable[int], columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some row groups in their order, about 16 MiB at a time."""
+    """Yields the rows of some row groups in their order, about 16 MiB at a time."""
     for number in row_groups:
         group = parquet.metadata.row_group(number)
         rows_at_once = max(1, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
@@ -211,7 +211,7 @@ def row_batches(
 
 
 def readable_statistics(column: pq.ColumnChunkMetaData) -> pq.Statistics | None:
-    """Return the statistics of a column in one row group; None if it has none, or has times outside Python's range."""
+    """Returns the statistics of a column in one row group; None if it has none, or has times outside Python's range."""
     if column.is_stats_set:
         with suppress(OverflowError):
             _ = column.statistics.min, column.statistics.max
@@ -220,7 +220,7 @@ def readable_statistics(column: pq.ColumnChunkMetaData) -> pq.Statistics | None:
 
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:
-    """Yield (topic, day, rows) for each topic and day of `batch`, with the rows in their order.
+    """Yields (topic, day, rows) for each topic and day of `batch`, with the rows in their order.
 
     A damaged record has no day if its time is null or outside of the years 1 to 9999, and may have no topic.
     """
@@ -244,7 +244,7 @@ def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None
 
 
 def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
-    """Return the property strings that are not UTF-8, as bytes, and null for other rows.
+    """Returns the property strings that are not UTF-8, as bytes, and null for other rows.
 
     These strings are rare, and are read from the log again.
     """
@@ -262,15 +262,15 @@ def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
 
 
 def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
-    """Return the last undamaged record of an archived file in physical offsets [begin, end), or None. Raises OSError or
-    ArrowException if the file can't be read."""
+    """Returns the last undamaged record of an archived file in physical offsets [begin, end), or None. Raises OSError
+    or ArrowException if the file can't be read."""
     within = (pc.field("physicalOffset") >= begin) & (pc.field("physicalOffset") < end)
     columns = ["physicalOffset", "storeSize", "bodyCRC", "storeTimestamp", "crcOk"]
     return _last_record(pq.read_table(path, columns=columns, filters=within, partitioning=None))
 
 
 def _last_record(rows: pa.RecordBatch | pa.Table) -> LastRecord | None:
-    """Return the last undamaged record of `rows`, or None if there is none."""
+    """Returns the last undamaged record of `rows`, or None if there is none."""
     sound = np.flatnonzero(pc.fill_null(rows["crcOk"], False).to_numpy(zero_copy_only=False))
     if not len(sound):
         return None
@@ -319,7 +319,7 @@ class _Files:
             self._flush(max(self._unfinished, key=lambda each: self._unfinished[each].buffered_bytes))
 
     def close(self) -> tuple[ArchivedFile, ...]:
-        """Finish and sync all files, and return them."""
+        """Finishes and syncs all files, and returns them."""
         for partition in list(self._unfinished):
             self._finish(partition)
         return tuple(self._done)
@@ -330,7 +330,7 @@ class _Files:
         return _File(self._folder / name, self._schema, self._task.files.compression_level)
 
     def _flush(self, partition: _Partition) -> None:
-        """Write the buffered rows of a file, and finish it if it has the target size. If it is not on disk yet, but
+        """Writes the buffered rows of a file, and finish it if it has the target size. If it is not on disk yet, but
         _OPEN_FILES_MAX others are, first finish the least recently flushed of these.
 
         Topics with few rows have only a buffer until their file is finished, so that each of any number of topics gets
@@ -382,7 +382,7 @@ class _File:
         return int(self._sink.tell())
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Buffer `rows`, and return their size in memory, in bytes."""
+        """Buffers `rows`, and returns their size in memory, in bytes."""
         begins = rows["physicalOffset"]
         ends = pc.add(begins, pc.fill_null(rows["storeSize"], 0).cast(pa.int64()))
         if not self.rows:
@@ -395,7 +395,7 @@ class _File:
         return int(rows.nbytes)
 
     def flush(self) -> int:
-        """Write the buffered rows, and return their size in memory, in bytes."""
+        """Writes the buffered rows, and returns their size in memory, in bytes."""
         if self._writer is None:
             self._open()
         if self._batches:
@@ -406,7 +406,7 @@ class _File:
         return flushed
 
     def finish(self) -> int:
-        """Write the buffered rows, sync and close the file, and return its size in bytes."""
+        """Writes the buffered rows, syncs and closes the file, and returns its size in bytes."""
         self.flush()
         self._writer.close()
         self._sink.flush()
@@ -415,7 +415,7 @@ class _File:
         return self.path.stat().st_size
 
     def abandon(self) -> None:
-        """Close and delete the file, if it was created."""
+        """Closes and deletes the file, if it was created."""
         if self._writer is not None:
             self._writer.close()
             self._sink.close()

@@ -71,7 +71,7 @@ _PARTITIONS = PartitionSpec(
 
 
 def open_iceberg_table(archive: Path, name: str) -> IcebergTable:
-    """Open the table `name`, which is TABLE_IN_FOLDER or `catalog.namespace.table`, or create it.
+    """Opens the table `name`, which is TABLE_IN_FOLDER or `catalog.namespace.table`, or creates it.
 
     Raises OptionError if there is no such catalog, or if the table is not at the archive's path.
     """
@@ -118,7 +118,7 @@ class IcebergTable:
         self._files: dict[str, DataFile] = {}
 
     def files(self) -> dict[str, int]:
-        """Return the row counts of the table's files; see ArchiveTable."""
+        """Returns the row counts of the table's files; see ArchiveTable."""
         self._table.refresh()
         snapshot = self._table.current_snapshot()
         if snapshot is None:
@@ -131,11 +131,11 @@ class IcebergTable:
         return {path: file.record_count for path, file in self._files.items()}
 
     def sequence(self, broker_name: str) -> int:
-        """Return the number of the broker's last commit to the table; see ArchiveTable."""
+        """Returns the number of the broker's last commit to the table; see ArchiveTable."""
         return int(self._table.properties.get(f"halog.commit.{broker_name}", 0))
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """Commit a change of files to the table; see ArchiveTable.
+        """Commits a change of files to the table; see ArchiveTable.
 
         A merge is an overwrite snapshot, because PyIceberg can't write snapshots with the operation "replace".
         """
@@ -190,7 +190,7 @@ class IcebergTable:
         return found
 
     def expire(self) -> None:
-        """Delete snapshots older than the table's `history.expire.max-snapshot-age-ms` that no branch or tag names.
+        """Deletes snapshots older than the table's `history.expire.max-snapshot-age-ms` that no branch or tag names.
 
         Files are deleted before the snapshots that list them: after a kill in between, the next call deletes the rest.
         """
@@ -248,7 +248,7 @@ class FolderCatalog(NoopCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create the table, and return it; if another archiver has created it first, return that one."""
+        """Creates the table, and returns it; if another archiver has created it first, returns that one."""
         assert isinstance(schema, Schema)
         assert location is not None
         self._metadata.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ class FolderCatalog(NoopCatalog):
         return self.load_table(identifier)
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return the last version of the table. Raises NoSuchTableError if there is none."""
+        """Returns the last version of the table. Raises NoSuchTableError if there is none."""
         version = self._version()
         if not version:
             raise NoSuchTableError(f"{self._metadata} has no metadata")
@@ -270,7 +270,7 @@ class FolderCatalog(NoopCatalog):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Write the next version. Raises CommitFailedException if another writer has changed the table."""
+        """Writes the next version. Raises CommitFailedException if another writer has changed the table."""
         version = self._version()
         current = self.load_table(table.name())
         for requirement in requirements:
@@ -285,7 +285,7 @@ class FolderCatalog(NoopCatalog):
         return CommitTableResponse.model_validate({"metadata": metadata, "metadata-location": location})
 
     def _version(self) -> int:
-        """Return the number of the last version; 0 if there is none."""
+        """Returns the number of the last version; 0 if there is none."""
         hint = self._metadata / "version-hint.text"
         version = int(hint.read_text()) if hint.exists() else 0
         while (self._metadata / f"v{version + 1}.metadata.json").exists():
@@ -300,7 +300,7 @@ class FolderCatalog(NoopCatalog):
         replace_file(self._metadata / "version-hint.text", b"%d" % version)
 
     def _sync(self, snapshot: Snapshot, table: Table) -> None:
-        """Sync the files of a new snapshot, which PyIceberg writes without syncing them."""
+        """Syncs the files of a new snapshot, which PyIceberg writes without syncing them."""
         manifests = snapshot.manifests(table.io)
         new = [each.manifest_path for each in manifests if each.added_snapshot_id == snapshot.snapshot_id]
         for path in (snapshot.manifest_list, *new):

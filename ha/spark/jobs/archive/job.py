@@ -38,7 +38,7 @@ def archive(
     stop: threading.Event | None = None,
     failpoint: Callable[[str], None] = no_failure,
 ) -> ArchiveResult:
-    """Bring the archive up to the log's end, once or every `options.every_s` seconds until `stop` is set.
+    """Brings the archive up to the log's end, once or every `options.every_s` seconds until `stop` is set.
 
     Progress in bytes of the log ("archive") and files ("compact"); each commit is logged, with the lag. Raises
     OptionError, StoreUnreadable, CorruptLog, ArchiveConflict (another archiver of this broker), ArchiveDamaged (also:
@@ -66,7 +66,7 @@ def archive(
 
 
 def _earlier_name(options: ArchiveOptions, target: Path) -> str | None:
-    """Return the name of the store's directory, which earlier versions used as the broker's name, if the archive has a
+    """Returns the name of the store's directory, which earlier versions used as the broker's name, if the archive has a
     broker of that name and none of the name that the store states; else None."""
     name, known = Path(options.path).resolve().name, brokers(target)
     return name if name in known and stored_broker_name(Path(options.path)) not in known else None

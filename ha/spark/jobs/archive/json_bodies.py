@@ -38,7 +38,7 @@ _ALL_TYPES = ", ".join([*map(str.upper, _TYPES), "DECIMAL, ARRAY, MAP<STRING, â€
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """Return the schema to store (see BodyFormat): column -> type in Spark's JSON. `given` is DDL or Spark's JSON."""
+    """Returns the schema to store (see BodyFormat): column -> type in Spark's JSON. `given` is DDL or Spark's JSON."""
     if not isinstance(given, str):
         raise ValueError("it is no text")
     try:
@@ -53,13 +53,13 @@ def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
 
 
 def columns(stored: dict[str, Any]) -> pa.StructType:
-    """Return the columns of a stored schema; see BodyFormat."""
+    """Returns the columns of a stored schema; see BodyFormat."""
     _, arrow = _types_of(_struct(stored))
     return arrow
 
 
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
-    """Return a function that decodes bodies of a stored schema; see BodyFormat."""
+    """Returns a function that decodes bodies of a stored schema; see BodyFormat."""
     python, _ = _types_of(_struct(stored))
     decode = msgspec.json.Decoder(python).decode
 
@@ -78,7 +78,7 @@ def _struct(types: dict[str, Any]) -> StructType:
 
 
 def _types_of(kind: DataType) -> tuple[Any, pa.DataType]:
-    """Return the type for msgspec and the Arrow type of the Spark type `kind`.
+    """Returns the type for msgspec and the Arrow type of the Spark type `kind`.
 
     Raises ValueError if values of `kind` can't be decoded from JSON.
     """

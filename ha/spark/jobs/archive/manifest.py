@@ -174,12 +174,12 @@ class State(msgspec.Struct, kw_only=True):
         return sum(file.rows for file in self.files.values())
 
     def holds(self, topic: str) -> bool:
-        """Return whether the archive has the messages of `topic` within its covered offsets."""
+        """Returns whether the archive has the messages of `topic` within its covered offsets."""
         scope = self.scope
         return scope is not None and topic not in scope.left_out and (scope.topics is None or topic in scope.topics)
 
     def spans(self) -> Iterator[tuple[str, QueueSpan]]:
-        """Yield topic and queue offsets of all rows, those that were erased included."""
+        """Yields topic and queue offsets of all rows, those that were erased included."""
         for file in self.files.values():
             if file.topic is not None:
                 yield from ((file.topic, span) for span in file.queues)
@@ -188,7 +188,7 @@ class State(msgspec.Struct, kw_only=True):
                 yield from ((topic, span) for span in spans)
 
     def created_again(self, topics: Container[str] | None = None) -> set[tuple[str, int]]:
-        """Return the queues (topic, queue id) with messages from before and after their topic was deleted and created
+        """Returns the queues (topic, queue id) with messages from before and after their topic was deleted and created
         again. RocketMQ begins again at queue offset 0, so later messages have queue offsets that are not higher.
 
         `topics`: the topics to check (None: all). Files whose physical offsets overlap are not compared: they overlap
@@ -217,7 +217,7 @@ class State(msgspec.Struct, kw_only=True):
         return found
 
     def fold(self, commit: Commit) -> None:
-        """Change this state by `commit`, which must be the next one."""
+        """Changes this state by `commit`, which must be the next one."""
         self.sequence = commit.sequence
         self.scope = commit.scope
         if self.covered_begin is None:
@@ -234,7 +234,7 @@ class State(msgspec.Struct, kw_only=True):
 
 
 def no_failure(step: str) -> None:
-    """Do nothing: the failpoint of callers that inject no failure."""
+    """Does nothing: the failpoint of callers that inject no failure."""
 
 
 class Manifest:
@@ -253,7 +253,7 @@ class Manifest:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the only archiver of this broker. Raises ArchiveConflict if another one holds it."""
+        """Holds the lock of the only archiver of this broker. Raises ArchiveConflict if another one holds it."""
         self._commits.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as file:
             try:
@@ -263,7 +263,7 @@ class Manifest:
             yield
 
     def state(self, *, applied_only: bool = False) -> State:
-        """Return the state after all commits; without the last one if `applied_only` and its files are not in place.
+        """Returns the state after all commits; without the last one if `applied_only` and its files are not in place.
 
         Raises ArchiveDamaged if a commit is missing or can't be read; OptionError for a Delta archive of halog 0.1.
         """
@@ -282,7 +282,7 @@ class Manifest:
         return state
 
     def applied(self) -> int:
-        """Return the number of the last commit whose files are in place; 0 if none. Raises ArchiveDamaged."""
+        """Returns the number of the last commit whose files are in place; 0 if none. Raises ArchiveDamaged."""
         try:
             return int((self.folder / "applied").read_text())
         except FileNotFoundError:
@@ -291,12 +291,12 @@ class Manifest:
             raise ArchiveDamaged(self.archive, f"{self.folder / 'applied'} holds no number") from None
 
     def unapplied(self) -> Commit | None:
-        """Return the last commit if its files are not known to be in place, else None. Errors as in `state`."""
+        """Returns the last commit if its files are not known to be in place, else None. Errors as in `state`."""
         numbers, _ = self._numbers()
         return self._commit(numbers[-1]) if numbers and numbers[-1] > self.applied() else None
 
     def recover(self) -> State:
-        """Apply the last commit if a killed archiver did not, delete leftover files, and return the state.
+        """Applies the last commit if a killed archiver did not, deletes leftover files, and returns the state.
 
         Raises ArchiveDamaged if a file of the last commit is missing; errors as in `state`.
         """
@@ -310,13 +310,13 @@ class Manifest:
         return self.state()
 
     def stage(self, sequence: int) -> str:
-        """Create a folder in staging for the files of commit `sequence`, and return its name."""
+        """Creates a folder in staging for the files of commit `sequence`, and returns its name."""
         run = f"{sequence:08d}-{time.time_ns():x}"
         (self._staging / run).mkdir(parents=True)
         return run
 
     def clear_staging(self) -> None:
-        """Delete the files in staging; committed files are no longer there.
+        """Deletes the files in staging; committed files are no longer there.
 
         Files that can't be deleted remain until the next call: a task that Spark has given up may still write there.
         """
@@ -324,7 +324,7 @@ class Manifest:
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def commit(self, commit: Commit) -> None:
-        """Make `commit` effective.
+        """Makes `commit` effective.
 
         Raises ArchiveConflict, with nothing changed, if its number is taken or a staged file is gone.
         """
@@ -341,7 +341,7 @@ class Manifest:
             raise ArchiveConflict(self.archive, f"another archiver made commit {commit.sequence} first") from None
 
     def apply(self, commit: Commit) -> None:
-        """Move the files of `commit`, the last one, into place. Can be repeated. Raises ArchiveDamaged if one is
+        """Moves the files of `commit`, the last one, into place. Can be repeated. Raises ArchiveDamaged if one is
         missing."""
         for file in commit.added:
             staged, final = self.archive / file.staged, self.archive / file.path
@@ -366,7 +366,7 @@ class Manifest:
         self.mark_applied(commit.sequence)
 
     def mark_applied(self, sequence: int) -> None:
-        """Record that the files of commit `sequence` are in place.
+        """Records that the files of commit `sequence` are in place.
 
         Every _STATE_EVERY commits, also write the state file and delete commits older than the last _COMMITS_KEPT.
         """
@@ -378,7 +378,7 @@ class Manifest:
             self._delete_commits(sequence - _COMMITS_KEPT)
 
     def _delete_commits(self, before: int) -> None:
-        """Delete the commits up to `before` and all older state files; do nothing if `before` has no state file."""
+        """Deletes the commits up to `before` and all older state files; does nothing if `before` has no state file."""
         commits, states = self._numbers()
         if before in states:
             self.failpoint("delete commits")
@@ -390,7 +390,7 @@ class Manifest:
                     (self._commits / f"{number:020d}.state.json").unlink()
 
     def _numbers(self) -> tuple[list[int], list[int]]:
-        """Return the numbers of the commits and of the state files, each ascending."""
+        """Returns the numbers of the commits and of the state files, each ascending."""
         commits: list[int] = []
         states: list[int] = []
         for name in os.listdir(self._commits) if self._commits.exists() else ():
@@ -414,7 +414,7 @@ class Manifest:
 
 
 def brokers(archive: Path) -> list[str]:
-    """Return the names of the brokers that have a manifest in `archive`, sorted."""
+    """Returns the names of the brokers that have a manifest in `archive`, sorted."""
     folder = archive / FOLDER
     return sorted(unescape_path_name(each.name) for each in folder.iterdir()) if folder.is_dir() else []
 
@@ -427,13 +427,13 @@ def escape_path_name(value: str | None) -> str:
 
 
 def unescape_path_name(name: str) -> str:
-    """Undo `escape_path_name`, except for _NO_VALUE."""
+    """Undos `escape_path_name`, except for _NO_VALUE."""
     first, *rest = name.split("%")
     return first + "".join(chr(int(piece[:2], 16)) + piece[2:] for piece in rest)
 
 
 def partition_path(topic: str | None, day: date | None) -> str:
-    """Return the folder, relative to the archive, of the rows of one topic and day."""
+    """Returns the folder, relative to the archive, of the rows of one topic and day."""
     return f"topic={escape_path_name(topic)}/date={day.isoformat() if day else _NO_VALUE}"
 
 

@@ -26,11 +26,11 @@ class Match(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
 
     def may_be_in(self, topic: str | None) -> bool:
-        """Return whether files of `topic` may have rows that match."""
+        """Returns whether files of `topic` may have rows that match."""
         return topic is None or topic == self.topic or topic in INTERNAL_TOPICS or is_system_topic(topic)
 
     def hidden_count(self, topic: str | None, rows: pa.RecordBatch) -> int:
-        """Return the number of rows that may have one of the keys, but can't be searched.
+        """Returns the number of rows that may have one of the keys, but can't be searched.
 
         They have no readable property string, or are compressed batches. 0 without keys, and in files of other topics.
         """
@@ -42,7 +42,7 @@ class Match(msgspec.Struct, frozen=True):
         return int(np.count_nonzero(is_compressed_batch | is_unknown))
 
     def find(self, topic: str | None, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return which rows of a file of `topic` match; `rows` have the columns `SEARCHED`."""
+        """Returns which rows of a file of `topic` match; `rows` have the columns `SEARCHED`."""
         strings = pc.coalesce(rows[RAW_PROPERTIES], rows["propertiesString"].cast(pa.binary()))
         table = PropertyTable(pc.fill_null(strings, b""))
         found = np.ones(rows.num_rows, np.bool_)
@@ -85,7 +85,7 @@ class Finds:
         self._not_searched = 0
 
     def add(self, match: Match, topic: str | None, rows: pa.RecordBatch) -> None:
-        """Add those of `rows` that match; they are from a file of `topic`, and have the columns `SEARCHED`."""
+        """Adds those of `rows` that match; they are from a file of `topic`, and have the columns `SEARCHED`."""
         self._not_searched += match.hidden_count(topic, rows)
         chosen = rows.filter(pa.array(match.find(topic, rows)))
         self._places += chosen["physicalOffset"].to_pylist()
@@ -95,6 +95,6 @@ class Finds:
                 self._spans[queue_id] = min(low, offset), max(high, offset), count + 1
 
     def found(self) -> Found:
-        """Return the rows found in all batches that were added."""
+        """Returns the rows found in all batches that were added."""
         spans = tuple(QueueSpan(queue_id, *span) for queue_id, span in sorted(self._spans.items()))
         return Found(len(self._places), self._not_searched, tuple(self._places), spans)

@@ -101,12 +101,12 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
 
 
 def table_name(options: ArchiveOptions) -> str:
-    """Return the value of `Scope.table`: the name of the Delta or Iceberg table, or "" with Parquet."""
+    """Returns the value of `Scope.table`: the name of the Delta or Iceberg table, or "" with Parquet."""
     return "" if options.format == "parquet" else options.iceberg_table or TABLE_IN_FOLDER
 
 
 def body_columns(options: ArchiveOptions) -> BodyColumns | None:
-    """Return the columns that are decoded from bodies; None without schemas.
+    """Returns the columns that are decoded from bodies; None without schemas.
 
     Raises OptionError for an invalid schema or name of a column, for a topic that is not archived, and if only one of
     `columns_from` and `schemas` is given.
@@ -155,7 +155,7 @@ def _check_names(topic: str, kind: DataType) -> None:
 
 
 def archive_path(archive: str) -> Path:
-    """Return the directory of the option `archive`. Raises OptionError for another file system."""
+    """Returns the directory of the option `archive`. Raises OptionError for another file system."""
     if archive.startswith("file:"):
         archive = archive.removeprefix("file:")
         archive = "/" + archive.lstrip("/")

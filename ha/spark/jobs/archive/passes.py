@@ -87,7 +87,7 @@ class ArchiveJob:
         self._expired_commits = 0
 
     def recover(self) -> None:
-        """Recover the manifest after a killed run, check that archive and log belong together, and open the table.
+        """Recovers the manifest after a killed run, checks that archive and log belong together, and opens the table.
 
         Raises OptionError if the archive was created with other options, ArchiveDamaged if it is of another log.
         """
@@ -106,7 +106,7 @@ class ArchiveJob:
         self._follow()
 
     def run_pass(self, stop: threading.Event) -> None:
-        """Archive the log from the end of the archive on, then merge small files. Errors as in `archive`.
+        """Archives the log from the end of the archive on, then merges small files. Errors as in `archive`.
 
         `stop` ends the pass after the commit in progress.
         """
@@ -147,7 +147,7 @@ class ArchiveJob:
         self.reports.report(self.reader, self.state.covered_end or 0, self.result)
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
-        """Archive `ranges`, which cover physical offsets [begin, end), and commit.
+        """Archives `ranges`, which cover physical offsets [begin, end), and commits.
 
         Raises RecordsGone if retention has deleted records; the archive is then unchanged.
         """
@@ -176,7 +176,7 @@ class ArchiveJob:
             )
 
     def compact(self, stop: threading.Event) -> None:
-        """Merge small files, until `stop` is set."""
+        """Merges small files, until `stop` is set."""
         options = self.options
         runs = plan_merges(
             self.state.files.values(),
@@ -222,20 +222,21 @@ class ArchiveJob:
         self.result.file_bytes += sum(file.bytes for file in commit.added)
 
     def _follow(self) -> None:
-        """Bring the table up to date with the manifest."""
+        """Brings the table up to date with the manifest."""
         if self.table is not None and self.state.sequence:
             self.manifest.failpoint("follow")
             follow(self.table, self.manifest.archive, self.state)
 
     def _expire(self) -> None:
-        """Delete old versions of the table: at the end of the job; if continuous, after _COMMITS_PER_EXPIRY commits."""
+        """Deletes old versions of the table: at the end of the job; if continuous, after _COMMITS_PER_EXPIRY
+        commits."""
         is_due = self.options.every_s is None or self.result.commits - self._expired_commits >= _COMMITS_PER_EXPIRY
         if self.table is not None and is_due:
             self._expired_commits = self.result.commits
             self.table.expire()
 
     def tasks(self, ranges: list[tuple[int, int]], run: str, sequence: int) -> list[RangeTask]:
-        """Return the executors' tasks for `ranges`."""
+        """Returns the executors' tasks for `ranges`."""
         options = self.options
         files = FileOptions(
             target_file_bytes=options.target_file_bytes,
@@ -264,7 +265,7 @@ class ArchiveJob:
         ]
 
     def range_progress(self, begin: int, end: int) -> Callable[[int, int], None]:
-        """Return a progress callback that converts finished tasks of [begin, end) to bytes of this pass."""
+        """Returns a progress callback that converts finished tasks of [begin, end) to bytes of this pass."""
         before, total = begin - self._progress_begin, self._progress_end - self._progress_begin
 
         def show(done: int, tasks: int) -> None:
@@ -273,7 +274,7 @@ class ArchiveJob:
         return show
 
     def commit_of(self, kind: Literal["append", "compact"], covered_end: int, **fields: Any) -> Commit:
-        """Return the commit that follows the current state; `fields` are its other fields."""
+        """Returns the commit that follows the current state; `fields` are its other fields."""
         begin = self.state.covered_begin
         return Commit(
             sequence=self.state.sequence + 1,
@@ -290,7 +291,7 @@ class ArchiveJob:
         return self.reader.min_offset if covered is None else covered
 
     def _plan_begin(self) -> tuple[int, tuple[Hole, ...]]:
-        """Return the physical offset to resume from, and the hole before it if retention deleted unarchived records.
+        """Returns the physical offset to resume from, and the hole before it if retention deleted unarchived records.
 
         Raises RecordsGone instead of a hole, unless `fail_on_data_loss` is off.
         """
@@ -340,7 +341,7 @@ class ArchiveJob:
             )
 
     def _archived_within(self, begin: int, end: int) -> LastRecord | None:
-        """Return the last undamaged record in physical offsets [begin, end) of the last file that begins before `end`.
+        """Returns the last undamaged record in physical offsets [begin, end) of the last file that begins before `end`.
 
         None if that file has none, or there is no such file. Raises ArchiveDamaged if the file can't be read.
         """
@@ -365,7 +366,7 @@ class ArchiveJob:
             raise OptionError("topics", reason, "other topics")
 
     def _record_at(self, physical_offset: int) -> LastRecord | None:
-        """Return the record at a physical offset, or None if there is no valid one.
+        """Returns the record at a physical offset, or None if there is no valid one.
 
         It is read from the commitlog, because the queues may be incomplete after a crash of the broker.
         """
@@ -398,7 +399,7 @@ def _difference(before: Scope, now: Scope) -> str:
 
 
 def _schema_difference(before: BodyColumns | None, now: BodyColumns | None) -> str:
-    """Return a description with the names of the topics only, because schemas may have thousands of characters."""
+    """Returns a description with the names of the topics only, because schemas may have thousands of characters."""
     if before is None or now is None or before.format != now.format:
         formats = [_shown(None if columns is None else columns.format) for columns in (before, now)]
         return f"columns_from {formats[0]}, not {formats[1]}"
@@ -420,6 +421,6 @@ def _merge_files(task: MergeTask) -> Written:
 
 
 def task_attempt() -> int:
-    """Return a number that no other attempt at a task of this application has; 0 outside of Spark."""
+    """Returns a number that no other attempt at a task of this application has; 0 outside of Spark."""
     context = TaskContext.get()
     return context.taskAttemptId() if context is not None else 0

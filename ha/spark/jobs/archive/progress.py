@@ -32,7 +32,7 @@ class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> ArchiveLag:
-    """Return the lag of an archive that ends at physical offset `covered_end`, behind the log as `reader` has it."""
+    """Returns the lag of an archive that ends at physical offset `covered_end`, behind the log as `reader` has it."""
     end = reader.queued_end()
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=1, fail_on_data_loss=False)
     seconds = 0.0
@@ -60,7 +60,7 @@ class LagReports:
         self._commits = 0
 
     def report(self, reader: LogReader, covered_end: int, result: ArchiveResult) -> None:
-        """Log a line if there were commits since the last report, and rewrite the metrics."""
+        """Logs a line if there were commits since the last report, and rewrites the metrics."""
         has_committed = result.commits > self._commits
         if not has_committed and self._metrics_file is None:
             return
@@ -95,7 +95,7 @@ _METRICS = (
 
 
 def prometheus_text(lag: ArchiveLag, result: ArchiveResult, now_ms: int) -> str:
-    """Return the metrics in Prometheus' text format."""
+    """Returns the metrics in Prometheus' text format."""
     broker = quoted(result.broker_name)
     values = (lag.bytes, lag.seconds, lag.headroom_bytes, result.rows, result.commits, now_ms / 1000)
     lines = []

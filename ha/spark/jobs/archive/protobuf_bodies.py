@@ -49,7 +49,7 @@ fit."""
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """Return the schema to store; see BodyFormat. `given` is a descriptor set and the full name of a message in it.
+    """Returns the schema to store; see BodyFormat. `given` is a descriptor set and the full name of a message in it.
 
     The result has the files that the message needs, without services and documentation, as base64.
     """
@@ -74,13 +74,13 @@ def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
 
 
 def columns(stored: dict[str, Any]) -> pa.StructType:
-    """Return the columns of a stored schema; see BodyFormat."""
+    """Returns the columns of a stored schema; see BodyFormat."""
     arrow, _ = _message_type(_stored_descriptor(stored), ())
     return arrow
 
 
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
-    """Return a function that decodes bodies of a stored schema; see BodyFormat."""
+    """Returns a function that decodes bodies of a stored schema; see BodyFormat."""
     descriptor = _stored_descriptor(stored)
     parse = GetMessageClass(descriptor).FromString
     _, convert = _message_type(descriptor, ())
@@ -100,7 +100,7 @@ def _stored_descriptor(stored: dict[str, Any]) -> Descriptor:
 
 
 def _descriptor(files: list[FileDescriptorProto], message: str) -> Descriptor:
-    """Return the descriptor of `message`. Raises KeyError if there is none, TypeError if an imported file is
+    """Returns the descriptor of `message`. Raises KeyError if there is none, TypeError if an imported file is
     missing."""
     pool = DescriptorPool()
     for file in files:  # protoc writes imported files first
@@ -120,7 +120,7 @@ def _with_imports(name: str, files: dict[str, FileDescriptorProto]) -> set[str]:
 
 
 def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return the Arrow type of a message, and a function that converts a message to a value of this type.
+    """Returns the Arrow type of a message, and a function that converts a message to a value of this type.
 
     `within`: full names of the messages that contain it. Raises ValueError if this message, or one in it, contains
     itself or has no fields.
@@ -152,7 +152,7 @@ def _message_type(message: Descriptor, within: tuple[str, ...]) -> tuple[pa.Data
 def _field_type(
     field: FieldDescriptor, is_repeated: bool, within: tuple[str, ...]
 ) -> tuple[pa.DataType, Callable[[Any], Any]]:
-    """Return the Arrow type of a field, and a function that returns the field's converted value in a message.
+    """Returns the Arrow type of a field, and a function that returns the field's converted value in a message.
 
     Raises ValueError as in `_message_type`.
     """
@@ -186,14 +186,14 @@ def _value_type(field: FieldDescriptor, within: tuple[str, ...]) -> tuple[pa.Dat
 
 
 def _timestamp(found: Any) -> int:
-    """Convert a Timestamp to µs since 1970, rounded down. Raises ValueError if it is out of range."""
+    """Converts a Timestamp to µs since 1970, rounded down. Raises ValueError if it is out of range."""
     if found.seconds not in _TIMESTAMP_SECONDS or not 0 <= found.nanos < 1_000_000_000:
         raise ValueError("no valid Timestamp")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)
 
 
 def _duration(found: Any) -> int:
-    """Convert a Duration to µs, rounded down. Raises ValueError if it is out of range."""
+    """Converts a Duration to µs, rounded down. Raises ValueError if it is out of range."""
     if found.seconds not in _DURATION_SECONDS or abs(found.nanos) >= 1_000_000_000 or found.seconds * found.nanos < 0:
         raise ValueError("no valid Duration")
     return int(found.seconds * 1_000_000 + found.nanos // 1000)

@@ -26,7 +26,7 @@ PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()
 
 
 def archive_states(archive: Path) -> list[State]:
-    """Return the last state of each broker's archive whose files are in place, as `steady_state` does.
+    """Returns the last state of each broker's archive whose files are in place, as `steady_state` does.
 
     Raises OptionError if there is no archive, ArchiveDamaged, and ArchiveConflict if a merge does not end within
     _APPLY_WAIT_S.
@@ -38,7 +38,7 @@ def archive_states(archive: Path) -> list[State]:
 
 
 def archive_schema_of(states: list[State]) -> pa.Schema:
-    """Return the columns of the table: topic, date, and those of all brokers' files."""
+    """Returns the columns of the table: topic, date, and those of all brokers' files."""
     scopes = [state.scope for state in states if state.scope is not None]
     schemas = [archive_schema(scope.columns, scope.body_columns) for scope in scopes]
     return pa.unify_schemas(
@@ -47,12 +47,12 @@ def archive_schema_of(states: list[State]) -> pa.Schema:
 
 
 def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
-    """Return the rows of the archive at `archive`, of all brokers. Errors as in `archive_states`."""
+    """Returns the rows of the archive at `archive`, of all brokers. Errors as in `archive_states`."""
     return read_states(spark, archive, archive_states(archive))
 
 
 def read_states(spark: SparkSession, archive: Path, states: list[State]) -> DataFrame:
-    """Return the rows of the files in `states`, the states of brokers in the archive at `archive`."""
+    """Returns the rows of the files in `states`, the states of brokers in the archive at `archive`."""
     schema: StructType = from_arrow_schema(archive_schema_of(states))
     files = [str(archive / path) for state in states for path in state.files]
     if not files:
@@ -61,7 +61,7 @@ def read_states(spark: SparkSession, archive: Path, states: list[State]) -> Data
 
 
 def steady_state(manifest: Manifest) -> State:
-    """Return the last state whose files are all in place, after waiting for a merge in progress.
+    """Returns the last state whose files are all in place, after waiting for a merge in progress.
 
     If its archiver was killed, the merge is finished here. Errors as in `archive_states`.
     """

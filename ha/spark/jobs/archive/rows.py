@@ -50,13 +50,13 @@ class FileRange(msgspec.Struct, frozen=True):
     def of(
         cls, archive: Path, broker_name: str, shown_broker: str, file: ArchivedFile, offsets: dict[int, tuple[int, int]]
     ) -> FileRange:
-        """Return the range of the rows of `file` that have queue offsets in `offsets`."""
+        """Returns the range of the rows of `file` that have queue offsets in `offsets`."""
         begin, end = file.physical_begin, file.physical_end
         return cls(str(archive), broker_name, shown_broker, file.topic or "", file.date, begin, end, offsets)
 
 
 def read_files(part: FileRange, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `part` with `options.columns`, in physical order. `options.where` is not applied.
+    """Yields the rows of `part` with `options.columns`, in physical order. `options.where` is not applied.
 
     Raises OptionError for a column that the archive lacks, ArchiveDamaged for a file that is missing, and CorruptLog
     for a damaged record with `on_damage="fail"`.
@@ -139,8 +139,8 @@ def _overlaps(parquet: pq.ParquetFile, number: int, bounds: Mapping[str, tuple[i
 
 
 def _chosen(batch: pa.RecordBatch, part: FileRange, at: int) -> npt.NDArray[np.bool_]:
-    """Return which rows are in the part, from physical offset `at` on. A damaged record without a queue offset is in no
-    part."""
+    """Returns which rows are in the part, from physical offset `at` on. A damaged record without a queue offset is in
+    no part."""
     places = batch["physicalOffset"].to_numpy(zero_copy_only=False)
     queue_ids = pc.fill_null(batch["queueId"], -1).to_numpy(zero_copy_only=False)
     offsets = pc.fill_null(batch["queueOffset"], -1).to_numpy(zero_copy_only=False)
@@ -176,7 +176,7 @@ def _properties(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _plain_bodies(batch: pa.RecordBatch, size_max: int) -> pa.Array:
-    """Return the bodies decompressed; null for one that can't be, or that is longer than `size_max` bytes."""
+    """Returns the bodies decompressed; null for one that can't be, or that is longer than `size_max` bytes."""
     flags = pc.fill_null(batch["sysFlag"], 0).to_numpy(zero_copy_only=False)
     compressed = np.flatnonzero(flags & SysFlag.COMPRESSED)
     if not len(compressed):

@@ -28,24 +28,24 @@ class ArchiveTable(Protocol):
     """A table in the folder of an archive, which several brokers may share."""
 
     def files(self) -> dict[str, int]:
-        """Return path -> row count of all its files. Paths are relative to the archive; files elsewhere have a URI."""
+        """Returns path -> row count of all its files. Paths are relative to the archive; files elsewhere have a URI."""
 
     def sequence(self, broker_name: str) -> int:
-        """Return the number of the broker's last commit that the table has; 0 if it has none."""
+        """Returns the number of the broker's last commit that the table has; 0 if it has none."""
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """Add and remove files of the broker of `state`, and record its offsets, atomically.
+        """Adds and removes files of the broker of `state`, and records its offsets, atomically.
 
         `is_merge`: the added files have the rows of the removed ones. Raises ArchiveConflict if another writer of the
         table commits first at each attempt.
         """
 
     def expire(self) -> None:
-        """Delete versions of the table that are too old, with the files that only they use."""
+        """Deletes versions of the table that are too old, with the files that only they use."""
 
 
 def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable | None:
-    """Open the table of an archive, or create it; None for Parquet. Raises OptionError if its library is missing."""
+    """Opens the table of an archive, or creates it; None for Parquet. Raises OptionError if its library is missing."""
     if scope.format == "delta":
         from ha.spark.jobs.archive.delta import DeltaTable
 
@@ -58,7 +58,7 @@ def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable
 
 
 def follow(table: ArchiveTable, archive: Path, state: State) -> None:
-    """Commit the files of `state` to `table` if they differ. Raises ArchiveDamaged if another program wrote to it."""
+    """Commits the files of `state` to `table` if they differ. Raises ArchiveDamaged if another program wrote to it."""
     held: dict[str, int] = {}
     for path, rows in table.files().items():
         name = _FILE.fullmatch(path)

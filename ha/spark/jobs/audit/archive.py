@@ -82,7 +82,7 @@ class ArchiveFacts(msgspec.Struct):
 
 
 def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
-    """Read the manifest of `broker_name`, or of the only broker if that is None.
+    """Reads the manifest of `broker_name`, or of the only broker if that is None.
 
     Raises OptionError if there is no such archive or broker, or if there are several brokers and no name;
     ArchiveDamaged.
@@ -115,7 +115,7 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
 def archive_tasks(
     store: CopyPlace, archive: ArchivePlace, starts: dict[int, tuple[int, int | None]], examples_max: int
 ) -> list[ArchiveTask]:
-    """Return a task for each range that the archive covers.
+    """Returns a task for each range that the archive covers.
 
     `starts`: start of a range -> its end, and the physical offset of its first record or None.
     """
@@ -129,14 +129,14 @@ def archive_tasks(
 
 
 def _within(archive: ArchivePlace, begin: int, end: int) -> ArchivePlace:
-    """Return the archive with the files and erased rows of physical offsets [begin, end) only."""
+    """Returns the archive with the files and erased rows of physical offsets [begin, end) only."""
     files = tuple(file for file in archive.files if file[2] < end and file[3] > begin)
     erased = archive.erased[bisect_left(archive.erased, begin) : bisect_left(archive.erased, end)]
     return msgspec.structs.replace(archive, files=files, erased=erased)
 
 
 def compare_archive(task: ArchiveTask) -> ArchiveFacts:
-    """Compare one range; the facts are empty if retention deletes it meanwhile.
+    """Compares one range; the facts are empty if retention deletes it meanwhile.
 
     If a file is missing because a merge or an erasure has replaced it, compares with the archive as it is now.
     Raises ArchiveDamaged if a file of the manifest is missing or can't be read; StoreUnreadable.
@@ -202,13 +202,13 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
 
 
 def _of_topics(view: Examined, ends: Mapping[str, int]) -> np.ndarray:
-    """Return for each record whether its topic is in `ends` and its physical offset is before the end given there."""
+    """Returns for each record whether its topic is in `ends` and its physical offset is before the end given there."""
     ends_by_code = np.array([ends.get(name, 0) for name in view.topics], np.int64)
     return np.asarray(view.positions < ends_by_code[view.topic_codes])
 
 
 def _archived(task: ArchiveTask) -> pa.Table:
-    """Return the archive's rows of the range by physical offset, with their topic, and without the columns that were
+    """Returns the archive's rows of the range by physical offset, with their topic, and without the columns that were
     decoded from bodies. Raises FileNotFoundError if a file is missing, ArchiveDamaged if one can't be read."""
     parts = []
     condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)

@@ -108,14 +108,15 @@ class AuditResult(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0 clean; 1 damage; 4 no damage, but several copies were given and share no byte."""
+        """Exit code of the command: 0 clean; 1 damage; 4 no damage, but several copies were given and share no
+        byte."""
         if self.damage_count:
             return EXIT_DAMAGED
         return EXIT_NOTHING_COMPARED if len(self.copies) > 1 and not self.compared_bytes else EXIT_CLEAN
 
 
 def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audit `options.paths`. Raises OptionError for invalid options; StoreUnreadable for a store that can't be read;
+    """Audits `options.paths`. Raises OptionError for invalid options; StoreUnreadable for a store that can't be read;
     ArchiveDamaged.
 
     After an error or a kill, run it again with the same options: finished ranges are not read again.
@@ -160,7 +161,7 @@ class _Keys:
 
 
 def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audit like `audit`, with a runner for the tasks."""
+    """Audits like `audit`, with a runner for the tasks."""
     started_s = time.time()
     readers = _open(options)
     try:

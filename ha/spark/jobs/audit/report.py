@@ -19,13 +19,13 @@ TOPICS_PLOTTED = 6
 
 
 def audit_json(result: AuditResult) -> bytes:
-    """Return the whole result, indented: its fields, `exit_code`, and the meaning of each kind."""
+    """Returns the whole result, indented: its fields, `exit_code`, and the meaning of each kind."""
     whole = {"exit_code": result.exit_code, **msgspec.to_builtins(result), "kinds": KINDS}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2)
 
 
 def write_audit(result: AuditResult, html: Path | None = None, json: Path | None = None) -> None:
-    """Write the page and the JSON to the given paths. Raises OSError if a file can't be written."""
+    """Writes the page and the JSON to the given paths. Raises OSError if a file can't be written."""
     if json is not None:
         json.write_bytes(audit_json(result) + b"\n")
     if html is not None:
@@ -33,7 +33,7 @@ def write_audit(result: AuditResult, html: Path | None = None, json: Path | None
 
 
 def audit_plots(result: AuditResult) -> list[Plot]:
-    """Return the plots: each copy's extent with the findings in it, and records and findings by hour."""
+    """Returns the plots: each copy's extent with the findings in it, and records and findings by hour."""
     bars = [(copy.name, copy.begin, copy.end) for copy in result.copies]
     marks = [
         Mark(finding.copy, finding.physical_offset, finding.kind)
@@ -68,7 +68,7 @@ def _records_plot(rows: list[TopicHour]) -> Plot:
 
 
 def audit_html(result: AuditResult) -> str:
-    """Return the page as HTML."""
+    """Returns the page as HTML."""
     parts = [paragraph(_lead(result))]
     parts += [
         heading("Copies"),

@@ -40,7 +40,7 @@ class IndexFilePlan(msgspec.Struct, frozen=True):
 
 
 def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> list[IndexFilePlan]:
-    """Cut the keys into index files. `keys`: each work file with its number of keys, in the order of the log.
+    """Cuts the keys into index files. `keys`: each work file with its number of keys, in the order of the log.
 
     A file takes `entry_count_max` − 1 keys, as entry 0 is never used. Reads one key per file, for the names, which must
     sort before those that a broker later gives by its local clock in any time zone. So a file is named after the store
@@ -79,14 +79,14 @@ def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> 
 
 
 def read_keys(part: KeySlice) -> bytes:
-    """Return the keys of a slice, as bytes."""
+    """Returns the keys of a slice, as bytes."""
     with open(part.path, "rb") as file:
         file.seek(part.begin * KEY_SIZE)
         return file.read((part.end - part.begin) * KEY_SIZE)
 
 
 def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, entry_count_max: int) -> None:
-    """Write one index file, sparse and of full size, and sync it.
+    """Writes one index file, sparse and of full size, and syncs it.
 
     The file gets its name when it is complete; a file of this name was finished by an earlier attempt and is kept.
     """

@@ -70,7 +70,7 @@ class RunTasks(Protocol):
     def __call__(
         self, function: Callable[[Item], Made], items: Sequence[Item], progress: Callable[[int, int], None]
     ) -> list[Made]:
-        """Run `function` on `items`; `progress` is called with the numbers of finished and of all items."""
+        """Runs `function` on `items`; `progress` is called with the numbers of finished and of all items."""
 
 
 class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reindex(spark: SparkSession, options: ReindexOptions, progress: Progress = no_progress) -> ReindexResult:
-    """Build `options.target` from the store at `options.path`, and with `in_place` swap it in.
+    """Builds `options.target` from the store at `options.path`, and with `in_place` swap it in.
 
     `progress` gets the stages "log" (bytes), "queues" (queues) and "index" (files). Raises OptionError, StoreUnreadable
     or StoreLocked before anything is written; then CorruptLog for damage before the log's last segment, StoreUnreadable
@@ -135,7 +135,7 @@ def _build_with(spark: SparkSession, options: ReindexOptions, progress: Progress
 
 
 def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Progress) -> ReindexResult:
-    """Build the target with tasks run by `run`, `lanes` at a time; the store is only read. Errors as in `reindex`."""
+    """Builds the target with tasks run by `run`, `lanes` at a time; the store is only read. Errors as in `reindex`."""
     began = time.monotonic()
     plan = make_plan(options)
     begin_target(plan)
@@ -188,7 +188,7 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
 def _queues(
     run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueuePart], progress: Progress
 ) -> list[OrderedResult]:
-    """Finish the dense queues and build the others; return the results of the latter."""
+    """Finishes the dense queues and builds the others; returns the results of the latter."""
     total = len(queues)
     dense = [queue for queue in queues if queue.is_dense]
     others = [queue for queue in queues if not queue.is_dense]
@@ -214,7 +214,7 @@ def _complete(task: ScanTask, queues: Sequence[QueuePart]) -> None:
 
 
 def _clear_deleted(run: RunTasks, plan: Plan, queues: Sequence[QueuePart], deleted: Mapping[str, int]) -> int:
-    """Remove the queue entries of deleted topics, and return their number.
+    """Removes the queue entries of deleted topics, and returns their number.
 
     `deleted`: topic -> physical offset before which its messages were deleted.
     """

@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(options: ReindexOptions) -> Plan:
-    """Plan the rebuild. Raises OptionError, StoreUnreadable, CorruptLog or StoreLocked if it is impossible."""
+    """Plans the rebuild. Raises OptionError, StoreUnreadable, CorruptLog or StoreLocked if it is impossible."""
     _check_sizes(options)
     store = options.path.absolute()
     target = target_of(options)
@@ -102,7 +102,7 @@ def make_plan(options: ReindexOptions) -> Plan:
 
 
 def target_of(options: ReindexOptions) -> Path:
-    """Return the absolute path of the directory to build. Raises OptionError if the options name none."""
+    """Returns the absolute path of the directory to build. Raises OptionError if the options name none."""
     if options.target is not None:
         return options.target.absolute()
     if options.in_place:
@@ -111,7 +111,7 @@ def target_of(options: ReindexOptions) -> Path:
 
 
 def begin_target(plan: Plan) -> None:
-    """Create the target, or resume the same plan in it. Raises OptionError if it holds anything else."""
+    """Creates the target, or resume the same plan in it. Raises OptionError if it holds anything else."""
     target = Path(plan.task.target)
     plan_file = target / WORK / "plan.json"
     encoded = msgspec.json.format(msgspec.json.encode(plan))
@@ -131,7 +131,7 @@ def begin_target(plan: Plan) -> None:
 
 @contextmanager
 def store_lock(store: Path) -> Iterator[None]:
-    """Hold the lock that marks a store as in use. Raises StoreLocked if another process holds it, StoreUnreadable if
+    """Holds the lock that marks a store as in use. Raises StoreLocked if another process holds it, StoreUnreadable if
     there is no store."""
     _check_is_store(store)
     held = OsDisk().lock(store / "lock", b"")
@@ -144,7 +144,7 @@ def store_lock(store: Path) -> Iterator[None]:
 
 
 def swap_in(store: Path, target: Path) -> None:
-    """Replace the store's directories by the target's, and move the old ones to SET_ASIDE.
+    """Replaces the store's directories by the target's, and moves the old ones to SET_ASIDE.
 
     Can be repeated after a crash.
     """
@@ -212,7 +212,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _written_segments(commitlog: Path) -> list[Segment]:
-    """Return the segments up to the last that begins with a record. Raises CorruptLog if one is missing or of another
+    """Returns the segments up to the last that begins with a record. Raises CorruptLog if one is missing or of another
     size."""
     found = Segments(commitlog).all()
     while found and not _begins_with_record(found[-1]):

@@ -40,7 +40,7 @@ class QueuePart(msgspec.Struct, array_like=True):
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Return the directory of a queue's files in a store."""
+    """Returns the directory of a queue's files in a store."""
     return root / "consumequeue" / topic / str(queue_id)
 
 
@@ -55,7 +55,7 @@ class QueueSlices:
         self._buffered_bytes = 0
 
     def add(self, run: QueueRun) -> None:
-        """Add records of one queue, in the order of the log."""
+        """Adds records of one queue, in the order of the log."""
         key = (run.topic, run.queue_id)
         first = run.queue_offset
         part = self._parts.get(key)
@@ -76,7 +76,7 @@ class QueueSlices:
             self._write()
 
     def finish(self) -> list[QueuePart]:
-        """Write the buffered entries, and return the parts."""
+        """Writes the buffered entries, and returns the parts."""
         self._write()
         return list(self._parts.values())
 
@@ -89,7 +89,7 @@ class QueueSlices:
 
 
 def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | bytearray) -> None:
-    """Write entries to queue offsets from `first` on, and create missing files.
+    """Writes entries to queue offsets from `first` on, and creates missing files.
 
     Other tasks, also on other hosts, may write other places of the same files meanwhile if the file system is POSIX.
     """
@@ -118,7 +118,7 @@ def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | b
 
 
 def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueuePart]:
-    """Join the parts of all ranges, given in the order of the log, to whole queues; sorted by topic and queue."""
+    """Joins the parts of all ranges, given in the order of the log, to whole queues; sorted by topic and queue."""
     joined: dict[tuple[str, int], QueuePart] = {}
     for parts in ranges:
         for part in parts:
@@ -134,7 +134,7 @@ def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueuePart]:
 
 
 def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
-    """Write blank entries before a queue's first entry in its file, as a broker does, and sync the queue's files.
+    """Writes blank entries before a queue's first entry in its file, as a broker does, and syncs the queue's files.
 
     Does not create the file: an earlier attempt may have deleted it (`clear_queue`).
     """
@@ -146,7 +146,7 @@ def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
 
 
 def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> int:
-    """Remove the entries of a built queue's records before a physical offset (bytes), as a broker does that deletes a
+    """Removes the entries of a built queue's records before a physical offset (bytes), as a broker does that deletes a
     topic: the queue keeps its end. Returns the number of removed entries; can be repeated."""
     disk = OsDisk()
     directory = queue_directory(root, part.topic, part.queue_id)
@@ -161,7 +161,7 @@ def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> 
 
 
 def sync_files(directory: Path) -> None:
-    """Sync all files of a directory, and the directory."""
+    """Syncs all files of a directory, and the directory."""
     for path in (*directory.iterdir(), directory):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -189,7 +189,7 @@ class OrderedQueue:
         return self._queue.max_offset - self._queue.min_offset
 
     def add(self, run: QueueRun) -> None:
-        """Add the queue's next records."""
+        """Adds the queue's next records."""
         offsets = run.queue_offsets
         if offsets is None:
             self._add_run(run.queue_offset, run.entries)
@@ -201,7 +201,7 @@ class OrderedQueue:
                 begin = number
 
     def _add_run(self, first: int, raw: bytes) -> None:
-        """Add entries of consecutive queue offsets."""
+        """Adds entries of consecutive queue offsets."""
         count, queue = len(raw) // ENTRY_SIZE, self._queue
         if first > queue.next_offset_max:
             self.dropped += count
@@ -214,7 +214,7 @@ class OrderedQueue:
 
 
 def remove_queue(directory: Path) -> None:
-    """Delete a queue's files, if there are any."""
+    """Deletes a queue's files, if there are any."""
     if directory.exists():
         for path in directory.iterdir():
             path.unlink()

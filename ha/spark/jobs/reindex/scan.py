@@ -80,18 +80,18 @@ class RangeSummary(msgspec.Struct):
 
 
 def summary_path(work: str | Path, number: int) -> Path:
-    """Return the path of a range's summary."""
+    """Returns the path of a range's summary."""
     return Path(work) / f"range-{number:06d}.json"
 
 
 def keys_path(work: str | Path, number: int) -> Path:
-    """Return the path of the file with a range's keys."""
+    """Returns the path of the file with a range's keys."""
     return Path(work) / f"range-{number:06d}.keys"
 
 
 def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
-    """Write a range's entries and keys, and return the summary. If an earlier attempt since the last boot of this
-    machine has finished the range, only return its summary.
+    """Writes a range's entries and keys, and returns the summary. If an earlier attempt since the last boot of this
+    machine has finished the range, only returns its summary.
 
     Raises CorruptLog where the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file
     vanished.
@@ -136,7 +136,7 @@ class OrderedResult(msgspec.Struct, frozen=True):
 
 
 def build_in_order(task: ScanTask, ranges: Sequence[LogRange], queues: Sequence[QueuePart]) -> list[OrderedResult]:
-    """Build queues that are not dense from their records in order, in one walk over all ranges.
+    """Builds queues that are not dense from their records in order, in one walk over all ranges.
 
     Errors as in `scan_range`.
     """
@@ -213,8 +213,8 @@ class RangeWalk:
 
 
 def _sound_end(segment: Segment, view: memoryview) -> tuple[int, str]:
-    """Return the position (bytes) in the log's last segment at which its valid records end, checked as in recovery, and
-    the reason why the next bytes are not a record."""
+    """Returns the position (bytes) in the log's last segment at which its valid records end, checked as in recovery,
+    and the reason why the next bytes are not a record."""
     at = 0
     while at < segment.size:
         raw = bytes(view[at : at + _CHUNK_BYTES])

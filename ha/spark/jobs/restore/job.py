@@ -137,7 +137,7 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = no_progress) -> RestoreResult:
-    """Send the selected messages, or count them (`dry_run`).
+    """Sends the selected messages, or counts them (`dry_run`).
 
     Progress in tasks, stage "restore" or "count". Raises OptionError, StoreUnreadable, RecordsGone, ArchiveDamaged,
     ArchiveConflict, RestoreFailed and ClientError. After any of them, and after a kill, run it again.
@@ -356,14 +356,14 @@ def _set(values: tuple[str, ...] | None) -> frozenset[str] | None:
 
 
 def _shared(plan: ReplayPlan, tasks: int) -> ReplayPlan:
-    """Return the plan for one of `tasks` concurrent tasks, which gets its share of the maximum rate."""
+    """Returns the plan for one of `tasks` concurrent tasks, which gets its share of the maximum rate."""
     if plan.messages_per_s is None:
         return plan
     return msgspec.structs.replace(plan, messages_per_s=plan.messages_per_s / tasks)
 
 
 def _earlier_name(options: RestoreOptions) -> str | None:
-    """Return the name of the store directory if an earlier version, which used it as the broker's name, began this
+    """Returns the name of the store directory if an earlier version, which used it as the broker's name, began this
     restore; else None. Raises OptionError if the state file can't be decoded."""
     file = Path(options.state or "")
     if options.path is None or not file.is_file():
@@ -380,7 +380,7 @@ def _load_state(file: Path) -> ReplayState:
 
 
 def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
-    """Read the state file, or create it; brokers that are new in the source are added to it.
+    """Reads the state file, or creates it; brokers that are new in the source are added to it.
 
     Raises OptionError if it is the state of another replay, can't be decoded or can't be written.
     """
@@ -430,7 +430,7 @@ def _write_state(file: Path, state: ReplayState) -> None:
 
 
 async def _find_targets(servers: str, topic: str) -> tuple[TargetQueue, ...]:
-    """Return the queues of `topic` and their current ends; for a new topic, the queues that it will get.
+    """Returns the queues of `topic` and their current ends; for a new topic, the queues that it will get.
 
     Raises RestoreFailed if it has no writable queue; ClientError.
     """

@@ -146,7 +146,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an earlier run may have sent some of the messages"""
 
     def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
-        """Return the target of queue `queue_id` of the source broker `broker_name`, one of `source_brokers`.
+        """Returns the target of queue `queue_id` of the source broker `broker_name`, one of `source_brokers`.
 
         Its broker is the target topic's broker of that name, or else chosen by the position in `source_brokers`, modulo
         the number of brokers. Of that broker's queues, it is the one at index `queue_id`, modulo their number.
@@ -185,7 +185,7 @@ class QueueReplay(msgspec.Struct, kw_only=True):
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows as dicts, with `bornTimestamp` in µs since 1970: datetime can't represent years after 9999."""
+    """Returns the rows as dicts, with `bornTimestamp` in µs since 1970: datetime can't represent years after 9999."""
     index = batch.schema.get_field_index("bornTimestamp")
     born = batch.column(index).cast(pa.int64())
     rows: list[dict[str, object]] = batch.set_column(index, "bornTimestamp", born).to_pylist()
@@ -193,7 +193,8 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[QueueReplay]:
-    """Send the rows of `batches` (SENT_COLUMNS; the rows of each queue in order), and return the result of each queue.
+    """Sends the rows of `batches` (SENT_COLUMNS; the rows of each queue in order), and returns the result of each
+    queue.
 
     Raises RestoreFailed, ClientError.
     """
@@ -230,7 +231,7 @@ class _Task:
         self._next_send = 0.0
 
     async def take(self, row: dict[str, object]) -> None:
-        """Add one row's message to the pending ones, unless it was sent before; send them if they fill a request."""
+        """Adds one row's message to the pending ones, unless it was sent before; sends them if they fill a request."""
         topic, broker_name = str(row["topic"]), str(row["brokerName"])
         queue_id, offset = row["queueId"], row["queueOffset"]
         assert isinstance(queue_id, int)
@@ -262,14 +263,15 @@ class _Task:
         self._waiting_bytes += size
 
     async def flush(self) -> None:
-        """Send the pending messages."""
+        """Sends the pending messages."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
         await self._send(waiting)
 
     async def _send(self, waiting: list[tuple[int, Message]]) -> None:
-        """Send messages in one request, or in halves if the broker refuses one of them; retry. Raises RestoreFailed."""
+        """Sends messages in one request, or in halves if the broker refuses one of them; retry. Raises
+        RestoreFailed."""
         assert self._queue is not None
         done = self.done[self._queue]
         assert done.target is not None
@@ -319,7 +321,7 @@ class _Task:
         raise RestoreFailed(self._place(waiting[0][0]), reason)
 
     async def _wait_readable(self, queue: MessageQueue, end: int) -> None:
-        """Return when `queue` ends at `end` or later, or after _CONFIRM_S. Readers get a message of a failover group
+        """Returns when `queue` ends at `end` or later, or after _CONFIRM_S. Readers get a message of a failover group
         only when enough members have it."""
         with anyio.move_on_after(_CONFIRM_S):
             while True:
@@ -329,7 +331,7 @@ class _Task:
                 await anyio.sleep(_SETTLE_S)
 
     def _leave_out(self, done: QueueReplay, offset: int, reason: str) -> None:
-        """Count a message that no broker accepts. Raises RestoreFailed unless the plan has `skip_unsendable`."""
+        """Counts a message that no broker accepts. Raises RestoreFailed unless the plan has `skip_unsendable`."""
         if not self._plan.skip_unsendable:
             place = f"{done.topic} queue {done.queue_id} of {done.broker_name}, queue offset {offset}"
             raise RestoreFailed(place, f"{reason}; skip_unsendable leaves it out")
@@ -369,7 +371,7 @@ class _Task:
         await anyio.sleep(start - now)
 
     def _message(self, row: dict[str, object], done: QueueReplay) -> Message:
-        """Return the message to send. Raises ValueError if no broker would accept it."""
+        """Returns the message to send. Raises ValueError if no broker would accept it."""
         assert done.target is not None
         body, sys_flag, flag, born = row["body"], row["sysFlag"], row["flag"], row["bornTimestamp"]
         if row["crcOk"] is False or not isinstance(body, bytes) or not isinstance(sys_flag, int):
@@ -393,7 +395,7 @@ class _Task:
         return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
 
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
-        """Return the last queue offset of `source` whose message is in the target queue; −1 if there is none.
+        """Returns the last queue offset of `source` whose message is in the target queue; −1 if there is none.
 
         Tries again if the broker can't be reached or is busy. `may_be_new`: the topic may just have been created, and
         not be known to the name servers yet. Raises RestoreFailed if retention has deleted messages that an earlier run
@@ -450,7 +452,7 @@ class _Task:
         return -1
 
     async def _settled_end(self, queue: MessageQueue) -> int:
-        """Return the queue's end once two reads _SETTLE_S apart agree; after _SETTLE_MAX_S in any case, because
+        """Returns the queue's end once two reads _SETTLE_S apart agree; after _SETTLE_MAX_S in any case, because
         producers may send to the queue all the time.
 
         Messages that an earlier run sent shortly before may become visible late.

@@ -170,7 +170,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Count the messages of `options.path`, except those in batch queues. Raises OptionError, StoreUnreadable.
+    """Counts the messages of `options.path`, except those in batch queues. Raises OptionError, StoreUnreadable.
 
     After an error or a kill, run it again with the same options: finished ranges are not read again.
     """
@@ -184,7 +184,7 @@ def _keys(path: str) -> Callable[[StatsTask], bytes]:
 
 
 def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Count like `stats`, with a runner for the tasks."""
+    """Counts like `stats`, with a runner for the tasks."""
     for name in ("top", "tracked", "range_bytes"):
         if getattr(options, name) < 1:
             raise OptionError(name, f"{getattr(options, name)} is too little", "1 or more")
@@ -240,7 +240,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
 
 
 def _interval_ms(reader: LogReader, options: StatsOptions) -> int:
-    """Return the length of the intervals to count by: a minute if the counted part of the time between the first and
+    """Returns the length of the intervals to count by: a minute if the counted part of the time between the first and
     the last record is less than _BY_MINUTE_MAX_MS, else an hour."""
     begin, end = reader.min_offset, reader.end_offset()
     reading = ReadOptions(columns=("storeTimestamp",), on_damage="skip", fail_on_data_loss=False)
@@ -335,7 +335,7 @@ def _seconds(begin_ms: int, end_ms: int) -> float:
 
 
 def figures(cell: Cell, seconds: float) -> Figures:
-    """Return the figures of `cell`, with rates over `seconds`."""
+    """Returns the figures of `cell`, with rates over `seconds`."""
     size = [cell.sizes.quantile(q) for q in (0.5, 0.9, 0.99)]
     latency = [cell.latency_ms.quantile(q) for q in (0.5, 0.9, 0.99)]
     return Figures(

@@ -65,7 +65,7 @@ class Cell(msgspec.Struct):
     """Time from born to store timestamp"""
 
     def merge(self, other: Cell) -> None:
-        """Add the messages of `other`."""
+        """Adds the messages of `other`."""
         if not other.messages:
             return
         self.first_ms = min(self.first_ms, other.first_ms) if self.messages else other.first_ms
@@ -97,7 +97,7 @@ class RangeStats(msgspec.Struct):
 
 
 def stats_of_range(task: StatsTask) -> RangeStats:
-    """Count one range. Records that were deleted are left out. Raises StoreUnreadable."""
+    """Counts one range. Records that were deleted are left out. Raises StoreUnreadable."""
     found = RangeStats({}, HeavyHitters(task.tracked), HeavyHitters(task.tracked), 0, task.end)
     where = RowFilter(
         topics=None if task.topics is None else frozenset(task.topics),
@@ -114,7 +114,7 @@ def stats_of_range(task: StatsTask) -> RangeStats:
 
 
 def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> None:
-    """Count the rows of one batch, by intervals of `interval_ms`."""
+    """Counts the rows of one batch, by intervals of `interval_ms`."""
     stored = batch.column("storeTimestamp")
     if stored.null_count:  # out of range: a damaged head, which no CRC covers
         found.damaged += stored.null_count
@@ -175,12 +175,12 @@ def _ints(batch: pa.RecordBatch, name: str) -> Int64s:
 
 
 def _sums(group: Int64s, values: Int64s, count: int) -> Int64s:
-    """Sum by group; exact up to 2^53 per batch, which no batch reaches."""
+    """Sums by group; exact up to 2^53 per batch, which no batch reaches."""
     return np.bincount(group, weights=values, minlength=count).astype(np.int64)
 
 
 def _extreme(choose: np.ufunc, group: Int64s, values: Int64s, count: int) -> Int64s:
-    """Return the smallest or largest value of each group. Every group must have a value."""
+    """Returns the smallest or largest value of each group. Every group must have a value."""
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(count))
     return np.asarray(choose.reduceat(values[order], starts))

@@ -27,7 +27,7 @@ _TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64()}
 
 
 def stats_table(result: StatsResult) -> pa.Table:
-    """Return a row for each topic, queue and hour; times as UTC timestamps."""
+    """Returns a row for each topic, queue and hour; times as UTC timestamps."""
     rows = [
         {"topic": row.topic, "queue_id": row.queue_id, "hour": row.hour_ms, **msgspec.structs.asdict(row.figures)}
         for row in result.rows
@@ -43,7 +43,7 @@ def stats_table(result: StatsResult) -> pa.Table:
 
 
 def write_stats(result: StatsResult, folder: Path) -> list[Path]:
-    """Write stats.parquet, .csv, .json and .html and a PNG for each plot into `folder`, created if missing.
+    """Writes stats.parquet, .csv, .json and .html and a PNG for each plot into `folder`, created if missing.
 
     Returns the paths of the files. Raises OSError if one can't be written.
     """
@@ -62,7 +62,7 @@ def write_stats(result: StatsResult, folder: Path) -> list[Path]:
 
 
 def stats_plots(result: StatsResult) -> list[Plot]:
-    """Return the plots; none for an empty log."""
+    """Returns the plots; none for an empty log."""
     found = [each for each in result.intervals if each.begin_ms in _PLOTTED_MS]
     if not found:
         return []
@@ -145,7 +145,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def stats_html(result: StatsResult) -> str:
-    """Return the page as HTML."""
+    """Returns the page as HTML."""
     total = result.total
     plots = {plot.name: plot for plot in stats_plots(result)}
     parts = [paragraph(_lead(result))]

@@ -28,7 +28,7 @@ BUCKET_LIMIT = 1 + ceil(log(2.0**63) / _LOG_GROWTH)
 
 
 def buckets_of(values: Int64s) -> Int64s:
-    """Return the bucket of each value; values below 1 share one."""
+    """Returns the bucket of each value; values below 1 share one."""
     found = np.ceil(np.log(np.maximum(values, 1)) / _LOG_GROWTH).astype(np.int64)
     found[values < 1] = _ZERO
     return found
@@ -44,7 +44,7 @@ class LogHistogram(msgspec.Struct):
 
     @classmethod
     def of(cls, values: Int64s) -> LogHistogram:
-        """Return the histogram of `values`."""
+        """Returns the histogram of `values`."""
         made = cls()
         if len(values):
             buckets, counts = np.unique(buckets_of(values), return_counts=True)
@@ -52,7 +52,7 @@ class LogHistogram(msgspec.Struct):
         return made
 
     def add(self, counts: Iterable[tuple[int, int]], minimum: int, maximum: int) -> None:
-        """Add values as (bucket, count) pairs, with buckets as in `buckets_of`, and the smallest and largest value."""
+        """Adds values as (bucket, count) pairs, with buckets as in `buckets_of`, and the smallest and largest value."""
         if self.total:
             minimum, maximum = min(self.minimum, minimum), max(self.maximum, maximum)
         added = 0
@@ -64,12 +64,12 @@ class LogHistogram(msgspec.Struct):
             self.total += added
 
     def merge(self, other: LogHistogram) -> None:
-        """Add all values of `other`."""
+        """Adds all values of `other`."""
         if other.total:
             self.add(other.counts.items(), other.minimum, other.maximum)
 
     def quantile(self, q: float) -> float | None:
-        """Return approximately the value of rank floor(q · (n − 1)), 0 ≤ q ≤ 1; None without values."""
+        """Returns approximately the value of rank floor(q · (n − 1)), 0 ≤ q ≤ 1; None without values."""
         if not self.total:
             return None
         rank = floor(q * (self.total - 1))
@@ -92,14 +92,14 @@ class HeavyHitters(msgspec.Struct):
     total: int = 0
 
     def add(self, counts: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
-        """Add (value, count) pairs, with exact counts."""
+        """Adds (value, count) pairs, with exact counts."""
         for value, count in counts.items() if isinstance(counts, Mapping) else counts:
             self.counts[value] = self.counts.get(value, 0) + count
             self.total += count
         self._prune()
 
     def merge(self, other: HeavyHitters) -> None:
-        """Add the values of `other`."""
+        """Adds the values of `other`."""
         for value, count in other.counts.items():
             self.counts[value] = self.counts.get(value, 0) + count
         self.total += other.total
@@ -113,5 +113,5 @@ class HeavyHitters(msgspec.Struct):
             self.error += cut
 
     def top(self, count: int) -> list[tuple[str, int]]:
-        """Return up to `count` values with the highest counts, as (value, count), highest first, ties by value."""
+        """Returns up to `count` values with the highest counts, as (value, count), highest first, ties by value."""
         return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:count]
