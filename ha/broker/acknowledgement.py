@@ -11,8 +11,8 @@ A SYNC_MASTER follows the replica rule of RocketMQ 4.9, unless the 5.x keys are 
 the broker is in a failover group, where the sync-state set decides (`SyncStateRule`).
 
 The broker's role and term (`Standing`) are checked again just before each answer. If this broker is no longer the
-master of the term in which it stored a put, the answer is FLUSH_SLAVE_TIMEOUT: the next master may have the message, or
-this broker may truncate its log so that it loses the message.
+master of the term in which it stored a put, the answer is FLUSH_SLAVE_TIMEOUT, as the outcome is unknown: the next
+master may have the message, or this broker may lose it when it truncates its log.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Acknowledgements:
     def admit(self, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
         """Returns the requests that may be stored: all, if at least `min_in_sync` members are in sync.
 
-        Otherwise those with `waits` are answered IN_SYNC_REPLICAS_NOT_ENOUGH and left out. Must not be called without
-        an `ha_service`.
+        Otherwise answers those with `waits` IN_SYNC_REPLICAS_NOT_ENOUGH, and returns the others. Must not be called
+        without an `ha_service`.
         """
         ha, least = self._ha, self.min_in_sync
         assert ha is not None
@@ -159,8 +159,8 @@ class Acknowledgements:
             self._answer(requests)
 
     def mark_unconfirmed(self, requests: Sequence[PutRequest]) -> None:
-        """Sets the status of the stored ones of `requests` to FLUSH_SLAVE_TIMEOUT, as this broker is no longer the
-        master, and counts them in `explained`. Does not answer them."""
+        """Sets the status of all stored `requests` to FLUSH_SLAVE_TIMEOUT, as this broker is no longer the master, and
+        counts them in `explained`. Does not answer them."""
         stored = [request for request in requests if request.status.is_stored]
         for request in stored:
             request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -169,11 +169,11 @@ class Acknowledgements:
             self.explained.note(PutStatus.FLUSH_SLAVE_TIMEOUT, Cause.STEPPED_DOWN, STEPPED_DOWN, len(stored))
 
     def begin(self, requests: list[PutRequest]) -> None:
-        """Starts the wait of `requests`, and answers them when it ends. `requests` must not be empty, and its messages
-        must be stored, in the order of the log.
+        """Starts the wait of `requests`, and answers them when it ends, possibly before this returns. `requests` must
+        not be empty, and its messages must be stored, in the order of the log.
 
-        With the replica rule of RocketMQ 4.9, a request for which no slave is in sync waits for no slave: its status is
-        SLAVE_NOT_AVAILABLE.
+        With the replica rule of RocketMQ 4.9, a request for which no slave is in sync does not wait for slaves; its
+        status is SLAVE_NOT_AVAILABLE.
         """
         if not self._needs_replicas:
             self._request_flush(_Wait(self, requests, part_count=1))

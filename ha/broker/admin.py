@@ -23,7 +23,7 @@ from ha.remoting import RequestHandler
 
 
 class Admin:
-    """Answers all admin requests of a broker. `serve` runs their services."""
+    """Answers all admin requests of a broker. `serve` runs the services that they need."""
 
     def __init__(
         self,

@@ -169,8 +169,12 @@ class AdminClients:
     # ---- requests relayed to clients
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks each member of a group, or one of them, for its progress
-        (GET_CONSUMER_STATUS_FROM_CLIENT, 221); omits those that don't answer."""
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members of a group, or only the one that the request
+        names, for their progress (GET_CONSUMER_STATUS_FROM_CLIENT, 221).
+
+        The answer omits members that don't report their progress within STATUS_TIMEOUT_S. It is SYSTEM_ERROR if the
+        group has no members, or if their answers exceed STATUS_SIZE_MAX.
+        """
         request = parse_header(ConsumerStatusRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         if group is None:
@@ -228,8 +232,11 @@ class AdminClients:
         self, connection: RemotingConnection, command: RemotingCommand
     ) -> RemotingCommand | None:
         """CONSUME_MESSAGE_DIRECTLY (309): asks a consumer to process one message again, which the request names by its
-        offset message id. Raises RefusedError if the requester may not read the message's topic, or if too many files
-        are open."""
+        offset message id; SYSTEM_ERROR if there is no such message.
+
+        Raises RefusedError if the requester may not read the message's topic, or for a temporary error of the disk,
+        such as too many open files.
+        """
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:

@@ -23,7 +23,7 @@ from ha.remoting import RemotingConnection, RequestHandler
 GROUP_LENGTH_MAX = 120
 """Maximum characters of a group's name, which becomes part of topic names."""
 RETRY_QUEUE_COUNT_MAX = 1024
-"""Maximum queues of a group's retry topic."""
+"""Maximum number of queues of a group's retry topic."""
 
 
 class AdminGroups:

@@ -5,8 +5,8 @@ A change is answered once it is saved (in a failover group: once its record is a
 it, or `topics.ANNOUNCE_TIMEOUT_S` later if one of them does not answer. Deleting a topic deletes its configuration and
 the offsets of consumer groups, and removes its messages from the queues, on slaves as soon as they copy the table of
 topics. The log keeps the records until retention deletes them. If a topic of that name is created again, its queue
-offsets continue; in RocketMQ they restart at 0, so that its slaves, and rebuilt queues, mistake new messages for old
-ones. Source: AdminBrokerProcessor.
+offsets continue. In RocketMQ they restart at 0; slaves, and brokers that rebuild their queues, then mistake new
+messages for old ones. Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ stored."""
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
 _SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
-"""Attributes with which RocketMQ 5 selects the kind of a topic, each with the only value that is accepted here."""
+"""Attributes by which RocketMQ 5 selects how a topic is stored, each with the only value that is accepted here."""
 _ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
 
 NO_REMARK = "not set any response code"
@@ -134,10 +134,10 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS)
 
     def _retry_topics(self, topic: str) -> list[str]:
-        """Returns the topics of POP retries of a topic, for groups that have offsets in it; also those of which a
-        deletion that failed has left offsets or messages.
+        """Returns the topics of POP retries of a topic, for the groups that have offsets in it. Includes a retry topic
+        that is already deleted, but still has offsets or messages, because an earlier deletion failed.
 
-        Leaves out a name that is also the retry topic of an existing group. (RocketMQ: clearRetryTopicWhenDeleteTopic.)
+        Excludes a name that is also the retry topic of an existing group. (RocketMQ: clearRetryTopicWhenDeleteTopic.)
         """
         groups = {
             retry_topic(group, topic, is_v2=is_v2): group
@@ -170,7 +170,7 @@ class AdminTopics:
         return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self.system_names()
 
     def system_names(self) -> set[str]:
-        """Returns the system topics, except those recognized by their prefix."""
+        """Returns the names of the known system topics. Others are recognized only by SYSTEM_TOPIC_PREFIX."""
         return (
             {config.topic_name for config in system_topics(self._options)}
             | NO_SEND_TOPICS

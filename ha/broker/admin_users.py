@@ -100,7 +100,8 @@ class AdminUsers:
         return _done(command)
 
     async def update_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_UPDATE_USER (3002): changes password, type and status of a user, as far as the body states them."""
+        """AUTH_UPDATE_USER (3002): changes the password, type and status of a user. A value that the body
+        lacks, or that is blank or unknown there, stays the same."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES)
@@ -210,8 +211,9 @@ class AdminUsers:
         return _done(command, java_json.dumps(info) if user.policies else b"")
 
     async def acls(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """AUTH_LIST_ACL (3010): answers with the policy entries whose resource contains one filter, of the users whose
-        subject contains the other filter."""
+        """AUTH_LIST_ACL (3010): answers with the policy entries whose resource contains the resource filter, of the
+        users whose subject contains the subject filter, or an empty body if there are none. A blank filter matches
+        all."""
         self._check_enabled()
         request = parse_header(ListAclsRequest, command.ext_fields)
         found = []

@@ -38,9 +38,11 @@ class BatchReader:
         )
 
     async def read(self, queue: ConsumeQueue, queue_offset: int, count_max: int = BATCH_COUNT_MAX) -> QueueRead:
-        """Reads at most `count_max` messages from `queue_offset` on, as `QueueReader.read`. Raises OSError.
+        """Reads at most `count_max` messages from `queue_offset` on, as `QueueReader.read`. Raises OSError if the disk
+        can't read.
 
-        As there is no filter, a read without messages met only blank entries: the status is MESSAGE_WAS_REMOVING.
+        The status is never NO_MATCHED_MESSAGE: as there is no filter, it would mean that all entries are blank, and
+        becomes MESSAGE_WAS_REMOVING.
         """
         read = await self._reader.read(
             queue, queue_offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
@@ -62,7 +64,7 @@ class BatchReader:
 
 
 class LossDetector:
-    """Decides when a reader gives up a record that it can't read, and skips it."""
+    """Decides when a reader skips a record that it can't read."""
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader

@@ -64,7 +64,8 @@ class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replication(msgspec.Struct, frozen=True, kw_only=True):
-    """The replication objects that a broker uses: a master's HA service, or a slave's clients of its master."""
+    """The replication objects that a broker uses: a master's HA service, a slave's clients of its master, or both in a
+    failover group."""
 
     ha_service: HAService | None = None
     ha_client: HAClient | None = None
@@ -242,8 +243,8 @@ class Broker:
         `reason`: text for the remarks of refused puts; if empty, they say that this broker is a slave.
 
         Before its first checkpoint, this method stops admitting and acknowledging puts, and answers those that wait. On
-        return no put is queued, so that the log may be truncated. Cancellation does not interrupt it. Connections stay
-        open.
+        return no put is queued, so the log may be truncated. Cancellation does not interrupt this method. Connections
+        stay open.
         """
         self._change_count += 1
         change = self._change_count
@@ -270,7 +271,7 @@ class Broker:
     async def _release(self, end: int) -> bool:
         """Returns whether retention may delete the log before physical offset `end` (bytes).
 
-        A master first stores again the messages and records before `end` that timers and POP still need.
+        On a master, timers and POP first write again what they still need from before `end`.
         """
         return await self.timers.release(end) and await self.pop.release(end)
 

@@ -87,7 +87,7 @@ class Choice(NamedTuple):
 
     scanned_count: number of entries, from the first one on, that were chosen or skipped; the next read starts after
     them.
-    has_removed: whether retention has deleted the message of one of these entries.
+    has_removed: whether retention has deleted the message of any of these entries.
     """
 
     wanted: Wanted
@@ -100,8 +100,8 @@ def choose(entries: bytes, queue_offset: int, limits: Limits, tags_codes: frozen
     """Chooses messages from `entries`, which start at `queue_offset`, up to the limits: those with a tag hash in
     `tags_codes`, or all if it is None.
 
-    Stops before an invalid entry: its size is not positive, it overlaps the message before it, or it points beyond the
-    log. Raises WrongEntryError for it if no message before it was chosen.
+    Stops before an invalid entry: one whose size is not positive, that overlaps the message before it, or that points
+    beyond the log's end. Raises WrongEntryError for this entry if no message before it was chosen.
     """
     count_max, bytes_max, log_start, log_end = limits
     queue_offsets, places, sizes = array("q"), array("q"), array("q")

@@ -2,9 +2,9 @@
 
 A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (UNREGISTER_CLIENT,
 35), or after `channel_expired_s` without a heartbeat. When the members or the topics of a consumer group change, every
-member gets a oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once; not in a broadcasting group, and
-for changes by requests only if the group's configuration allows it. Sources: ConsumerManager, ProducerManager,
-ConsumerGroupInfo.
+member gets a oneway NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once. It is not sent in a broadcasting
+group, nor for a change by a heartbeat or UNREGISTER_CLIENT if the group's configuration forbids that. Sources:
+ConsumerManager, ProducerManager, ConsumerGroupInfo.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class ConsumerGroup(msgspec.Struct):
-    """A consumer group that has members, which are in order of arrival. The other fields are from the last heartbeat of
-    any member."""
+    """A consumer group with at least one member. `members` are in order of arrival; the other fields are from the last
+    heartbeat of any member."""
 
     members: dict[RemotingConnection, Member] = {}
     subscriptions: dict[str, Subscription] = {}
@@ -137,8 +137,9 @@ class ClientRegistry:
         of a change.
         access_key: access key of the account that signed the heartbeat; "" without access control.
 
-        Returns IS_SUB_CHANGE, by which a client that sends fingerprints decides to send its full subscriptions: True if
-        the heartbeat has no fingerprint, or one of its consumer groups was not registered with the same fingerprint.
+        Returns IS_SUB_CHANGE, which tells a client that sends fingerprints whether to send its full subscriptions: True
+        if the heartbeat has no fingerprint, or if this connection was not yet a member of one of `consumers` with the
+        same fingerprint. Does nothing and returns False if the connection is closed.
         """
         if connection.is_closed:
             return False  # closed while its groups were being created: nothing would remove its members
@@ -285,7 +286,7 @@ def subscription_body(topic: str, subscription: Subscription) -> SubscriptionDat
 def _update_subscriptions(group: ConsumerGroup, asked: Iterable[SubscriptionData]) -> bool:
     """Sets the group's subscriptions to those of a heartbeat; returns whether the set of topics changed.
 
-    A subscription with an older version than the known one is ignored.
+    A known subscription is replaced only by one with a higher version.
     """
     wanted = {subscription.topic: subscription for subscription in asked}
     dropped = [topic for topic in group.subscriptions if topic not in wanted]

@@ -59,7 +59,7 @@ class ConfigFile:
 
         A file that the disk can't read (EIO) counts as damaged, as does one for which `decode` raises
         RemoteProtocolError. Raises CorruptLog if only damaged content is found: starting with an empty table would
-        overwrite what an operator can still repair. Raises other errors of the disk.
+        overwrite what an operator can still repair. Raises OSError for other errors of the disk.
         """
         damage: CorruptLog | None = None
         was_empty = False
@@ -92,7 +92,7 @@ class ConfigFile:
     async def save(self, copy: Callable[[], object]) -> None:
         """Waits for earlier saves, then calls `copy` and writes the table that it returns, which must not change later.
 
-        Raises DiskFull (also if too many files are open) or DiskFailed; the old version stays then.
+        Raises DiskFull (also if too many files are open) or DiskFailed; in either case the old version stays.
         """
         async with self._lock:
             content = await self._run_blocking(self._encode, copy())

@@ -33,7 +33,7 @@ Save = Callable[[Callable[[], object]], Awaitable[None]]
 def check_names(kind: str, names: Iterable[tuple[str, str]]) -> None:
     """Checks the keys of a file's entries against the names that the entries state: (key, name) pairs.
 
-    Raises RemoteProtocolError if two differ, as the file is damaged.
+    Raises RemoteProtocolError if a key differs from its name, which means that the file is damaged.
     """
     for key, name in names:
         if key != name:

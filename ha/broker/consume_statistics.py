@@ -1,6 +1,6 @@
 """Requests for statistics of topics, queues and consumer groups. `ConsumeStatistics.handlers` lists them.
 
-Offsets are queue offsets, times are in ms. Statistics are computed for each request from queues, committed offsets and
+Offsets are queue offsets; times are in ms. Statistics are computed for each request from queues, committed offsets and
 records; other tasks run after every QUEUES_PER_SLICE queues. Source: AdminBrokerProcessor.
 """
 
@@ -42,8 +42,8 @@ ENTRY_COUNT_MAX = 8192
 """Maximum number of queue entries in an answer to QUERY_CONSUME_QUEUE (321)."""
 MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
-"""Maximum number of queues, of all groups together, in an answer to GET_BROKER_CONSUME_STATS (317), and of several
-topics together in one to GET_CONSUME_STATS (208)."""
+"""Maximum number of queues in an answer to GET_BROKER_CONSUME_STATS (317), of all groups together, or to
+GET_CONSUME_STATS (208), of all topics together; a single topic in the latter may have more."""
 
 
 class ConsumeStatistics:
@@ -154,7 +154,7 @@ class ConsumeStatistics:
         """GET_CONSUME_STATS (208): answers with a group's progress in each queue of the requested topics, or of all
         topics in which it has offsets.
 
-        Unless the request has a list of topics, leaves out those to which an online group is not subscribed.
+        If the group is online and the request has no list of topics, omits topics to which the group is not subscribed.
         """
         request = parse_header(ConsumeStatsRequest, command.ext_fields)
         group = request.consumer_group
@@ -196,8 +196,8 @@ class ConsumeStatistics:
         return table
 
     async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_BROKER_CONSUME_STATS (317): answers with the progress of every group in its topics, or only in ordered
-        ones, and the total lag in messages."""
+        """GET_BROKER_CONSUME_STATS (317): answers with the progress of every group in its topics, or only in its
+        ordered topics, and the totals of messages not consumed, and of messages received but not consumed."""
         is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
         listed: list[dict[str, list[Any]]] = []
         behind = in_flight = queue_count = 0
@@ -230,7 +230,8 @@ class ConsumeStatistics:
         """QUERY_CONSUME_TIME_SPAN (303): answers with the store times of each queue's first, last, and last consumed
         message, and the group's delay in the queue.
 
-        The delay is the age of the next message to consume, 0 if there is none.
+        If no message is consumed, the time of the first one takes the place of the last consumed one's. A time is -1 if
+        it is unknown. The delay is the age of the next message to consume, 0 if there is none.
         """
         request = parse_header(GroupRequest, command.ext_fields)
         topic = request.topic or ""

@@ -54,7 +54,7 @@ CLOCK_STEP_COUNT_MAX = 4096
 
 
 class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of messages: delivered and dropped since the start, and waiting by level (only levels with any)."""
+    """Message counts: delivered and dropped since the broker's start, and waiting in each level that has any."""
 
     delivered_count: int
     dropped_count: int
@@ -200,9 +200,11 @@ class DelayService:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(settled))
 
     async def save(self) -> None:
-        """Writes the newest state of the table whose delivered messages are flushed, if it changed; first flushes them.
+        """Flushes the log if needed, then writes the newest state of the table whose delivered messages are flushed, if
+        this state changed.
 
-        Does nothing on a slave. In a failover group `GroupLog` writes the file.
+        Does nothing on a slave. In a failover group `GroupLog` writes the file. Raises DiskFailed if the file can't be
+        written.
         """
         if self._standing.is_slave:
             return

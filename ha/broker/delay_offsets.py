@@ -3,8 +3,8 @@
 
 The file and the answers to slaves must not be ahead of the delivered copies: if an offset survived a power loss or the
 loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the end of
-the log at that time. The file gets the newest state whose mark is flushed, slaves get the newest one whose mark is also
-replicated; RocketMQ sends the newest state. In a failover group the table is in the log itself (journal.py), where its
+the log at that time. The file gets the newest state whose mark is flushed; slaves get the newest one whose mark is also
+replicated. RocketMQ sends the newest state. In a failover group the table is in the log itself (journal.py), where its
 records follow the copies that they count. Source: ScheduleMessageService (encode, decode, persist).
 """
 
@@ -54,7 +54,7 @@ class DelayOffsetTable:
         only by retention; a slave that becomes master delivers these messages again"""
 
     async def load(self, log_end: int) -> None:
-        """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged.
+        """Reads the file. Raises CorruptLog and OSError as `ConfigFile.load` does.
 
         `log_end`: end of the log (bytes), with which this state is marked.
         """
@@ -90,8 +90,8 @@ class DelayOffsetTable:
         self._adopt(DelayOffsets(data_version=self._data_version, offset_table=dict(table)), log_end)
 
     def mark(self, log_end: int, safe_offset: int) -> bool:
-        """Marks the current state of the table, if it changed: the messages that it counts as delivered lie before
-        `log_end`. Returns whether it differs from the saved state.
+        """Marks the current state of the table with `log_end`, if it changed. The messages that it counts as delivered
+        lie before this offset. Returns whether the current state differs from the saved one.
 
         Drops the marks before the newest one at or below `safe_offset`, an offset that is flushed and replicated. All
         offsets are physical, in bytes.
@@ -128,9 +128,9 @@ class DelayOffsetTable:
         self._saved = settled.offset_table
 
     async def replace(self, offsets: DelayOffsets) -> bool:
-        """Copies a master's table, if it differs, and writes the file; returns whether it differed.
+        """Copies a master's table if it differs; returns whether it did.
 
-        Raises DiskFailed.
+        Also writes the file, except in a failover group. Raises DiskFailed.
         """
         if offsets.offset_table == self._table:
             return False

@@ -1,7 +1,7 @@
 """The tables of a failover group as records of its log: changes are written to it, and the tables are read from it.
 
-RocketMQ keeps topics, groups and offsets in files and copies them every 10 s, so that a failover moves consumers back,
-or past the end of a truncated log (apache/rocketmq#4771). Here the confirmed part of the log defines them:
+RocketMQ keeps topics, groups and offsets in files and copies them every 10 s. A failover therefore moves consumers
+back, or past the end of a truncated log (apache/rocketmq#4771). Here the confirmed part of the log defines the tables:
 
     master      tables add each change to the journal; a writer task puts the accumulated changes as one record, like
                 a message. A request is answered once its record is acknowledged; reads may see the change earlier
@@ -69,8 +69,7 @@ due."""
 
 UNCONFIRMED = Logged(PutStatus.FLUSH_SLAVE_TIMEOUT, "stored, without waiting for the other members")
 """Outcome of changes whose record was stored without waiting for its acknowledgement; a later request that relies on
-them waits for it
-"""
+them waits for it."""
 
 
 class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +173,7 @@ class GroupLog:
     async def load(self) -> None:
         """Applies the records of the log to the tables, which have been read from their files.
 
-        Raises OSError, and DiskFailed.
+        Raises OSError if the disk can't read, and DiskFailed if it can't write.
         """
         loaded = self._tables.as_loaded()
         self._replica = await read_back(self._store, loaded)
@@ -190,7 +189,7 @@ class GroupLog:
             await self.save()  # with a position: at the next start, later records of the log take precedence
 
     async def save(self) -> None:
-        """Writes the files of tables that changed since they were last written."""
+        """Writes the files of tables that changed since they were last written. Raises DiskFailed."""
         for section in SECTIONS:
             if section not in self._replica.changed:
                 continue
@@ -229,7 +228,8 @@ class GroupLog:
         logger.info("group_log.epoch_began epoch=%d position=%r ahead=%d", epoch, self._replica.position, len(ahead))
 
     async def write_epoch(self, epoch: int) -> None:
-        """Starts writing, once puts are admitted: a snapshot and changes. No-op if the journal is closed."""
+        """Starts writing a snapshot and changes. Called once puts are admitted. Does nothing if the journal is not open
+        for `epoch`."""
         if self.journal.is_open and self.journal.epoch == epoch:
             self._begun.set()
             self._want_snapshot()
@@ -242,7 +242,8 @@ class GroupLog:
     def end_epoch(self) -> None:
         """Stops writing; requests that wait for an acknowledgement fail with NO_MASTER.
 
-        If the replica is whole, its content replaces the tables, which lose the changes that are not confirmed.
+        If the replica is whole, its content replaces the tables, so that they lose changes that are not confirmed. Does
+        nothing if the journal is closed.
         """
         if self.journal.is_open:
             self.journal.close()
@@ -261,7 +262,8 @@ class GroupLog:
     # ---- reading
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Wakes the reader, and requests a snapshot in a new segment. Called by the store for each dispatched batch."""
+        """Wakes the reader, and requests a snapshot if the last segment has none. Called by the store for each
+        dispatched batch."""
         if self._begun.is_set() and self._log.segments[-1].start != self._snapshot_segment:
             self._want_snapshot()
         if not self._arrived.is_set() and any(arrival.topic == TABLES_TOPIC for arrival in arrivals):

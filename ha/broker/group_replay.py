@@ -1,4 +1,4 @@
-"""Finds the state from which the tables are rebuilt at a start or after a truncation of the log: files, or a snapshot.
+"""Finds the state from which the tables are rebuilt at startup or after a truncation of the log: files, or a snapshot.
 
 A file states the last record that it contains. The file is valid if the log has this record, with the same epoch and
 physical offset: then everything before it is the same, too. If the log ends before that record, or continued
@@ -38,7 +38,7 @@ class LoadedTables(msgspec.Struct, kw_only=True):
     """The tables as loaded from their files.
 
     positions: position of the last record that each table contains; tables whose file is missing or states no position
-    are left out.
+    are omitted.
     foreign: tables whose files were written outside the group: they state no position, and are not a `.bak`.
     """
 
@@ -108,8 +108,8 @@ def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
 async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[tuple[int, TablesRecord]]:
     """Yields the tables' records between physical offset `begin` and the end of the log, each with its physical offset.
 
-    `begin` must be the start of a record. Nothing may be appended meanwhile. Skips all other records, and records of
-    the tables that can't be interpreted, with a log line. Raises DamagedBytes.
+    `begin` must be the start of a record. Nothing may be appended meanwhile. Skips a record of the tables that can't be
+    decoded, with a log line. Raises DamagedBytes, and OSError if the disk can't read.
     """
     position, end, size = begin, log.max_offset.value, _CHUNK_BYTES
     while position < end:

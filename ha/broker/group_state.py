@@ -173,7 +173,7 @@ class Replica:
 def pack(
     view: TablesView, epoch: int, size_max: int, *, removed: Mapping[str, None] | None = None
 ) -> Iterator[TablesRecord]:
-    """Yields records with everything in `view`, of about `size_max` bytes unless a single entry is larger.
+    """Yields records with everything in `view`, each of at most about `size_max` bytes unless a single entry is larger.
 
     `removed`: "topic@group" keys whose offsets are removed; they come first. Values are read just before their record
     is yielded, so `view` may change between two records. The last record has the data versions. There is always at

@@ -38,7 +38,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
     kind = "group"
 
     async def load(self) -> None:
-        """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged."""
+        """Reads the file. Raises CorruptLog and OSError as `ConfigFile.load` does."""
         loaded = await self._file.load(_read_table)
         if loaded is not None:
             self._table = loaded.subscription_group_table

@@ -50,8 +50,8 @@ def judge(
     """Returns the action for an open half message that was born `age_ms` ago, by its producer's clock.
 
     Gives up a message after `check_times_max` checks, or if it is older than `reserved_ms`, as retention may delete it.
-    `timeout_ms`: minimum age for a check. A message with a negative age, as the producer's clock is ahead, is checked
-    at once, unless it has CHECK_IMMUNITY_TIME_IN_SECONDS.
+    `timeout_ms`: minimum age for a check. A message with a negative age (the producer's clock is ahead) is checked at
+    once, unless it has CHECK_IMMUNITY_TIME_IN_SECONDS.
     """
     if _number(properties, TRANSACTION_CHECK_TIMES) >= check_times_max or age_ms > reserved_ms:
         return Verdict.GIVE_UP
@@ -109,7 +109,7 @@ def question(
     `host`: this broker's address, as `encode_host` returns it. Raises ValueError as `real_message` does.
     """
     belongs = real_message(record)
-    # As in RocketMQ, the check has WAIT=false, which the stored copy lacks; left out if the properties get too long.
+    # As in RocketMQ, the check has WAIT=false, which the stored copy lacks; omitted if the properties get too long.
     properties = join(copy.properties, b"WAIT\x01false\x02")
     if len(properties) > PROPERTIES_SIZE_MAX:
         properties = copy.properties

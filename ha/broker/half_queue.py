@@ -2,7 +2,7 @@
 
 An op message in RMQ_SYS_TRANS_OP_HALF_TOPIC, tag d, lists ended half messages by queue offset: RocketMQ 5.x writes
 several offsets, each followed by a comma; 4.9 writes a single one without a comma. A half message that stays open after
-a check is stored again at the end of its queue; ending it by an earlier offset ends its latest copy. Source:
+a check is stored again at the end of its queue; ending it by an earlier offset ends its latest copy. Sources:
 TransactionalMessageServiceImpl, TransactionalMessageUtil.
 """
 
@@ -101,8 +101,8 @@ class HalfWindow:
         return self.start + (found if found >= 0 else max(at, len(self._ended)))
 
     def next_ended(self, offset: int, limit: int) -> int:
-        """Returns the first offset in [`offset`, `limit`) whose half message is ended or stored again; otherwise
-        `limit`."""
+        """Returns the first offset in [`offset`, `limit`) whose half message is ended or was stored again; `limit` if
+        there is none."""
         found = self._ended.find(1, max(0, offset - self.start), max(0, limit - self.start))
         return self.start + found if found >= 0 else limit
 
@@ -182,7 +182,8 @@ class ProgressMarks:
                 del self._marks[1]
 
     def take(self, log_offset: int) -> Progress | None:
-        """Removes all progress whose `log_end` is at most `log_offset` (bytes); returns the newest of it, or None."""
+        """Removes all progress whose `log_end` is at most `log_offset` (bytes); returns the newest one removed, or
+        None."""
         found = None
         while self._marks and self._marks[0].log_end <= log_offset:
             found = self._marks.pop(0)

@@ -41,10 +41,11 @@ class HeartbeatProcessor:
         }
 
     async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """HEART_BEAT (34): registers the client's groups; creates consumer groups and, on a master, their retry topics.
+        """HEART_BEAT (34): registers the client's groups; creates missing consumer groups and, on a master, their retry
+        topics.
 
-        Ignores a consumer group that can't be created, as 5.x does. Raises RemoteProtocolError for a heartbeat beyond
-        the limits.
+        Ignores a consumer group that can't be created, as 5.x does. Raises RemoteProtocolError if the heartbeat is
+        malformed or exceeds a limit.
         """
         options = self._options
         if len(command.body) > options.heartbeat_size_max:
