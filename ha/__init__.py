@@ -21,7 +21,7 @@ from .version import __version__
 
 if sys.argv[:1] == ["-m"] and os.getpid() == 1:
     # A server that is the first process of a container, before the rest of its modules are imported. The system ignores
-    # signals that such a process doesn't handle; ha/process.py handles them once the imports are done.
+    # signals that such a process doesn't handle; ha/process.py handles them once it runs.
     import signal
 
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))

@@ -1,12 +1,13 @@
 """Access control of the admin port.
 
-Without adminToken, anybody who reaches the port (by default on loopback) can read. With a token, all pages but the
-login form require it, /live and /ready included: as `Authorization: Bearer TOKEN`, or as the password of basic
-authentication, which browsers and simple probes support. Changes (all methods except GET and HEAD) require a configured
-token, and accept it only as a bearer token, because a browser would send a password along with a request from any page.
+Without adminToken, anybody who reaches the port (by default on loopback) can read. With a token, everything except the
+login form and static files requires it, /live and /ready included: as `Authorization: Bearer TOKEN`, or as the password
+of basic authentication, which browsers and simple probes support. Changes (all methods except GET and HEAD) require a
+configured token, and accept it only as a bearer token, because a browser would send a password along with a request
+from any page.
 
-The dashboard has its own login form, and reads with a session cookie (sessions.py). Its actions take that cookie and a
-form token. An address that has given too many wrong tokens has to wait (attempts.py).
+The dashboard has its own login form. Its pages also accept the session cookie of a login (sessions.py), and its actions
+require that cookie and a form token. An address that has given too many wrong tokens has to wait (attempts.py).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class AdminGuard:
         return False
 
     def session_of(self, scope: Any) -> str | None:
-        """Returns the cookie of a request's session, None if it has no valid one."""
+        """Returns the session cookie of a request; None if it has no valid one."""
         if self.sessions is None:
             return None
         value = HTTPConnection(scope).cookies.get(self.sessions.cookie_name)

@@ -25,7 +25,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class RecentEvents(logging.Handler):
-    """Keeps the last records at INFO and above, while `kept` runs."""
+    """Keeps the last records at INFO and above, during a `kept` block."""
 
     def __init__(self, count_max: int = EVENT_COUNT_MAX) -> None:
         super().__init__(logging.INFO)

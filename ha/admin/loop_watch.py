@@ -2,9 +2,9 @@
 
 A *delay* is how late a task runs that is due every BEAT_S. A *hold* is the duration of one step of a task (from await
 to await), during which no other task runs. Those of at least LONG_S are recorded with their processor time and the time
-spent in the run queue; the rest is time asleep, in the kernel or waiting for the GIL. On a busy machine, other
-processes cause most of that time. A hold also has the task's name, the stack where it awaited next, and the time of
-garbage collections in any thread; a collection stops all other threads.
+spent in the run queue; for the rest, the thread slept in the kernel or waited for the GIL. On a busy machine, other
+processes cause most of a long hold. A hold also has the task's name, the stack where it awaited next, and the duration
+of garbage collections in any thread; a collection stops all other threads.
 
 The stack is not sampled by a thread during a hold: the thread would compete for the GIL, and that alone caused holds of
 20 to 60 ms on a busy machine.
@@ -37,7 +37,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """A long step. `at_s` is the wall clock at its end, in seconds since 1970.
 
     Parts of `seconds` are `cpu_s`, `queued_s` (time in the run queue; None if unknown) and `collection_s` (garbage
-    collection in any thread). `stack` is where the task awaited next, innermost function last; empty if it ended.
+    collection in any thread; overlaps the others). `stack` is where the task awaited next, innermost function last;
+    empty if it ended.
     """
 
     at_s: float

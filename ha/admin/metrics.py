@@ -43,7 +43,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> str:
-        """The base unit before _total in the name, "" for a plain number."""
+        """The base unit in the name: bytes, seconds or ratio; "" if it has none."""
         unit = self.name.removesuffix("_total").rpartition("_")[2]
         return unit if unit in ("bytes", "seconds", "ratio") else ""
 

@@ -1,8 +1,8 @@
 """Listens on the admin port; server.py handles the connections.
 
-server.py needs Hypercorn, Starlette and prometheus-client, which would be a quarter of what a node imports before it
-serves, although brokers' requests don't use them. Therefore a worker thread imports it at the first connection, unless
-the entry point has done so after READY (process.py).
+server.py needs Hypercorn, Starlette and prometheus-client. They would be a quarter of what a node imports before it
+serves, although brokers' requests don't use them. Therefore a worker thread imports server.py at the first connection,
+unless the entry point has imported it after printing READY (process.py).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@
     /log-level   POST ?logger=ha.replication&level=DEBUG: set a logger's level; GET: all levels (logs.py)
     /loop     POST ?seconds=60: watch the event loop for that time; GET: the result as JSON (loop_watch.py)
 
-Hypercorn parses untrusted input, so each connection is limited beyond what Hypercorn's own accept loop does: a slot,
-HEADER_S_MAX for its first request, CONNECTION_S_MAX in total (then ANSWER_S_MAX for a request in progress), and an
-error in the parser ends only this connection. A connection is ended by closing its socket, because Hypercorn shields
-its sends from cancellation.
+Hypercorn parses untrusted input, so each connection is limited beyond what Hypercorn's own accept loop does. It needs a
+slot, and has HEADER_S_MAX for its first request and CONNECTION_S_MAX in total (then ANSWER_S_MAX for a request in
+progress). An error in the parser ends only this connection. A connection is ended by closing its socket, because
+Hypercorn shields its sends from cancellation.
 
 There are CONNECTION_COUNT_MAX slots, at most CONNECTIONS_PER_HOST_MAX per address. If all of them, or all that the
 address may have, are in use, one of these connections is closed: the one that has been idle after a response for
@@ -68,7 +68,7 @@ CONNECTION_S_MAX = 12.5 * POLL_S
 """Maximum age of a connection: half an interval longer than a multiple of POLL_S, so that it ends between two requests
 of an open overview."""
 ANSWER_S_MAX = 30.0
-"""Maximum time after CONNECTION_S_MAX for the response to a request in progress: that to /switch takes up to 25 s."""
+"""Maximum time after CONNECTION_S_MAX for the response to a request in progress; /switch takes up to 25 s."""
 KEPT_S = 2 * POLL_S
 """Keep-alive timeout; longer than an open overview waits between requests."""
 SWITCH_WAIT_S_MAX = 25.0
@@ -253,7 +253,7 @@ class AdminServer:
         return len(placed) < CONNECTION_COUNT_MAX or self._close_one(placed)
 
     def _close_one(self, connections: list[_Connection]) -> bool:
-        """Closes a connection that is not busy; False if there is none. It ends when its task next runs."""
+        """Closes a connection that is not busy; its task ends when it next runs. Returns False if there is none."""
         now = trio.current_time()
         for state, age_s_min in ((_State.IDLE, 0.0), (_State.NEW, SILENT_S_MIN)):
             found = [each for each in connections if each.state is state and now - each.since >= age_s_min]

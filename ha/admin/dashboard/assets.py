@@ -26,7 +26,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers that forbid content of other sites, inline content, frames, and referrers (which would contain names of
+"""Headers that forbid content from other sites, inline content, frames, and referrers (which would contain names of
 topics)."""
 UNCACHED = {**HEADERS, "Cache-Control": "no-store"}
 _KEPT = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}

@@ -11,9 +11,9 @@ import re
 import msgspec
 
 BODY_SHOWN_MAX = 32 * 1024
-"""Maximum bytes of a body that its message's page shows."""
+"""Maximum number of bytes of a body that the message page shows."""
 HEX_SHOWN_MAX = 8 * 1024
-"""Maximum bytes of a body that its message's page shows as a hex dump, which is five times as long as the body."""
+"""Maximum number of bytes of a body shown as a hex dump, which is five times as long as the body."""
 JSON_SHOWN_MAX = 256 * 1024
 """Maximum bytes of a body as indented JSON. Deep nesting can make this a thousand times as long as the body."""
 PREVIEW_LENGTH_MAX = 120
@@ -54,13 +54,13 @@ class ShownBody(msgspec.Struct, frozen=True):
 
 
 def in_line(text: str) -> str:
-    """Returns the text with visible control characters, including line ends and tabs."""
+    """Returns the text with its control characters, including line ends and tabs, made visible."""
     return text.translate(_VISIBLE_IN_LINE)
 
 
 def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
-    """Formats a body, or its beginning if it `is_cut`, as indented JSON (up to JSON_SHOWN_MAX bytes), UTF-8 text or a
-    hex dump."""
+    """Formats a body as indented JSON (up to JSON_SHOWN_MAX bytes), UTF-8 text or a hex dump. `is_cut`: whether
+    `body` is only the beginning of a body, which is never shown as JSON."""
     if not body:
         return ShownBody("empty", "", 0)
     text = None if as_hex else _text(body, is_cut=is_cut)

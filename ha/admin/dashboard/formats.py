@@ -78,7 +78,8 @@ def iso_ms(ms: int) -> str:
 
 
 def parse_time_ms(text: str) -> int | None:
-    """Parses ISO 8601 (UTC if without an offset) or ms since 1970 (9 digits or more); None for other text."""
+    """Returns ms since 1970 for a time in ISO 8601 (UTC if it has no offset) or in ms (9 digits or more); None for
+    other text."""
     text = text.strip()
     if text.isascii() and text.isdecimal() and len(text) > 8:
         return min(int(text[:18]), _TIME_MS_MAX)

@@ -1,7 +1,7 @@
 """The live part of the overview: one response for all viewers, computed at most once per ANSWER_S.
 
 Samples are taken only while somebody looks at the dashboard, one per response. The charts show the last
-SAMPLE_COUNT_MAX samples. Rates and estimated times cover the last RATE_S.
+SAMPLE_COUNT_MAX samples. Rates and estimated times are computed from the samples of the last RATE_S.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     stored_count: int
     read_count: int
     behind: Mapping[str, int]
-    """Unacknowledged bytes by the slave's identity"""
+    """Number of unacknowledged bytes, by identity of the slave"""
     acknowledged: Mapping[str, int]
+    """Acknowledged physical offset, by identity of the slave"""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +47,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     stored_per_s: float | None
     read_per_s: float | None
     eta_s: Mapping[str, float | None]
-    """Identity of each slave -> estimated time in seconds until it has caught up; None if it has, never will, or if the
-    time is unknown."""
+    """Estimated time in seconds until a slave has caught up, by its identity; None if it already has, if it is not
+    catching up, or if the rates are unknown."""
 
 
 class LiveView:
@@ -80,7 +81,8 @@ class LiveView:
         return self._html
 
     def answer(self) -> bytes:
-        """Returns as JSON the node's role, the HTML, the newest sample, and the names of slaves by identity."""
+        """Returns as JSON the node's role, the HTML, the newest sample, and the names of slaves by identity; at most
+        ANSWER_S old."""
         self._refresh()
         return self._answer
 

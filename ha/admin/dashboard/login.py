@@ -29,13 +29,13 @@ class Login:
         self._render = render
 
     async def form(self, request: Request) -> Response:
-        """Shows the form, if a token is configured."""
+        """Shows the form; redirects to the dashboard if no token is configured."""
         if self._guard.sessions is None:
             return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
         return self._page(request, _safe_redirect(request.query_params.get("next", "")), "", 200)
 
     async def submit(self, request: Request) -> Response:
-        """Checks the token, and sets a session cookie."""
+        """Checks the token. If it is correct, sets a session cookie and redirects to the requested page."""
         sessions = self._guard.sessions
         if sessions is None:
             return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)

@@ -1,7 +1,7 @@
 """The operations behind the dashboard's actions: their input fields, checks, previews and effects.
 
-`plan` checks the values and returns what would happen; `run` gets the values that `plan` has accepted. A plan replaces
-values such as "last" by exact ones, so that a confirmed action does exactly what was shown.
+`plan` checks the values and returns what would happen; `run` gets the values that `plan` has accepted. A plan resolves
+values such as "last" to exact ones, so that a confirmed action does exactly what was shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Switch = Callable[[int | None, str, float], Awaitable[Mapping[str, Any]]]
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """An input field. `kind`: text, number, body, choice (of `options`, by value), or hidden (only plans set it)."""
+    """An input field. `kind`: text, number, body, choice, or hidden (set only by plans). `options`: value and label of
+    each choice."""
 
     name: str
     label: str
@@ -48,9 +49,9 @@ class Refusal(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Describes what an action would do, for the confirmation page.
 
-    `sentence`: the change. `warning`: consequences that can't be undone. `table`: column titles, then rows. `audit`:
-    text for the audit log. `values`: form values with which the action runs once it is confirmed, if they differ from
-    those given: exact ones in place of "last", for example.
+    `sentence`: the change. `warning`: consequences that the operator should know before confirming; "" for none.
+    `table`: column titles, then rows. `audit`: text for the audit log. `values`: form values that replace the submitted
+    ones of the same names when the action is confirmed, for example an exact offset in place of an empty field.
     """
 
     sentence: str
@@ -325,7 +326,7 @@ _UNKNOWN = -1
 
 
 def _moment_ms(text: str) -> int | None:
-    """Returns a store time: 0 for the first message, None for the end of the queues; _UNKNOWN for other texts."""
+    """Returns the store time in `text`: 0 for "first", None for "last", _UNKNOWN if it is not a time since 1970."""
     if text in ("first", "last"):
         return 0 if text == "first" else None
     found = parse_time_ms(text)

@@ -12,8 +12,8 @@
     /dashboard/act/NAME     actions (acting.py)
 
 All pages work without scripts, except for automatic updates, and only those of actions change anything. The content of
-messages (bodies, properties, keys) is visible to users who have logged in with adminToken. Without a token, it is
-visible from this machine, through a loopback name, if the remoting port lets anonymous clients read.
+messages (bodies, properties, keys) is visible to users who have authenticated with adminToken. If none is configured,
+it is visible from this machine, through a loopback name, if the remoting port lets anonymous clients read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GROUP_TOPICS_MAX = 50
 GROUP_QUEUES_MAX = 64
 PROPERTIES_MAX = 200
 TOPICS_PROPOSED_MAX = 500
-"""Maximum number of topics that the search for messages proposes."""
+"""Maximum number of topics that the search for messages suggests."""
 TEXT_LENGTH_MAX = 300
 """Maximum characters of an input field"""
 
@@ -318,7 +318,7 @@ async def _to_overview(request: Request) -> Response:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether the request comes from this machine and names a loopback host.
+    """Whether the request comes from this machine, not through a proxy, and names a loopback host.
 
     The name matters because of DNS rebinding: an attacker's page can make its own name resolve to 127.0.0.1.
     """

@@ -1,8 +1,9 @@
 """Finds the names of the brokers at the other ends of this node's replication connections.
 
-A master knows a slave only by its address, on loopback by an ephemeral port. The slave is the first of these that is
-found: the broker with the ID that the slave has sent; the broker that reports this address as its end of the
-connection; the only broker of the same name on that host.
+A master knows a slave's address (on loopback, only the ephemeral port distinguishes slaves) and, if the slave has sent
+it, its broker ID. The slave is the first of these brokers of the set that is found: the one with this ID; the one that
+reports this address as its end of the connection; if no other slave is connected from that host, the only slave there
+that reports no address.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .source import Neighbour
 
 def name_peers(status: dict[str, Any], neighbours: Sequence[Neighbour]) -> None:
     """Adds `name` and `url` to the slaves and the master in the data of /status, and replaces the slaves' identities in
-    its sentences by these names."""
+    its sentences with these names. `url` is "" for an unknown broker, as is `name` for an unknown master."""
     own_set = [each for each in neighbours if each.broker_name == status["broker_name"]]
     slaves = status["ha"]["slaves"]
     hosts = [_host(slave["peer"]) for slave in slaves]

@@ -1,4 +1,7 @@
-"""Renders templates. Imported and created in a worker thread for the first page, because both are slow."""
+"""Renders templates.
+
+A worker thread imports this module and creates the `Renderer` for the first page, because both are slow.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class Renderer:
     """All templates, compiled. Values are escaped."""
 
     def __init__(self) -> None:
-        """Compiles the templates, which takes some tenths of a second."""
+        """Compiles the templates, which takes a few tenths of a second."""
         environment = Environment(
             loader=PackageLoader(__package__),
             autoescape=True,

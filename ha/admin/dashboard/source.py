@@ -1,4 +1,4 @@
-"""The data that the dashboard shows of topics, queues, messages and groups, and the interfaces to the node.
+"""The data that the dashboard shows about topics, queues, messages and groups, and the interfaces to the node.
 
 The node implements `DashboardSource` and `DashboardActions`. Results are limited by the arguments, and no call blocks
 the event loop for long. Calls that read files raise SourceBusyError if that is not possible at present. Queue offsets
@@ -127,7 +127,8 @@ class QueuePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
-    """Result of a search for a key. `is_cut`: there may be more, older messages, or others that `note` describes."""
+    """Result of a search for a key. `is_cut`: whether there may be more messages (older ones, or those that
+    `note` describes)."""
 
     messages: Sequence[MessageLine]
     is_cut: bool
@@ -282,7 +283,7 @@ class DashboardSource(Protocol):
         """Returns up to `count` messages of a queue, from `queue_offset` or, if that is higher, its minimum offset."""
 
     async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
-        """Returns the queue offset of the first message stored at or after a time."""
+        """Returns the queue offset of the first message stored at or after a time; the queue's end if there is none."""
 
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
         """Returns up to `count` of the newest messages of a topic with a key or unique ID, newest first."""
@@ -335,4 +336,4 @@ class DashboardActions(Protocol):
         """Returns the queue offsets of a group's dead letters."""
 
     async def send_back(self, group: str, begin: int, count: int) -> Outcome:
-        """Sends `count` dead letters from queue offset `begin` to their group again; they remain dead letters, too."""
+        """Sends `count` dead letters from queue offset `begin` to their group again. They also remain dead letters."""
