@@ -1,12 +1,13 @@
 """Long polling: requests that found nothing yet, held until a message arrives or their time is up.
 
-`Holds` keeps their limits and deadlines, for pulls here and for pops in pop/pop_holds.py. A hold ends when it is woken,
-at its deadline, or when its connection closes (then without an answer). Deadlines are exact, in one heap with a timer.
+`Holds` enforces their limits and deadlines, for pulls in this module and for pops in pop/pop_holds.py. A hold ends when
+it is woken, at its deadline, or when its connection closes (then without an answer). Deadlines are exact: they are in
+one heap with a timer.
 
 A held pull is woken by the arrival of a message in its queue, at its offset or later, with a selected tag hash. A pull
 with a condition on properties is woken by every message at its offset or later, and held again if none is selected.
-Arrivals come in batches from the store's dispatch. RocketMQ checks deadlines only every 5 s, so that a pull that finds
-nothing is answered up to 5 s late (PullRequestHoldService).
+Arrivals come in batches from the store's dispatch. RocketMQ checks deadlines only every 5 s, so it answers a pull that
+finds nothing up to 5 s late (PullRequestHoldService).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from ha.remoting import RemotingConnection
 from ha.store.dispatch import Arrival
 
 STALE_COUNT_MIN = 64
-"""Minimum number of ended holds in the heap of deadlines before it is rebuilt without them. It is rebuilt when it has
-more entries than twice the number of current holds plus STALE_COUNT_MIN."""
+"""The heap of deadlines is rebuilt without outdated entries when it has more entries than twice the number of current
+holds plus STALE_COUNT_MIN."""
 
 
 class Hold(msgspec.Struct, eq=False, kw_only=True):
@@ -49,9 +50,10 @@ HoldT = TypeVar("HoldT", bound=Hold)
 
 
 class Holds(ABC, Generic[HoldT]):
-    """The held requests, at most `hold_count_max`, and `hold_count_per_connection_max` of each connection.
+    """The held requests: at most `hold_count_max` in all, and `hold_count_per_connection_max` of each connection.
 
-    `resume` is called with each hold that was woken or expired; it reads again, and answers or holds the request again.
+    `resume` is called with each hold that was woken or expired. It reads again, and then either answers the request or
+    holds it again.
     """
 
     def __init__(
@@ -174,11 +176,11 @@ class Holds(ABC, Generic[HoldT]):
         self._leave(hold)
         mine = self._by_connection.get(hold.connection)
         if mine is not None:
-            mine.pop(hold, None)  # the empty dict stays until the connection closes: it marks the registered callback
+            mine.pop(hold, None)  # if it is empty now, it stays: `add` has registered the callback
 
 
 class PullHold(Hold):
-    """One held pull. To save memory, `request` has no subscription and expression type; `selection` replaces them."""
+    """One held pull. To save memory, `request` has no subscription or expression type; `selection` replaces them."""
 
     request: PullMessageRequest
     topic: str

@@ -1,8 +1,8 @@
-"""Changes of a master's tables that are not in the log yet, and callbacks that receive their outcome.
+"""Changes to a master's tables that are not in the log yet, and callbacks that receive their outcome.
 
-Only used in a failover group. Tables add changes synchronously; `GroupLog` takes all of them at once, so that many
-commits become one record, and several commits of one queue become one entry. If a record can't be stored, `settle` adds
-some of its changes again.
+Used only in a failover group. Tables add changes synchronously; `GroupLog` takes all of them at once, so that many
+commits become one record, and several commits by a group for the same queue become one entry. If a record can't be
+stored, `settle` adds some of its changes again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import TablesRecord
 
 WAITING_COUNT_MAX = 65_536
-"""Maximum number of requests that wait for changes which `take` has not returned yet; further commits are answered
-SYSTEM_BUSY."""
+"""Limit on requests that wait for changes which `take` has not returned yet. Once it is reached, further commits are
+answered SYSTEM_BUSY; other requests may exceed it."""
 
 
 class Logged(msgspec.Struct, frozen=True):
     """Outcome of changes: PUT_OK if they are acknowledged, otherwise why they may be lost.
 
-    If `status.is_stored` is true, they are in the log. If it is false, they are not, except that with NO_MASTER a
-    record of the ended term may still contain them.
+    If `status.is_stored` is true, they are in the log. If it is false, they are not, with two exceptions: with
+    NO_MASTER, a record of the ended term may contain them; and if only some of their records were stored, these changes
+    are in the log until the next snapshot undoes them.
     """
 
     status: PutStatus = PutStatus.PUT_OK
@@ -57,7 +58,7 @@ class Journal:
         self.epoch = -1
         """Epoch of the records"""
         self.config_size_max = 1 << 62
-        """Maximum bytes of the configuration of one topic, group or user, so that it fits a record"""
+        """Maximum bytes of the configuration of one topic, group or user, so that it fits in a record"""
         self._topics: dict[str, TopicConfig | None] = {}
         self._deleted_topics: dict[str, int] = {}
         self._groups: dict[str, GroupConfig | None] = {}
@@ -145,7 +146,8 @@ class Journal:
     # ---- waiting
 
     def call_when_logged(self, waiter: Waiter) -> None:
-        """Calls `waiter` with the outcome of all earlier changes, possibly before this returns; NO_MASTER if closed."""
+        """Calls `waiter` once with the outcome of all earlier changes, possibly before returning. The outcome is
+        NO_MASTER if the journal is closed."""
         if not self.is_open:
             waiter(NO_MASTER)
         elif self._is_empty and self._is_settled and not self._taken and not self._waiters:
@@ -156,8 +158,8 @@ class Journal:
             self.urgent.set()
 
     async def logged(self, on_logged: Waiter | None = None) -> Logged:
-        """Waits for the outcome of all earlier changes. Calls `on_logged` with it before anything else is written, even
-        if this is cancelled."""
+        """Waits for the outcome of all earlier changes, and returns it. `on_logged` is called with it before the next
+        record is written, even if this call has been cancelled by then."""
         done = trio.Event()
         found = NO_MASTER
 
@@ -176,8 +178,8 @@ class Journal:
 
     @property
     def acknowledged(self) -> Logged:
-        """The outcome of acknowledged changes at this moment: ACKNOWLEDGED, or NO_MASTER if the term or its lease is
-        over."""
+        """The outcome of acknowledged changes at this moment: ACKNOWLEDGED, or NO_MASTER if the term or its lease
+        has ended."""
         return ACKNOWLEDGED if self._still_acknowledges(self.epoch) else NO_MASTER
 
     @property
@@ -196,9 +198,11 @@ class Journal:
         return bool(self._waiters)
 
     def take(self, size_max: int) -> list[TablesRecord]:
-        """Removes all changes and returns them as records of about `size_max` bytes. Call `settle` with their outcome.
+        """Removes all changes and returns them as records of about `size_max` bytes at most, unless a single entry is
+        larger. Call `settle` with their outcome.
 
-        Without changes, returns one empty record if a request waits for the acknowledgement of earlier changes.
+        Without changes, returns one empty record if a request waits for earlier changes that are not acknowledged yet,
+        otherwise no record. Requests may wait in that case, too: `settle` answers them.
         """
         configs = self._topics, self._deleted_topics, self._groups
         view = TablesView(*configs, self._offsets, self._delays, self._users, *self._versions)
@@ -213,9 +217,9 @@ class Journal:
     def settle(self, epoch: int, logged: Logged, repeated: Iterable[TablesRecord] = ()) -> None:
         """Reports the outcome of the changes taken in `epoch` to their waiters, unless `close` already did.
 
-        `repeated`: the records from the first one on that was not stored. Their offsets, removals of offsets and delay
-        progress are added again, as the tables have them, unless newer changes replaced them meanwhile. Topics, groups
-        and users are not, as their requests fail.
+        `repeated`: the first record that was not stored, and all that follow it. Their offsets, removals of offsets and
+        delay progress are added again, since the tables still have them, unless newer changes have replaced them.
+        Topics, groups and users are not added again, since the requests that changed them fail.
         """
         if not self.is_open or epoch != self.epoch:
             return  # `close` has called the waiters

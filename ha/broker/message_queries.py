@@ -2,7 +2,7 @@
 
 The key index contains hashes only, so each record that it names is checked. An answer is one frame: if not all messages
 fit, it contains the newest ones (RocketMQ sends a frame that no client can read). VIEW_MESSAGE_BY_ID with a topic
-returns a message only if it is of that topic, which access control relies on; RocketMQ does not compare the topics.
+returns a message only if it belongs to that topic. Access control relies on this; RocketMQ does not compare the topics.
 Source: QueryMessageProcessor.
 """
 
@@ -43,8 +43,8 @@ class MessageQueries:
         return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """QUERY_MESSAGE (12): answers with the messages of a topic with a key, oldest first; QUERY_NOT_FOUND if there
-        are none."""
+        """QUERY_MESSAGE (12): answers with the newest messages in a topic that have a key and were stored in a time
+        range, oldest first; QUERY_NOT_FOUND if there are none. Raises RefusedError if too many files are open."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
@@ -77,7 +77,8 @@ class MessageQueries:
         return command.reply(ResponseCode.SUCCESS, None, ext_fields, b"".join(reversed(found)))
 
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """VIEW_MESSAGE_BY_ID (33): answers with the message at a physical offset; SYSTEM_ERROR if there is none."""
+        """VIEW_MESSAGE_BY_ID (33): answers with the message at a physical offset; SYSTEM_ERROR if there is none, if it
+        is damaged, or if it is not in the requested topic. Raises RefusedError if too many files are open."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
@@ -145,8 +146,8 @@ forged head of a record of any size."""
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
     """Returns the record at `physical_offset`, as stored and decoded.
 
-    Raises OffsetGone outside the log, RemoteProtocolError if no record begins there, DamagedBytes if it is damaged, and
-    OSError.
+    Raises OffsetGone if the offset is outside the log, RemoteProtocolError if no valid record begins there,
+    DamagedBytes if the record is damaged, and OSError.
     """
     log = store.log
     end = log.max_offset.value

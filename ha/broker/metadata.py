@@ -60,7 +60,7 @@ class MetadataProcessor:
     async def _copy(
         self, command: RemotingCommand, table: TopicConfigTable | ConsumerOffsets | GroupTable
     ) -> RemotingCommand:
-        """Answers with a table, which a worker encodes; in a failover group it contains the table's log position."""
+        """Answers with a table, encoded in a worker thread; in a failover group with the table's log position."""
         table.log_position = self._tables.log_position
         return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 

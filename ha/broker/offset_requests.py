@@ -58,11 +58,11 @@ class OffsetProcessor:
         too. 5.x answers QUERY_NOT_FOUND, after which a client asks for the queue's end and misses a message that
         arrives in between.
 
-        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) refuses this request if it
-        has no offset, since a consumer would start at the queue's end after QUERY_NOT_FOUND. It always refuses
-        SEARCH_OFFSET_BY_TIMESTAMP (29) and GET_MAX_OFFSET (30), one of which a 4.9 client sends next, as it treats the
-        refusal like QUERY_NOT_FOUND. A former master also refuses this request for offsets that it has, while they may
-        be older than those that it answered as master (`Tables.are_behind`).
+        In a failover group, a slave whose tables are not complete (`Tables.are_complete`) answers SYSTEM_BUSY if it has
+        no offset: after QUERY_NOT_FOUND, a consumer would start at the queue's end. A 4.9 client treats SYSTEM_BUSY
+        like QUERY_NOT_FOUND, and next sends SEARCH_OFFSET_BY_TIMESTAMP (29) or GET_MAX_OFFSET (30), so the slave always
+        refuses these two. A former master also answers SYSTEM_BUSY if it has an offset, while that may be older than
+        the one that it answered as master (`Tables.are_behind`).
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -86,7 +86,7 @@ class OffsetProcessor:
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """UPDATE_CONSUMER_OFFSET (15): commits an offset of an existing group and topic. In a failover group, a commit
-        that is not oneway is accepted by the master only, and answered once its record is acknowledged."""
+        that is not oneway is accepted only by the master, which answers it once its record is acknowledged."""
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)
@@ -101,7 +101,7 @@ class OffsetProcessor:
         journal = self._offsets.journal
         is_answered = journal is not None and not command.flag & FLAG_ONEWAY
         if journal is not None and is_answered:
-            # A slave also accepts a oneway commit, and sends it to its master. If it is lost, messages are repeated.
+            # A slave also accepts a oneway commit, and sends it to its master. If it is lost, messages are redelivered.
             if not journal.is_open:
                 return command.reply(ResponseCode.SYSTEM_BUSY, "only the master of this group takes commits")
             if journal.is_crowded:
@@ -121,8 +121,8 @@ class OffsetProcessor:
         return None
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_MAX_OFFSET (30): answers with the offset after the queue's last message; 0 if the queue does not
-        exist."""
+        """GET_MAX_OFFSET (30): answers with the offset after the queue's last message; 0 if the queue does not exist.
+        SYSTEM_BUSY if the tables are not complete (see `query`)."""
         if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
@@ -150,7 +150,8 @@ class OffsetProcessor:
         the queue's end if there is none.
 
         With boundaryType upper, the answer is the offset of the last message stored at or before that time; the queue's
-        start if there is none. 0 if the queue does not exist.
+        start if there is none. With any boundaryType, it is 0 if the queue does not exist, and SYSTEM_BUSY if the
+        tables are not complete (see `query`).
         """
         if not self._tables.are_complete:
             return _refuse(command)

@@ -1,10 +1,11 @@
 """Request 222 INVOKE_BROKER_TO_RESET_OFFSET: resets a consumer group's offsets in a topic to a point in time, or its
 offset in one queue to a given value.
 
-The broker resets the offsets itself, as in RocketMQ 5: it commits the new offset of each queue, ignores commits of
-members until the group's next pull of the queue, and answers that pull with PULL_OFFSET_MOVED and the new offset. With
-useServerSideResetOffset=false it asks the members to reset (RESET_CONSUMER_CLIENT_OFFSET, 220), as in 4.9; without
-members, the request fails. Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
+The broker resets the offsets itself, as in RocketMQ 5: it commits the new offset of each queue, ignores the group's
+commits for the queue until the group's next pull from it, and answers that pull with PULL_OFFSET_MOVED and the new
+offset. With useServerSideResetOffset=false, it asks the group's consumers to reset (RESET_CONSUMER_CLIENT_OFFSET, 220),
+as in 4.9; if none is connected, the request fails. Sources: AdminBrokerProcessor.resetOffsetInner,
+Broker2Client.resetOffset.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Committed offsets of consumer groups, kept in config/consumerOffset.json. Offsets are queue offsets, in entries.
 
 Offsets committed to a slave are marked: they take precedence over lower offsets of the master, which gets them with the
-slave's next sync (`SlaveSync`). RocketMQ's slave always copies its master's offsets, and groups receive messages again:
-apache/rocketmq#1094. The marks are kept in takenOffsets.json, so that a slave can restart while its master is down. A
-slave that reaches its master at its start drops them, since a group may have been reset in between.
+slave's next sync (`SlaveSync`). A RocketMQ slave always copies its master's offsets, so groups receive messages again
+(apache/rocketmq#1094). The marks are kept in takenOffsets.json, so that a slave can restart while its master is down. A
+slave that reaches its master when it starts drops them, since a group may have been reset in the meantime.
 
 A changed table is written to consumerOffset.json every `flush_consumer_offset_interval_s`, and at shutdown. A crash
-loses the commits since the last write, and consumers read their messages again. In a failover group commits are records
-of the group's log (journal.py), and the master answers a commit once its record is acknowledged. Source:
+loses the commits since the last write, and consumers receive those messages again. In a failover group commits are
+records of the group's log (journal.py), and the master answers a commit once its record is acknowledged. Source:
 ConsumerOffsetManager.
 """
 
@@ -42,7 +42,7 @@ class ConsumerOffsetTable:
         taken_file: ConfigFile | None = None,
         flush_log: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`taken_file` keeps the marks of commits to a slave. `flush_log` flushes the log up to its present end."""
+        """`taken_file` keeps the marks of commits to a slave. `flush_log` flushes the log up to its current end."""
         self._file = file
         self._taken_file = taken_file
         self._flush_log = flush_log
@@ -65,11 +65,11 @@ class ConsumerOffsetTable:
         self.on_reset: Callable[[str, str, int, int], None] = lambda group, topic, queue_id, offset: None
         """Called after a reset with the group, topic, queue id and new queue offset"""
         self.file_position: LogPosition | None = None
-        """Position in the group's log up to which the loaded file has the changes, as the file states; None if it
-        states none"""
+        """Position of the last record of the group's log that the loaded file includes, as stated in the file; None if
+        the file states none"""
 
     async def load(self) -> None:
-        """Reads the files. Raises CorruptLog if both a file and its `.bak` are damaged."""
+        """Reads the files. Raises CorruptLog if a file is damaged and has no intact `.bak`, and OSError."""
         loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
         if loaded is not None:
             self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
@@ -130,9 +130,9 @@ class ConsumerOffsetTable:
         return True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Sets a group's offset in one queue to `offset`. The group's next pull gets the offset (`take_reset`).
+        """Sets a group's offset in one queue to `offset`. The group's next pull from the queue gets it (`take_reset`).
 
-        Returns False if the offset can't be stored, as `commit`.
+        Returns False if the table is full, as `commit` does.
         """
         key = f"{topic}@{group}", queue_id
         self._resets.pop(key, None)
@@ -143,15 +143,15 @@ class ConsumerOffsetTable:
         return True
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Removes and returns the offset that the queue was reset to since the group's last pull of it; None without a
-        reset."""
+        """Returns the offset to which the queue was reset since the group's last pull or pop from it, and ends the
+        reset; None if there was none."""
         key = f"{topic}@{group}"
         if not self._resets or self._pending_reset(key, queue_id) is None:
             return None
         return self._resets.pop((key, queue_id))
 
     def _pending_reset(self, key: str, queue_id: int) -> int | None:
-        """Returns the offset of a reset that no pull has got yet, or None. Drops a reset that is out of date."""
+        """Returns the offset of a reset that no pull has received yet, or None. Drops an outdated reset."""
         offset = self._resets.get((key, queue_id))
         if offset is not None and self._table.get(key, {}).get(queue_id) != offset:
             # The group has committed at another master since: resetting it now would repeat messages.
@@ -178,8 +178,8 @@ class ConsumerOffsetTable:
         self.on_removed(topic, group)
 
     def clone(self, source: str, target: str, topic: str) -> bool:
-        """Copies the offsets of group `source` in a topic to group `target`. Returns False if one can't be stored, as
-        `commit`."""
+        """Copies the offsets of group `source` in a topic to group `target`. Returns False if the table is
+        full, as `commit` does."""
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
@@ -207,7 +207,7 @@ class ConsumerOffsetTable:
         return self._table
 
     async def logged(self) -> str:
-        """Waits until all earlier commits are acknowledged; returns why they may be lost, or "".
+        """Waits for the outcome of all earlier commits; returns why they may be lost, or "" if they are acknowledged.
 
         Outside a failover group, returns "" at once: the next `save` writes the commits.
         """
@@ -232,8 +232,8 @@ class ConsumerOffsetTable:
         self._merge(changes)
 
     def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
-        """Logs offsets committed to this broker as a slave, and lowers offsets beyond the end of their queue. Called
-        when the broker becomes master.
+        """Adds the offsets that were committed to this broker as a slave to the journal, and lowers offsets beyond the
+        end of their queue. Called when the broker becomes master.
 
         `beyond` is called with a topic and a group's offsets by queue id; it yields the id and the end of each queue
         that ends before the group's offset.
@@ -277,8 +277,7 @@ class ConsumerOffsetTable:
     def on_master_contact(self, *, is_reachable: bool) -> None:
         """Records the result of an attempt to reach the master.
 
-        The first call decides about marks loaded from the file: they are dropped if the master is reachable, and kept
-        otherwise.
+        The first call decides whether marks loaded from the file are dropped: they are if the master is reachable.
         """
         for mark in self._restored if is_reachable else ():
             self._local_commits.pop(mark, None)
@@ -291,11 +290,11 @@ class ConsumerOffsetTable:
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
-        """Writes the files that changed; if the disk is full, once there is room. In a failover group `GroupLog` writes
-        the table.
+        """Writes the files whose content changed; if the disk is full, `ConfigFile.catch_up` writes them later. In a
+        failover group, `GroupLog` writes the table instead.
 
-        Flushes the log first: offsets that POP commits depend on records in the log (pop_log.py), and must not be ahead
-        of them after a power loss. Raises DiskFailed.
+        Flushes the log before it writes the table: offsets that POP commits depend on records in the log (pop_log.py),
+        and must not be ahead of them after a power loss. Raises DiskFailed.
         """
         if self._change_count > self._saved_count and self.journal is None:
             offsets, count = self.snapshot(), self._change_count

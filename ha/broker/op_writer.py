@@ -1,4 +1,4 @@
-"""Writes op messages, which record which half messages are ended. Half messages that end at about the same time share
+"""Writes op messages, which record which half messages have ended. Half messages that end at about the same time share
 one op message.
 
 A rollback that has to be answered is written at once, and answered when its op message is in the log. Other ends are
@@ -27,6 +27,7 @@ from ha.remoting import RemotingConnection
 logger = logging.getLogger(__name__)
 
 LINGER_S = 0.1
+"""Maximum time in seconds that an ended half message waits for others to share its op message."""
 OFFSET_COUNT_MAX = 256
 """Maximum number of half messages per op message."""
 PENDING_COUNT_MAX = 65_536
@@ -34,6 +35,7 @@ PENDING_COUNT_MAX = 65_536
 or a change of master they may be checked again.
 """
 PAUSE_S = 1.0
+"""Time in seconds before the next attempt after a put failed."""
 
 _PROPERTIES = encode_properties({WAIT: "true", TAGS: OP_TAG})
 
@@ -52,7 +54,7 @@ class OpWriter:
 
     def add(self, offsets: Sequence[int], waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
         """Queues ended half messages (queue offsets) for an op message. `waiting`: a connection and its request, which
-        is answered once the op message is written."""
+        is answered with the outcome of the put."""
         self._pending.update(dict.fromkeys(offsets))
         while len(self._pending) > PENDING_COUNT_MAX:
             del self._pending[next(iter(self._pending))]
@@ -63,7 +65,7 @@ class OpWriter:
             self._urgent.set()
 
     def forget(self, code: ResponseCode, remark: str) -> None:
-        """Drops everything queued and answers waiting requests with `code`.
+        """Drops everything queued, and answers waiting requests with `code` and `remark`.
 
         The next master checks the half messages that are open in its log.
         """
@@ -85,7 +87,8 @@ class OpWriter:
     async def write_all(self) -> bool:
         """Writes everything queued, and answers waiting requests with the outcome.
 
-        Returns False if a put failed; the half messages then stay queued for the next attempt.
+        Returns False if a put failed; the half messages then stay queued for the next attempt. If cancelled, everything
+        stays queued.
         """
         while self._pending or self._waiting:
             self._urgent = trio.Event()

@@ -1,4 +1,5 @@
-"""Options of a broker's front end, made by ha/node/options.py from the configuration. Reads no files or environment."""
+"""Options of a broker's front end. ha/node/options.py creates them from the configuration; this module reads neither
+files nor the environment."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one broker's front end. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
 
     role: as configured; with failover, it decides what puts wait for while the broker is master. The current role is
-    `Standing`.
+    in `Standing`.
     host, port: the broker's address in records, message ids and routes (brokerIP1, listenPort).
     ha_address: host:port that slaves use (brokerIP2, haListenPort).
     config_dir: folder of topics.json, consumerOffset.json and subscriptionGroup.json (storePathRootDir/config).

@@ -95,7 +95,7 @@ class Processor:
         takes: Sequence[tuple[AbstractSet[int], Take]] = (),
     ) -> None:
         """`takes`: pairs of request codes and the function that serves such requests if it can do so without waiting;
-        called in this order, after the sends. `guard`: refuses requests that are not allowed."""
+        called in this order, after the function for sends. `guard`: refuses requests that are not allowed."""
         self._send = send
         self._handlers = handlers
         self._guard = guard
@@ -174,5 +174,5 @@ def _serve(
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Returns RocketMQ's answer to an unknown request code; its remark begins with a blank, as in RocketMQ."""
+    """Returns RocketMQ's answer to an unknown request code; its remark begins with a space, as in RocketMQ."""
     return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

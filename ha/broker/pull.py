@@ -80,7 +80,8 @@ class PullProcessor:
         }
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Answers a pull; returns None if it is held. Raises RefusedError, and RemoteProtocolError for a bad header."""
+        """Answers a pull; returns None if it is held. Raises RefusedError if a check fails, RemoteProtocolError if the
+        header is invalid."""
         request = parse_header(PullMessageRequest, command.ext_fields)
         group = await self._groups.find_or_create(request.consumer_group)
         selection = self._check(request, group)
@@ -244,7 +245,7 @@ class PullProcessor:
         return self.holds.add(hold)
 
     def _hold_again(self, hold: PullHold, next_offset: int) -> bool:
-        """Holds a pull again if it has a condition on properties, which selected no message; returns False if the pull
+        """Holds a pull again if it has a condition on properties that selected no message; returns False if the pull
         must be answered."""
         if hold.selection.is_wanted is None or trio.current_time() >= hold.deadline:
             return False

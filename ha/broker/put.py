@@ -1,6 +1,6 @@
-"""Puts messages into the log and answers each put once its flush and its replicas allow it.
+"""Puts messages into the log, and answers each put once it is flushed and replicated as configured.
 
-All queued puts become one append, one flush request and one replica request, whatever their number:
+All queued puts, however many, become one append, one flush request and one replica request. The steps of a put:
 
     queued                 `submit`, `enqueue`                     in order
     refused                standing, store, minInSyncReplicas      nothing is stored
@@ -8,9 +8,9 @@ All queued puts become one append, one flush request and one replica request, wh
     waits, in parallel     `Acknowledgements`                      flush, replicas
     answered               `PutRequest.on_done`
 
-Requests whose message has WAIT=false wait for nothing. All of this is synchronous; the flusher and the group transfer
-complete waits through callbacks. The only task is that of `serve`: it waits for a segment, or for the end of a
-truncation, when an append needs that. Meanwhile requests stay queued, in order.
+Requests whose message has WAIT=false wait for nothing. All steps are synchronous; the flusher and the group transfer
+end waits through callbacks. The only task is that of `serve`: if an append needs a new segment, or has to wait for the
+end of a truncation, this task waits for it. Meanwhile requests stay queued, in order.
 
 A broker puts everything into its log this way: messages from clients as well as its own delayed and half messages, op
 messages, and records of the tables and of POP. Services that need the outcome use `settle`.
@@ -87,7 +87,8 @@ class PutService:
         """Runs the task that drains a blocked queue, for the duration of the `async with` block. The task is shielded
         from cancellation, so that puts during the cleanup of the block's body are served, too.
 
-        Puts still queued at the end of the block are answered SERVICE_NOT_AVAILABLE. Raises DiskFailed.
+        Puts still queued at the end of the block are answered SERVICE_NOT_AVAILABLE. Raises DiskFailed, in an exception
+        group.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run)
@@ -112,7 +113,8 @@ class PutService:
                     await self._wanted.park()
 
     async def put(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Puts `messages` and waits for all answers. For library users; a cancelled put may still be stored."""
+        """Puts `messages`, waits for all answers and returns them in order. For library users. If cancelled, the
+        messages may still be stored. Raises DiskFailed."""
         puts = [PutRequest(messages=(message,), waits=message_waits(message.properties)) for message in messages]
         await self.settle(puts)
         return [
@@ -128,7 +130,7 @@ class PutService:
     async def settle(
         self, requests: Sequence[PutRequestT], on_done: Callable[[Sequence[PutRequestT]], None] = lambda done: None
     ) -> None:
-        """Puts `requests` and waits for all answers. If cancelled, they may still be stored.
+        """Puts `requests` and waits for all answers. If cancelled, they may still be stored. Raises DiskFailed.
 
         `on_done` is called synchronously whenever some of the requests are answered, with these requests.
         """
@@ -150,8 +152,8 @@ class PutService:
         await all_done.wait()
 
     def submit(self, requests: Sequence[PutRequest]) -> None:
-        """Queues `requests` and drains. Each one's `on_done` is called once, possibly before this returns. Raises
-        DiskFailed."""
+        """Queues `requests` and calls `drain`. The `on_done` of each request is called once, possibly before `submit`
+        returns. Raises DiskFailed."""
         self._queue += requests
         self.drain()
 
@@ -286,7 +288,7 @@ class PutService:
             done: list[PutRequest] = []
             for request in requests:
                 if request.status is _OK and request.waits:
-                    request.messages = ()  # the log has them; else all bodies in flight would stay in memory
+                    request.messages = ()  # the log has them; otherwise all bodies in flight would stay in memory
                     waiting.append(request)
                 else:
                     done.append(request)

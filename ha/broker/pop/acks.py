@@ -70,7 +70,7 @@ class AckRequests:
     ) -> list[RemotingCommand]:
         """Serves requests of `handlers` until `ends_at` (Trio's clock); returns those not served.
 
-        Returns all of them while a new master still reads the POP log.
+        Returns all of them while a new master is still reading the POP log.
         """
         try:
             state = self._pop_log.ready_state()
@@ -120,7 +120,7 @@ class AckRequests:
             else:
                 self._pop_log.call(partial(_reply, connection, each, None), len(each.offsets))
 
-    # ---- the other requests: each changes the state, and returns the answer to send once that is acknowledged
+    # ---- the other requests: each changes the state, and returns the answer to send once the change is acknowledged
 
     def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """BATCH_ACK_MESSAGE (200151): acknowledges messages of several pops. Queue offsets outside their queues are
@@ -213,9 +213,8 @@ class AckRequests:
             self._on_order_changed(queue, order)
 
     def _on_order_changed(self, queue: PopQueue, order: OrderedBatch) -> None:
-        """Wakes a request that waits for the queue; if the queue is still blocked, makes the group's requests try again
-        once it is free.
-        """
+        """Wakes a request that waits for the queue if the queue is free; otherwise makes the group's requests try again
+        when it becomes free."""
         group, topic, _ = queue.key
         due_ms = order.due_ms(self._wall_clock_ms())
         if due_ms is None:
@@ -256,8 +255,7 @@ class AckRequests:
 def _reply(
     connection: RemotingConnection, command: RemotingCommand, answer: RemotingCommand | None, logged: Logged
 ) -> None:
-    """Answers a request with `answer`, or with SUCCESS alone if that is None; with the failure if its change may be
-    lost."""
+    """Answers a request with `answer` (None: just SUCCESS), or with the failure if its change may be lost."""
     if logged.fault:
         connection.reply(command, command.reply(logged.status.response_code, logged.fault))
     elif answer is None:

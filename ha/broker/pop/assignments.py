@@ -5,9 +5,9 @@ Push consumers of 5.x ask for their queues (QUERY_ASSIGNMENT) instead of computi
 mode for a topic (SET_MESSAGE_REQUEST_MODE); in mode POP every client gets all queues of all brokers or, with a positive
 popShareQueueNum, its own queues and those of that many neighbours. GET_ALL_MESSAGE_REQUEST_MODE returns all modes.
 
-The mode is an attribute of the group, so that it is persisted, copied by slaves, and part of a failover group's log
-like the group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers
-know them; an answer without assignments tells the client to keep its current queues. Source: QueryAssignmentProcessor.
+The mode is an attribute of the group, so it is persisted, copied by slaves, and part of a failover group's log like the
+group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as known to the name servers. An
+answer without assignments tells the client to keep its current queues. Source: QueryAssignmentProcessor.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Assignments:
     ) -> list[tuple[str, int]] | None:
         """Returns the client's queues, as (broker name, queue id or ALL_QUEUES); all queues in a broadcasting group.
 
-        Otherwise None if the group has no members or the strategy is unknown, and empty if the group's members divide
-        the queues among them and the client is not a member.
+        In other groups, returns None if the group has no members or the strategy is unknown, and an empty list if the
+        members divide the queues among themselves and the client is not a member.
         """
         if asked.message_model == BROADCASTING:
             return queues

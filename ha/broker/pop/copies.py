@@ -34,7 +34,7 @@ def copy_mark(physical_offset: int) -> int:
 async def finish_copied(store: MessageStore, state: PopState, records: ConsumeQueue) -> None:
     """Removes from `state` the messages whose copies are in the log after the second-to-last record of POP state.
 
-    `records`: the queue of these records.
+    `records`: the queue of these records. Raises OSError if a record can't be read for the moment (`is_passing`).
     """
     end = store.log.max_offset.value
     behind = records.last_record_before(records.last_record_before(end))

@@ -14,7 +14,8 @@ from ha.protocol.pop_records import OrderedRecord, OrderRecord
 
 
 class OrderedMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message. `count`: how often it was popped before; `due_ms`: when it is visible again."""
+    """One message. `count`: how often it was popped before; `due_ms`: when it becomes visible again, in ms since the
+    epoch."""
 
     count: int
     due_ms: int

@@ -1,8 +1,8 @@
 """Long polling of pops and notifications: requests that found nothing yet, by topic and group.
 
 A message wakes one waiting pop of each group that wants it, and a pop that leaves messages wakes the next one. So a
-batch of messages for many consumers wakes as many pops as are needed to deliver it. The first notification is woken,
-too, if it has waited for longer than that pop. A copy in a retry topic wakes a request for the topic itself. Source:
+batch of messages for many consumers wakes as many pops as are needed to deliver it. The first notification before a
+woken pop is woken, too, as it takes no message. A copy in a retry topic wakes a request for the topic itself. Source:
 PopLongPollingService.
 """
 
@@ -24,7 +24,8 @@ ALL_QUEUES = -1
 
 
 class PopHold(Hold):
-    """One held request. It is answered at `ends_at` by Trio's clock; `deadline` may be earlier, to try again."""
+    """One held request. It is answered at `ends_at` (Trio's clock) at the latest. `deadline` is earlier if the request
+    has to be tried again before that."""
 
     request: PopMessageRequest | NotificationRequest
     selection: Selection
@@ -51,7 +52,7 @@ class PopHolds(Holds[PopHold]):
         requests"""
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """Returns how many requests of a group are held for this queue id (−1: for all queues)."""
+        """Returns how many requests of a group are held for this queue id (-1: for all queues)."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         return 0 if found is None else len(found.by_queue.get(queue_id, ()))
 
@@ -81,7 +82,7 @@ class PopHolds(Holds[PopHold]):
             self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
 
     def wake_for(self, key: QueueKey) -> None:
-        """Wakes one request that may pop from a queue of a group, which may be of one of its retry topics."""
+        """Wakes one request that may pop from the queue `key`, whose topic may be a retry topic."""
         group, topic, queue_id = key
         asked, flag = popped_topic(group, topic)
         if flag == NORMAL:
@@ -90,8 +91,8 @@ class PopHolds(Holds[PopHold]):
             self._wake_for_retry(found)
 
     def wake_next(self, request: PopMessageRequest | NotificationRequest) -> None:
-        """Wakes requests that may pop what `request` left: one that waits for its queues, and, if it is for a single
-        queue, one that reads retry topics, which may be for another queue."""
+        """Wakes requests that may pop what `request` left: one for the same queue or queues and, if `request` is for a
+        single queue and not in order mode, one for any queue that reads retry topics."""
         self.wake_one(request.topic, request.consumer_group, request.queue_id)
         found = self._by_topic.get(request.topic, {}).get((request.consumer_group, request.topic))
         if found is not None and request.queue_id != ALL_QUEUES and not request.order:

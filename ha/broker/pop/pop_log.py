@@ -62,11 +62,11 @@ due."""
 WAITING_COUNT_MAX = 65_536
 """Maximum number of requests that wait for records; further ones are refused (`Standing.refusal_code`)."""
 READY_TIMEOUT_S = 2.0
-"""Maximum time that a request waits for a new master to read its log, in seconds."""
+"""Maximum time in seconds that a request waits for a new master to read its log."""
 RELEASE_TIMEOUT_S = 10.0
-"""Maximum time that retention waits for a snapshot, in seconds."""
+"""Maximum time in seconds that retention waits for a snapshot."""
 PAUSE_S = 0.1
-"""Time before the next attempt after a record could not be stored, or read."""
+"""Time in seconds before the next attempt after a record could not be stored, or the log could not be read."""
 _ENTRY_COUNT = 4096
 """Maximum number of queue entries per read in the search for a snapshot."""
 
@@ -112,14 +112,14 @@ class PopLog:
         before `serve`"""
         self._ready = trio.Event()
         self.failure_count = 0
-        """Number of times that changes were undone, or were lost with a term"""
+        """Incremented whenever changes are undone, or lost at the end of a term"""
         self._reset()
 
     def _reset(self) -> None:
         self.state = None
         self.failure_count += 1
         self._failure = NO_MASTER
-        """Outcome of the changes that were undone last, which their requests get"""
+        """Outcome of the changes that were undone last, for the requests that made them"""
         self._ready = trio.Event()
         self._some = trio.Event()
         self._is_idle = False
@@ -148,7 +148,8 @@ class PopLog:
     def ready_state(self) -> PopState | None:
         """Returns the state; None while a new master reads its log.
 
-        Raises RefusedError if the broker is no master, or if WAITING_COUNT_MAX requests wait for the log.
+        Raises RefusedError if the broker may not store messages, for example because it is not the master, or if
+        WAITING_COUNT_MAX requests wait for the log.
         """
         check_stores(self._standing)
         if self._waiting_count >= WAITING_COUNT_MAX:
@@ -158,7 +159,8 @@ class PopLog:
         return self.state
 
     async def wait_ready(self) -> PopState:
-        """Returns the state. Raises RefusedError as `ready_state`, or if the log is not read within READY_TIMEOUT_S."""
+        """Returns the state. Raises RefusedError as `ready_state` does, and if a new master does not finish reading its
+        log within READY_TIMEOUT_S."""
         if self.ready_state() is None:
             with trio.move_on_after(READY_TIMEOUT_S):
                 await self._ready.wait()
@@ -172,7 +174,7 @@ class PopLog:
         await self._ready.wait()
 
     def call(self, waiter: Waiter, request_count: int = 1, *, since: int | None = None) -> None:
-        """Calls `waiter` with the outcome of all earlier changes, once it is known: possibly before this returns.
+        """Calls `waiter` with the outcome of all earlier changes, once it is known, possibly before returning.
 
         `request_count`: how many requests `waiter` answers. `since`: `failure_count` at the time of the caller's own
         changes; if changes were undone after that, `waiter` gets the failure. Needed only if the caller has awaited
@@ -257,7 +259,7 @@ class PopLog:
         return put is None or await self._settled(state, put)
 
     def _submit_changes(self, state: PopState) -> _RecordPut | None:
-        """Queues a record of the changes since the last one for the log; returns None if there is nothing to write."""
+        """Submits a record of the changes since the last record; returns None if there is nothing to write."""
         if not (state.has_changes or self._waiters):
             return None
         record = state.take_changes(self._record_bytes_max)
@@ -373,8 +375,8 @@ class PopLog:
         return ACKNOWLEDGED if status is PutStatus.PUT_OK else Logged(status, put.remark)
 
     def _commit_offset(self, queue: PopQueue) -> None:
-        """Commits the queue's next offset in the last record as consumer offset, unless that was reset or committed by
-        others: then the next pop continues there (`PopQueue.committed`)."""
+        """Commits the next offset that the queue has in the last record as its consumer offset. Does nothing if the
+        consumer offset was reset or committed by others: then the next pop continues there (`PopQueue.committed`)."""
         undo = queue.undo
         if undo is not None and undo.reset_to is not None:
             return  # the next offset before a reset is obsolete
@@ -503,8 +505,8 @@ class PopLog:
         """Writes a snapshot if records before physical offset `end` (bytes) are needed, so that retention can delete
         them.
 
-        Returns False if they are still needed: a snapshot can't be written now, or this is a slave, whose master writes
-        it.
+        Returns False if retention must keep them: because no snapshot can be written now; because this is a slave, and
+        its master has not written one; or because the disk has failed.
         """
         queue = self._queue
         first = None if queue is None else queue.first_record_from(0)

@@ -7,8 +7,8 @@ NotificationProcessor, PollingInfoProcessor. Differences from RocketMQ:
 
 - A pop does not need timer messages, so timerWheelEnable=false does not forbid it.
 - A pop with a maxMsgNums of 0 or less does not wait.
-- `bornTime` is the client's clock. It can shorten the wait, but not extend it beyond `pollTime`.
-- Only the master answers.
+- `bornTime` is a time by the client's clock. It can shorten the wait, but not extend it beyond `pollTime`.
+- Only the master answers; POLLING_INFO is answered by slaves, too.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class PopRequests:
         return True
 
     async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """POP_MESSAGE (200050): takes messages, or holds the request until there are some. Raises RefusedError and
-        RemoteProtocolError."""
+        """POP_MESSAGE (200050): takes messages, or holds the request until there are some. Raises RefusedError if a
+        check fails, RemoteProtocolError if the header is invalid."""
         request = pop_request(command)
         left_s, _ = self._check_pop(request)
         self._check_group(request.consumer_group, await self._groups.find_or_create(request.consumer_group))
@@ -226,7 +226,7 @@ class PopRequests:
         request: PopMessageRequest | NotificationRequest,
         left_s: float,
     ) -> PopHold:
-        """Returns a request that may have to wait. Raises RefusedError if its filter is wrong."""
+        """Returns a hold for a request that may have to wait. Raises RefusedError if its filter is invalid."""
         return PopHold(
             connection=connection,
             command=command,
@@ -294,8 +294,8 @@ class PopRequests:
         return None if self._hold(hold, taken.again_ms) else ResponseCode.POLLING_FULL
 
     def _hold(self, hold: PopHold, again_ms: int | None) -> bool:
-        """Holds a request until it is woken, `again_ms` (ms since the epoch) comes, or its time ends. Returns False if
-        a limit of held requests is reached or the connection is closed."""
+        """Holds a request until it is woken, until `again_ms` (ms since the epoch), or until its time ends. Returns
+        False if a limit on held requests is reached or the connection is closed."""
         hold.deadline = hold.ends_at
         if again_ms is not None:
             hold.deadline = min(hold.ends_at, self.holds.time_of(again_ms))
@@ -327,7 +327,8 @@ class PopRequests:
     # ---- the other requests
 
     async def peek(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """PEEK_MESSAGE (200052): answers with what a pop would return, without taking it."""
+        """PEEK_MESSAGE (200052): answers with the messages that a pop without a filter would take, but leaves them in
+        their queues; PULL_NOT_FOUND if there are none."""
         request = parse_header(PeekMessageRequest, command.ext_fields)
         self._check_readable("peek")
         config = await self._check(request, ResponseCode.INVALID_PARAMETER)

@@ -9,7 +9,7 @@ removal is in the log after the copy, so that a crash in between never loses it.
     unreadable          tried again every RETRY_S; dropped once it may have been lost for `UNREADABLE_S_MAX`
                         (`BatchReader.lost_since`)
     gone                its record was deleted, by retention or with its topic: it leaves the state. It stays if its
-                        topic is only missing in the table: the table of a new master may not have the topic yet
+                        topic is only missing from the table: the table of a new master may not have the topic yet
 
 Source: PopReviveService.
 """
@@ -49,9 +49,9 @@ from ha.store.consume_queue import ConsumeQueue
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""Interval for checking the wall clock, which may be set."""
+"""Maximum time in seconds between checks of the wall clock, which may be set while the service sleeps."""
 RETRY_S = 1.0
-"""Time before another attempt to deliver a message."""
+"""Time in seconds before another attempt to deliver a message."""
 
 
 class _Copy(PutRequest, kw_only=True, gc=False):
@@ -91,7 +91,7 @@ class Revival:
         self.revived_counts: Counter[str] = Counter()
         """Group -> number of its messages delivered again since the start"""
         self.lost_count = 0
-        """Number of messages in flight that were gone when they were due"""
+        """Number of due messages dropped since the start, because they were gone, unreadable or could not be copied"""
 
     def _wake(self, due_ms: int) -> None:
         if due_ms < self._sleeps_until_ms:
@@ -200,7 +200,7 @@ class Revival:
         return message
 
     async def _read(self, due: Sequence[_Due]) -> dict[int, MessageRecord | None]:
-        """Reads messages of one queue and returns them by queue offset, None for one that is gone. Leaves out those
+        """Reads messages of one queue and returns them by queue offset, with None for each that is gone. Omits those
         that can't be read now."""
         if not due:
             return {}

@@ -25,7 +25,8 @@ class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     next_due_ms: when the first of them is due, in ms since the epoch; None if there is none, and on a slave.
     waiting_count: requests that wait for messages.
     revived_count: messages delivered again since the start.
-    lost_count: messages in flight that were gone when they were due, since the start.
+    lost_count: messages dropped when they were due, because they were gone, unreadable or could not be copied, since
+    the start.
     """
 
     in_flight_count: int
@@ -38,7 +39,7 @@ class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class GroupInFlight(msgspec.Struct, frozen=True, kw_only=True):
     """The messages in flight of one group, those of order mode included.
 
-    oldest_pop_ms: pop time of the oldest, in ms since the epoch; None if there is none.
+    oldest_pop_ms: pop time of the oldest, in ms since the epoch; None if no message is in flight.
     revived_count: messages that were delivered again since the start.
     """
 
@@ -79,13 +80,15 @@ class PopService:
         )
 
     def in_flight_count(self, group: str, topic: str, queue_id: int) -> int:
-        """Returns how many messages of a queue a group has in flight, those of order mode not included."""
+        """Returns the number of messages that a group has in flight from a queue, without those of order mode; 0 on a
+        slave."""
         state = self._pop_log.state
         queue = None if state is None else state.get((group, topic, queue_id))
         return 0 if queue is None else len(queue.batches)
 
     def group(self, name: str) -> GroupInFlight | None:
-        """Returns a group's messages in flight; None if it has never popped, or this broker is no master."""
+        """Returns a group's messages in flight; None if the group has never popped, if this broker is not the master,
+        or while it reads its log."""
         state = self._pop_log.state
         queues = [] if state is None else [queue for key, queue in state.queues.items() if key[0] == name]
         if not queues:

@@ -9,7 +9,7 @@ Changes take effect at once and are remembered until they are in the log. `take_
 `settle` takes the outcome of that record. If it was not stored, `settle` undoes its changes and all later ones, with
 the exceptions that its docstring names. No I/O, clock or tasks.
 
-Memory: about 120 bytes per message in flight, 400 per batch, bounded by the limits of `Limits`.
+Memory: about 120 bytes per message in flight and 400 per batch, bounded by `Limits`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _SLICE_COUNT_MAX = 512
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):
-    """Messages of one queue that were popped together, or whose invisible time was changed together. Times in ms.
+    """Messages of one queue that were popped together, or one whose invisible time was changed. Times in ms since
+    the epoch.
 
     offsets: queue offsets of all its messages, including those no longer in flight.
     is_suspended: the next delivery of its messages does not count as a retry.
@@ -112,11 +113,11 @@ class Undo(msgspec.Struct):
             self.batches.setdefault(offset, batch)
 
     def split(self, queue: PopQueue, offsets: Sequence[int]) -> Undo | None:
-        """Moves the messages at `offsets` to another object, for changes that are written after those left here;
-        returns it, or None without messages.
+        """Moves the messages at `offsets`, whose changes are left to a later record, to a new object and returns it;
+        None if `offsets` is empty.
 
-        `queue`: the queue with all changes. The next offset in the returned object is at most the queue offset of the
-        first message that the later changes take.
+        `queue`: the queue with all changes. The next offset in the new object is at most the queue offset of the first
+        message that the later record takes.
         """
         if not offsets:
             return None
@@ -177,7 +178,7 @@ class PopState:
         return min(limits.per_queue - len(queue.batches), limits.total - self.in_flight_count)
 
     def mark_full(self, queue: PopQueue) -> None:
-        """Calls `on_room` with a queue without `room` as soon as there may be some."""
+        """Registers a queue without `room`: `on_room` is called with it once, as soon as it may have some."""
         reason = queue if self.in_flight_count < self.limits.total else None
         self._full.setdefault(reason, {})[queue] = None
 
@@ -198,7 +199,8 @@ class PopState:
         return [offset for offset in batch.offsets if self.is_in_flight(batch, offset)]
 
     def take_due(self, now_ms: int, count_max: int) -> list[Batch]:
-        """Removes due batches from the schedule and returns them: about `count_max` messages. See `reschedule`."""
+        """Removes due batches from the schedule, until they have at least `count_max` messages, and returns them.
+        For another attempt, pass them to `reschedule`."""
         found: list[Batch] = []
         total = 0
         while total < count_max and self.next_due_ms is not None and self._schedule[0][0] <= now_ms:
@@ -261,7 +263,7 @@ class PopState:
         return missing
 
     def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
-        """Records that a message is lost, or that its copy is in the log."""
+        """Records that a message is lost or, with `is_copied`, that its copy is in the log."""
         undo = self._undo_of(queue)
         undo.batches.setdefault(offset, queue.batches.get(offset))
         if is_copied:
@@ -269,7 +271,7 @@ class PopState:
         self._set(queue, offset, None)
 
     def change(self, queue: PopQueue, offset: int, pop_time_ms: int, due_ms: int, *, is_suspended: bool) -> None:
-        """Sets a new pop time and due time of a message in flight."""
+        """Sets the pop time and the due time (ms since the epoch) of a message in flight."""
         self._undo_of(queue).batches.setdefault(offset, queue.batches.get(offset))
         batch = Batch(queue=queue, offsets=(offset,), pop_time_ms=pop_time_ms, due_ms=due_ms, is_suspended=is_suspended)
         self._set(queue, offset, batch)
@@ -354,8 +356,9 @@ class PopState:
         return bool(self._changed)
 
     def take_changes(self, size_max: int) -> PopRecord:
-        """Returns changes since the last record, of about `size_max` bytes at most: those of whole queues, or some of
-        one queue. `has_changes` then tells whether more are left. `settle` must be called before this is called again.
+        """Returns changes since the last record, about `size_max` bytes at most: all changes of some queues, and
+        possibly only a part of those of the last one. `has_changes` then tells whether more are left. `settle` must be
+        called before the next `take_changes`.
         """
         assert not self._taken, "the previous record is not settled"
         records: list[QueueRecord] = []
@@ -458,7 +461,7 @@ class PopState:
         """Yields the whole state in records of about `size_max` bytes; the last one may be empty.
 
         The state may change, and changes may be written, between two of these records. No record removes anything, so
-        that a snapshot that is not completed loses nothing.
+        an incomplete snapshot loses nothing.
         """
         part: list[QueueRecord] = []
         size = 0
@@ -479,9 +482,11 @@ class PopState:
 
 
 def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mapping[int, Batch | None]) -> QueueRecord:
-    """Returns a record of those of `offsets` that are in flight, and of those that were in `before` and are done.
+    """Returns a record of the messages at `offsets`: of those in flight, and of those that were in flight in `before`
+    and no longer are.
 
-    Its next offset is the one before the changes that are written later, so that a crash in between loses no message.
+    Its next offset is that of the queue without the changes that are left to a later record, so that a crash in between
+    loses no message.
     """
     done: list[int] = []
     in_flight: dict[Batch, list[int]] = {}

@@ -1,8 +1,9 @@
 """Takes messages for a pop: chooses the queues, reads the messages, and describes them for the answer.
 
 A request for all queues begins with a random queue; in a topic with priorities, with the highest queue id. The group's
-retry topics come last, but with a probability of RETRY_FIRST_CHANCE first, so that neither starves. A queue that
-another pop is reading is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
+retry topics come last or, with a probability of RETRY_FIRST_CHANCE, first, so that neither they nor the topic itself
+starve; in order mode they are not read. A queue that another pop is reading is skipped, and so is one at its limit of
+messages in flight. Source: PopMessageProcessor.
 
 `take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same generator (`_steps`), which
 yields the reads that it needs.
@@ -97,13 +98,13 @@ class Taken(msgspec.Struct, kw_only=True):
     since: the POP log's `failure_count` before the pop.
     size: bytes of `bodies`.
     rest_count: number of messages that are left in the queues.
-    busy, full: queues that were skipped because other pops were reading them, or, although they have messages, because
-    there was no room for further ones in flight.
+    busy: queues that were skipped because other pops were reading them.
+    full: queues that have messages, but were skipped because they have no room for further ones in flight.
     ends: the end of each queue when it was looked at; None if no message can arrive during the pop.
-    again_ms: time in ms since the epoch at which another attempt may find messages although none arrives: when a queue
-    blocked by ordered messages becomes free, or at once if a scan ended at `SCAN_COUNT_MAX`, messages arrived or
-    an offset was reset during the pop, or the reason why a queue was skipped is gone; `UNREADABLE_RETRY_S` later if
-    too many files are open. None if no time is known.
+    again_ms: time in ms since the epoch at which another attempt may find messages although none arrives; None if no
+    such time is known. For a queue blocked by ordered messages, it is the time when the queue becomes free. If a read
+    failed because too many files were open, it is UNREADABLE_RETRY_S later. It is the pop time if another attempt may
+    find messages at once, for example because a scan ended at SCAN_COUNT_MAX, or an offset was reset during the pop.
     """
 
     pop_time_ms: int
@@ -366,7 +367,7 @@ class Taker:
         return end - 1
 
     def _follow_offset(self, state: PopState, queue: PopQueue) -> None:
-        """Continues at the consumer offset if that was reset, or committed by a consumer that pulls."""
+        """Makes the queue continue at the consumer offset if it was reset, or committed by a consumer that pulls."""
         reset = self._offsets.take_reset(*queue.key)
         current = self._offsets.get(*queue.key)
         if reset is None and current != queue.committed:
@@ -384,7 +385,7 @@ class Taker:
         count_max: int,
         taken: Taken,
     ) -> Generator[_Wanted, None, QueueRead | None]:
-        """Reads selected messages from the queue's next offset on, and moves it past those that are not selected.
+        """Reads selected messages from the queue's next offset on, and moves the offset past those not selected.
 
         Returns None if there are none now. Messages of retry topics are not filtered.
         """
