@@ -1,14 +1,17 @@
 """Checks adminToken, and issues session cookies to browsers after a login with it.
 
-    halog_NAME = EXPIRY.NONCE.PROOF    EXPIRY in seconds since 1970, PROOF = HMAC-SHA256(key, EXPIRY.NONCE) as hex
+    halog_NAME = EXPIRY.NONCE.PROOF
+    EXPIRY in seconds since 1970, PROOF = HMAC-SHA256(key, "session:EXPIRY.NONCE") as hex
 
-Key and NAME are derived from the token, so nothing is stored. Browsers send a cookie to every port of its host: nodes
-with the same token accept each other's cookies, and nodes with other tokens don't overwrite them. A new token ends all
-sessions; a logout ends one, on the node that receives it. The cookie is hidden from scripts, and is not sent for
-requests from other sites. It permits reading, and with a form token of the same session (`form_token`) the actions of
-the dashboard.
+Key and NAME are derived from the token, so valid sessions are not stored. Browsers send a cookie to every port of its
+host. So nodes on one host accept each other's cookies if they have the same token; with other tokens NAME differs, and
+they don't overwrite each other's. A new token ends all sessions. A logout ends one, on the node that receives it, until
+that node restarts: ended sessions are remembered in memory only. The cookie is hidden from scripts, and is not sent for
+requests from other sites. It permits reading; the actions of the dashboard also need a form token of the same session
+(`form_token`).
 
-A form token is EXPIRY.NONCE.PROOF as well, with a proof over the session it belongs to. It is valid until `use_form`.
+A form token is built in the same way, but its PROOF also covers the session that it belongs to. It is valid until
+EXPIRY or `use_form`.
 """
 
 from __future__ import annotations
@@ -78,20 +81,21 @@ class Sessions:
         return self._is_issued("session", value, now_s) and value not in self._logged_out
 
     def end(self, value: str) -> None:
-        """Ends a session on this node."""
+        """Ends a session on this node until the node restarts. Does nothing if `value` is not a valid cookie value."""
         if self._is_issued("session", value, None):
             self._logged_out.add(value)
 
     def form_token(self, session: str, now_s: float | None = None) -> str:
-        """Returns a token, valid for FORM_S, for a form of `session`: a cookie, or a nonce for the login form."""
+        """Returns a token that is valid for FORM_S, for a form shown in `session` (a cookie value, or a nonce for the
+        login form)."""
         return self._issue(f"form of {session}", FORM_S, now_s)
 
     def is_form_valid(self, session: str, token: str, now_s: float | None = None) -> bool:
-        """Whether a form token was issued for this session, has not expired and was not used."""
+        """Whether a form token was issued for this session, has not expired and was not used on this node."""
         return self._is_issued(f"form of {session}", token, now_s) and token not in self._used_forms
 
     def use_form(self, token: str) -> None:
-        """Makes a form token invalid."""
+        """Makes a form token invalid on this node."""
         self._used_forms.add(token)
 
     def _issue(self, purpose: str, life_s: int, now_s: float | None) -> str:
@@ -111,5 +115,6 @@ class Sessions:
 
 
 def session_label(value: str) -> str:
-    """Returns a label for a session in the log, which does not contain its proof."""
+    """Returns the NONCE of a cookie value, which identifies the session in log lines without revealing its proof; "?"
+    if the value is malformed."""
     return value.split(".")[1] if value.count(".") == 2 else "?"

@@ -1,6 +1,6 @@
 """The data sources of the admin port, and the type of the function that encrypts its streams.
 
-Imported with the node, unlike the server (port.py).
+Imported when a node starts, unlike server.py (see port.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Samples = tuple
     """Returns the current samples; called at each scrape."""
     switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
-    """Makes another member of a failover group (None: any) the master, given a reason and a timeout in seconds. The
-    outcome has `is_done`. None for nodes outside a group."""
+    """Makes another member of the failover group the master. Arguments: its broker id (None: any member), the reason,
+    and a timeout in seconds. The returned outcome has `is_done`. None for nodes outside a group."""
     dashboard: DashboardSource | None = None
     """Data source of the dashboard; None disables the dashboard."""
     actions: DashboardActions | None = None
