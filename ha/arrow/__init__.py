@@ -1,8 +1,8 @@
 """Reads a store directory without its broker. Uses NumPy, but neither Spark nor Trio.
 
-`LogReader` finds the records; they become Arrow record batches (ha/arrow/batches.py), which needs pyarrow, or rows of
-Python objects (ha/arrow/rows.py). The names below are imported on first use, so that programs that use only rows need
-no pyarrow.
+`LogReader` finds the records. ha/arrow/batches.py decodes them into Arrow record batches, which needs pyarrow;
+ha/arrow/rows.py decodes them into rows of Python objects. The names below are imported on first use, so that programs
+that use only rows don't need pyarrow.
 """
 
 from __future__ import annotations

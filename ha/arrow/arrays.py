@@ -20,8 +20,8 @@ _TYPES = {np.dtype(np.int32): pa.int32(), np.dtype(np.int64): pa.int64(), np.dty
 def from_numpy(
     values: npt.NDArray[Any], kind: pa.DataType | None = None, *, nulls: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """Returns native int32, int64 or bool `values` as an array of their type, or of `kind`, which must have the same
-    width.
+    """Returns native int32, int64 or bool `values` as an Arrow array of the same type, or of type `kind`, which must
+    have the same width.
 
     Contiguous numbers are not copied. Rows where `nulls` is true are null.
     """

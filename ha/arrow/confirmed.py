@@ -17,9 +17,9 @@ from ha.protocol.store_files import BLANK_SIZE
 class Confirmed:
     """The confirmed ends of queues (in entries) and of the log, each found when it is first asked for.
 
-    A node adds a record to a queue only when it is complete and confirmed, so the end of the last queued record is the
-    log's confirmed end. RocketMQ does not clear entries that it truncates after a crash: a queue's last entries count
-    only if they lie before the confirmed end or agree with their record.
+    A node adds a record to a queue only when the record is complete and confirmed, so the end of the last queued record
+    is the log's confirmed end. RocketMQ does not clear entries that it truncates after a crash. So a queue's last
+    entries count only if they lie before the confirmed end or agree with their record.
     """
 
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], *, examines_all: bool = False) -> None:
@@ -82,8 +82,8 @@ class Confirmed:
         return self.record_of(key, max(self._queues[key].first, end - 1))
 
     def record_of(self, key: QueueId, position: int) -> tuple[int, int] | None:
-        """Returns the record of a queue's entry, as physical offsets [begin, end); None if there is none that
-        agrees."""
+        """Returns the physical offsets [begin, end) of the record of a queue's entry; None if the entry is missing or
+        blank, or if the record there does not agree with it."""
         queue = self._queues[key]
         start, entries = queue.read(position, position + 1)
         if not len(entries) or entries["size"][0] == BLANK_SIZE:
@@ -123,7 +123,8 @@ class Confirmed:
         return end
 
     def _end_by_walk(self) -> int:
-        """Returns the end of the log's last sound record, for a log without queues."""
+        """Returns the log's confirmed end (physical offset) if there are no queues: the end of the sound records at the
+        beginning of the last segment that begins with one."""
         for segment in reversed(self._segments.all()):
             buffer = self._segments.buffer(segment)
             if buffer is None:

@@ -1,8 +1,8 @@
 """Decodes the records of one buffer into a record batch: only the requested columns, each for all rows at once.
 
 The reference is the codec of `ha.protocol.record`; this module reads the same layout column by column. Irregular values
-(compressed bodies, IPv6 hosts, malformed property strings) are decoded row by row. In a buffer with inner batches, the
-reference decodes all rows.
+(compressed bodies, IPv6 hosts, malformed property strings) are decoded row by row. If there are inner batches to divide
+into their messages (`options.decompress`), the reference decodes all rows.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def decode_batches(
     responses). `places`: the consume-queue entry of each record; a record that disagrees with it is damaged. With
     `options.decompress`, an inner batch yields a row for each of its messages. Adds to `counts`.
 
-    Yields a single batch; with `options.decompress` several, if the decompressed bodies of one would exceed
-    `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many.
+    Yields a single batch, or several if the decompressed bodies of one would exceed `options.inflated_bytes_max`: a few
+    bytes of the log may decompress to thousands of times as many.
 
     Raises CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail". Raises OptionError if
     `options.decompress` needs a package that is not installed.
@@ -76,8 +76,8 @@ def decode_batches(
 
 
 def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Returns the records of a pull response's body, one row each, in batches like `decode_batches`, with the same
-    errors. Raises RemoteProtocolError if the records' sizes don't add up."""
+    """Returns the records of a pull response's body as `decode_batches` does, with the same errors. Raises
+    RemoteProtocolError if the sizes of the records don't add up to that of the body."""
     positions = []
     at = 0
     while at < len(raw):

@@ -1,8 +1,9 @@
 """Distinguishes the records of deleted topics, which are in no queue, from records that are not queued yet.
 
 halog keeps the queues of a deleted topic with their ends, and states in `config/topics.json` up to which physical
-offset its messages are deleted. RocketMQ deletes the directories of the queues, and the topic from that table. If the
-topic is created again, its queue offsets begin at 0 again: only physical offsets tell its messages from earlier ones.
+offset its messages are deleted. RocketMQ deletes the directories of the queues, and removes the topic from that file.
+If the topic is then created again, its queue offsets begin at 0 again, so only physical offsets tell its messages from
+earlier ones.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def deleted_topics(store: Path) -> Mapping[str, int]:
 
 
 def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
-    """Returns whether neither a queue nor the table of topics of a RocketMQ store has `topic`.
+    """Returns whether `topic` is neither in the queues of a RocketMQ store nor in its table of topics.
 
-    False for a halog store: its slaves get the table later than the messages, so a topic that the table lacks may
-    exist.
+    False if the table can't be read or is empty. Always false for a halog store: its slaves get the table later than
+    the messages, so a topic that the table lacks may exist.
     """
     if stored_broker_name(store) is not None or (store / "consumequeue" / topic).exists():
         return False
@@ -41,10 +42,12 @@ def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
 
 
 def created_at(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
-    """Returns the physical offset before which all records of a queue belong to an earlier, deleted topic of that name.
+    """Returns the physical offset before which all records of a queue belong to an earlier, deleted topic of the same
+    name.
 
-    It is the offset of the queue's first message, or if there is no such queue, of the first message in the topic's
-    other queues. 0 if there is no message, or if its record does not agree with its entry.
+    It is the offset of the queue's first message or, if there is no such queue, of the first message in the topic's
+    other queues. 0 if any of these queues is empty or its first message's record does not agree with the entry, or if
+    the topic has no queue.
     """
     keys = [key] if key in queues else [QueueId(key.topic, queue_id) for queue_id in queues.of_topic(key.topic)]
     return min((_first_message(queues, confirmed, each) for each in keys), default=0)

@@ -63,8 +63,8 @@ class Heads:
     """Fixed fields of the records at `positions` (bytes from the start of `raw`), one row for each position. `sound`
     masks the rows with a valid record.
 
-    In other rows only `total_size` and `physical_offset` have a meaning: the values found at the position, unchecked,
-    or those at the start of `raw` if no record fits at the position.
+    The fields of other rows are unchecked: they are read at the position, or at the start of `raw` if no record fits at
+    the position; zeros if `raw` is too short even for that.
     """
 
     def __init__(self, raw: Bytes, positions: Int64s, base_offset: int | None, *, check_parts: bool = True) -> None:

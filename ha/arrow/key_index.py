@@ -1,7 +1,7 @@
 """Finds messages by key in a store's index files, for readers that don't own them.
 
-The layout is in `ha.protocol.store_files`. A file does not store its number of slots: RocketMQ's files have four
-entries for each slot, and this assumption is checked against the file.
+The layout is in `ha.protocol.store_files`. A file does not store its number of slots. RocketMQ's files have room for
+four entries for each slot; this is assumed of every file, and checked against its entries.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class KeyHits(NamedTuple):
     """Physical offsets (ascending) of records that may have one of the keys, according to the index files.
 
     `spans`: physical offsets of the first and the last record of each file, ascending. A file has all keys of the
-    records between these two, which themselves may have keys in another file.
+    records between these two; the two themselves may also have keys in another file.
     """
 
     offsets: Int64s
     spans: list[tuple[int, int]]
 
     def may_be_at(self, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
-        """Returns a mask of the records that may have one of the keys: those found in the index, and those outside the
-        `spans` of its files."""
+        """Returns a mask of the records that may have one of the keys: those found in the index, and those that are not
+        between the two records of any of `spans`."""
         begins, ends = np.array(self.spans, np.int64).T
         file = np.searchsorted(begins, physical_offsets) - 1
         is_between: npt.NDArray[np.bool_] = (file < 0) | (physical_offsets >= ends[file])
@@ -55,7 +55,7 @@ class KeyHits(NamedTuple):
 
 def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
     """Looks up `keys` under each topic. Returns None if there is no index or it has no entries, or if one of its files
-    can't be read, is shorter than a header (being created), or does not have four entries for each slot.
+    can't be opened, is shorter than a header (being created), or does not have room for four entries for each slot.
 
     Hits are found by hash, so the caller has to compare the records' own keys.
     """

@@ -49,8 +49,9 @@ _DELETED_MS = -1 << 63
 """Stands for the store time of a record that retention deleted; lower than any other"""
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
-"""If more than _QUEUES_CHEAP queues, and at least 1/_QUEUES_SHARE of all queues, were examined since a refresh, the
-next refresh examines all queues. It then knows the log's end, by which it recognizes an unchanged log."""
+"""If more than _QUEUES_CHEAP queues, and at least 1/_QUEUES_SHARE of all queues, were examined before a refresh, all
+queues are examined after it. The reader then knows the log's end, by which later refreshes recognize an unchanged
+log."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time in seconds for which queues are not read again while the log has no new record. A deleted topic, and
 entries that a node writes again after a crash, show only in the queues."""
@@ -64,14 +65,15 @@ class QueueRange(NamedTuple):
 
 
 class LogReader:
-    """A store directory opened for reading. Can't be pickled: send path and name, and open it in the other process.
+    """A store directory opened for reading; a context manager that closes it. Cheap to open.
 
-    Cheap to open. Its state is that of the last `refresh`; call that before planning. A context manager.
+    Its state is that of the last `refresh`, or of its construction: call `refresh` before planning a read. Can't be
+    pickled: to read in another process, pass it the path and the broker name, and open a reader there.
     """
 
     def __init__(self, path: str | Path, *, broker_name: str | None = None) -> None:
         """`broker_name` (default: the one that the store states, else the directory's name) fills the column
-        brokerName. Raises StoreUnreadable if `path` is not a store."""
+        brokerName. Raises StoreUnreadable if `path` is not a store, or if its log can't be listed."""
         self.path = Path(path)
         if broker_name is None:
             broker_name = stored_broker_name(self.path) or self.path.resolve().name
@@ -135,15 +137,16 @@ class LogReader:
 
     @property
     def min_offset(self) -> int:
-        """First physical offset (bytes) of the log."""
+        """First physical offset of the log; 0 if it has no segment."""
         return self._segments.min_offset
 
     def end_offset(self) -> int:
         """Returns the physical offset up to which the log can be read by ranges: every record before it is in its
         queue, as this reader has examined it.
 
-        If a broker runs or crashed, and the log has grown since the state before, the first call lists and examines all
-        queues a second time. This can raise the ends of queues and `queued_end`, but not the returned offset.
+        If a broker runs or has crashed, the first call after a `refresh` lists and examines all queues a second time,
+        unless the log's end is still the one known before the `refresh`. This can raise the ends of queues and
+        `queued_end`, but not the returned offset.
         """
         if self._settled is None:
             end = self._confirm().end_offset
@@ -156,7 +159,7 @@ class LogReader:
         return self._settled
 
     def queued_end(self) -> int:
-        """Returns the physical offset after the last queued record; earlier records may still be missing in their
+        """Returns the physical offset after the last queued record; earlier records may still be missing from their
         queues."""
         return self._confirm().end_offset
 
@@ -186,7 +189,8 @@ class LogReader:
             raise StoreUnreadable(self.path, reason)
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        """Returns the readable part of a queue, from the first message still in the log; (0, 0) if it is unknown."""
+        """Returns the readable part of a queue, from the first message still in the log; (0, 0) if there is no such
+        queue."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -198,8 +202,8 @@ class LogReader:
         return QueueRange(begin, end)
 
     def created_at(self, topic: str, queue_id: int) -> int:
-        """Returns the physical offset before which all records of a queue belong to an earlier, deleted topic of that
-        name; 0 if it is unknown."""
+        """Returns the physical offset before which all records of a queue belong to an earlier, deleted topic of the
+        same name; 0 if that offset is unknown."""
         return created_at(self._queues, self._confirm(), QueueId(topic, queue_id))
 
     def _first_message(self, queue: QueueFiles, end: int) -> int:
@@ -247,8 +251,8 @@ class LogReader:
         return total
 
     def offset_for_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Returns the queue offset of the first message that was stored at or after `timestamp_ms` (ms since the
-        epoch); None if there is none."""
+        """Returns the queue offset of the first message (in a batch queue, of the first batch) that was stored at or
+        after `timestamp_ms` (ms since the epoch); None if there is none, or no such queue."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -259,8 +263,9 @@ class LogReader:
         return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
     def physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Returns the physical offset of a message; −1 if it no longer exists, or is in a batch queue; UNWRITTEN if a
-        recovering node has yet to write its entry again."""
+        """Returns the physical offset of a message; -1 if retention deleted its queue entry, or if the queue does not
+        exist or is a batch queue; UNWRITTEN if the entry is not written, for example because a recovering node has yet
+        to write it again."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None or queue.dtype is BATCH_ENTRY_DTYPE:
@@ -296,10 +301,11 @@ class LogReader:
     def read_queue(
         self, topic: str, queue_id: int, begin: int, end: int, options: ReadOptions
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the messages of queue offsets [begin, end) in order.
+        """Yields the messages of queue offsets [begin, end) in order. Skips blank entries, and waits up to
+        _REWRITE_TIMEOUT_S for entries that a recovering node has yet to write again.
 
-        Raises RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped. Raises
-        CorruptLog only if `options.on_damage` is "fail". Raises StoreUnreadable if a resync replaces the log meanwhile.
+        Raises RecordsGone if records are missing and `options.fail_on_data_loss` is set. Raises CorruptLog if a record
+        is damaged and `options.on_damage` is "fail". Raises StoreUnreadable if a resync replaces the log meanwhile.
         Raises OptionError if `options.decompress` needs a package that is not installed.
         """
         return self._batches(self.queue_runs(topic, queue_id, begin, end, options), options)
@@ -456,7 +462,9 @@ class LogReader:
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Like `read_range`, but steps from record to record by their sizes. So it also yields records that are in no
-        consume queue: those that commit or roll back a transaction. Skips missing segments."""
+        consume queue, such as those of prepared or rolled-back transactions, or of deleted topics. Skips missing
+        segments. Unless `options.on_damage` is "fail", also skips bytes that are not records, and adds them to
+        `damages`."""
         return self._batches(self.walk_runs(begin, end, options), options)
 
     def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
@@ -489,14 +497,15 @@ class LogReader:
     # ---- internal
 
     def _may_change(self) -> bool:
-        """Returns whether a broker runs or crashed; otherwise it stopped cleanly, with all records in their queues."""
+        """Returns whether a broker runs or has crashed. If not, it stopped cleanly, with all records in their
+        queues."""
         return (self.path / "abort").exists()
 
     def _written_entries(
         self, queue: QueueFiles, begin: int, end: int, physical_end: int | None = None
     ) -> tuple[int, Entries, int]:
-        """Returns (position of the first entry, entries, stop) of the entries [begin, stop); stop is `end`, or the
-        first entry at or beyond `physical_end` if that is given.
+        """Returns (position of the first entry, entries, stop) of the entries [begin, stop). `stop` is `end`, or the
+        position of the first entry that points to `physical_end` or beyond, if there is one before `end`.
 
         Waits for entries that a node removed to write them again. If the result still misses some, it begins late
         (their files were deleted) or ends early.
@@ -555,8 +564,8 @@ class LogReader:
         return low
 
     def _stored_ms(self, queue: QueueFiles, position: int, end: int) -> int | None:
-        """Returns the store time of the record at `position`; None for blanks and damage, _DELETED_MS if retention
-        deleted it."""
+        """Returns the store time of the record at `position`; None for a blank entry or a damaged record, _DELETED_MS
+        if retention deleted the record."""
         _, entries, _ = self._written_entries(queue, position, min(position + 1, end))
         if not len(entries):
             return _DELETED_MS

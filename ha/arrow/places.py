@@ -40,9 +40,10 @@ class Places:
         is_strict: Mask | bool = True,
         is_batch: bool = False,
     ) -> None:
-        """`topics`: the topic of all rows, or a list of topics, whose index for each row is in `topic_numbers`.
+        """`topics`: the topic of all rows, or a list of topics. `topic_numbers`: for each row, the index of its topic.
 
-        `is_strict`: the record must have the same topic, queue id and queue offset (not so for light queues, %LMQ%).
+        `is_strict`: whether the record must have the topic, queue id and queue offset of its entry. False for light
+        queues (%LMQ%).
 
         `is_batch`: a place may hold several messages, so the number of rows is known only from the records.
         """
@@ -103,7 +104,8 @@ class Places:
 
 
 class RecordRun(NamedTuple):
-    """Records of one segment, chosen for a read but not decoded, at most as many as the options allow in a batch."""
+    """Records of one segment that a read has chosen and not decoded yet, at most as many as the options allow in a
+    batch."""
 
     segment: Segment
     buffer: memoryview
@@ -154,13 +156,12 @@ def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
 def merged_places(
     keys: Sequence[QueueId], pieces: list[Entries], starts: list[int], owners: list[int]
 ) -> tuple[Places, Int64s]:
-    """Merges the entries of many queues into physical order, each record once and without blank entries. Returns their
-    places and tags codes.
+    """Merges the entries of many queues into physical order, without blank entries. Returns the places and tags codes.
 
     `pieces`: consecutive entries of one queue each, the first of them at queue offset `starts[i]`; `owners[i]` is the
-    index of the queue in `keys`, where light queues are last. A light queue's entry is left out if there is another
-    one for the record. Entries of several other queues for one record are all kept, as only the record shows which of
-    them are stale.
+    index of the queue in `keys`, where light queues are last. A light queue's entry is dropped if another entry points
+    to the same record. If several ordinary queues have an entry for a record, all are kept, because only the record
+    shows which of them are stale.
     """
     counts = [len(piece) for piece in pieces]
     entries = np.concatenate(pieces)

@@ -1,4 +1,4 @@
-"""Decodes irregular records with the reference codec: inner batches and compressed bodies."""
+"""Converts one record at a time into rows: decompresses bodies, and divides inner batches into their messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
-    """Decompresses a body. Raises RemoteProtocolError if it is damaged or longer than `size_max` bytes; OptionError if
-    a required package is not installed."""
+    """Decompresses a body. Raises RemoteProtocolError if it is damaged or, decompressed, longer than `size_max` bytes;
+    OptionError if a required package is not installed."""
     kind = kind_of(sys_flag)
     plain = inflated(body, kind, size_max)
     if plain is None:
@@ -45,9 +45,9 @@ def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None
 def plain_rows(
     record: MessageRecord, broker_name: str, body_size_max: int, *, decompress: bool = True
 ) -> list[dict[str, object]]:
-    """Returns every column of a record, or of each message in it if it is an inner batch. Timestamps in µs.
+    """Returns one row with all columns for a record, or one for each message of an inner batch. Timestamps in µs.
 
-    A compressed body is null if it is damaged or longer than `body_size_max` bytes. An inner batch that can't be
+    A compressed body is None if it is damaged or longer than `body_size_max` bytes. An inner batch that can't be
     divided is one row without a body. Without `decompress` a compressed body is as stored, and a compressed inner batch
     is one row. Raises OptionError as in `inflate`.
     """
@@ -100,8 +100,8 @@ def plain_rows(
 
 
 def _inner_base(record: MessageRecord) -> int:
-    """Returns the queue offset of an inner batch's first message. Raises RemoteProtocolError if its property is
-    invalid."""
+    """Returns the queue offset of an inner batch's first message. Raises RemoteProtocolError if the property INNER_BASE
+    is invalid."""
     text = decode_properties(record.properties).get("INNER_BASE")
     if text is None:
         return record.queue_offset

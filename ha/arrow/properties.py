@@ -25,7 +25,7 @@ _MAP = pa.map_(pa.string(), pa.string())
 
 
 class PropertyTable:
-    """The properties of `count` rows, from their property strings as one binary array without nulls."""
+    """The properties of `count` rows, split from their property strings (a binary array without nulls)."""
 
     def __init__(self, strings: pa.Array, *, has_maps: bool = False) -> None:
         """`has_maps`: the caller will call `maps`, which copies the names of all properties in any case; so `find` may

@@ -37,7 +37,7 @@ BATCH_ENTRY_DTYPE = np.dtype(
 Entries = npt.NDArray[np.void]
 _PROBE_ENTRIES = 1024
 _PROBE_ENTRIES_AGAIN = 32
-"""Number of entries read first when the end of the queue was found before: most queues have few new entries."""
+"""Number of entries read first if the end of the queue has been found before: most queues have few new entries."""
 _SIZE_AT = 8
 _NO_SIZE = bytes(4)
 UNWRITTEN = np.iinfo(np.int64).max
@@ -59,8 +59,8 @@ class _File(NamedTuple):
 
 
 class QueueFiles:
-    """The files of one queue, listed when they are first needed. Positions and counts are entries: for ordinary queues
-    these are queue offsets. Raises StoreUnreadable if they can't be listed."""
+    """The files of one queue, listed when they are first needed. Positions and counts are in entries; positions in an
+    ordinary queue are queue offsets. Methods raise StoreUnreadable if the directory can't be listed."""
 
     def __init__(self, directory: str, dtype: np.dtype[np.void] = ENTRY_DTYPE) -> None:
         self.directory = directory
@@ -99,7 +99,7 @@ class QueueFiles:
         return self._files[0].start if self._files else 0
 
     def find_end(self) -> int:
-        """Returns the position after the last written entry (size other than 0)."""
+        """Returns the position after the last written entry (size other than 0); `first` if there is none."""
         last = self._end - 1
         end = self._end_from(last, _PROBE_ENTRIES_AGAIN) if last >= self.first else last
         self._end = end if end > last else self._search_end()
@@ -149,7 +149,8 @@ class QueueFiles:
         return low
 
     def read(self, begin: int, end: int) -> tuple[int, Entries]:
-        """Returns the contiguous entries within [begin, end) that files hold, and the position of the first of them."""
+        """Returns the position of the first entry in [begin, end) that a file holds, and the contiguous entries from
+        there on; `end` and no entries if no file holds any."""
         pieces: list[Entries] = []
         start = end
         width = self.dtype.itemsize
@@ -177,15 +178,16 @@ class QueueFiles:
         return start, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def physical_offset(self, position: int) -> int:
-        """Returns the physical offset in one entry; −1 if retention deleted it, UNWRITTEN if it is not written."""
+        """Returns the physical offset in the entry at `position`; -1 if retention deleted the entry, UNWRITTEN if it is
+        not written."""
         _, found = self.read(position, position + 1)
         if len(found):
             return int(found["physical_offset"][0]) if found["size"][0] else UNWRITTEN
         return UNWRITTEN if self.lacks_end(position) else -1
 
     def lacks_end(self, position: int) -> bool:
-        """Returns whether a missing entry is one that a recovering node removed, not one that retention deleted. Reads
-        the directory again."""
+        """Returns whether the entry missing at `position` was never written or was removed by a recovering node;
+        otherwise retention deleted it. Reads the directory again."""
         self.refresh()
         return self.has_files and position >= self.first
 
@@ -212,8 +214,8 @@ class QueueFiles:
 
 
 class Queues(Mapping[QueueId, QueueFiles]):
-    """The queues of a store by their id, listed topic by topic when they are first needed. Raises StoreUnreadable if a
-    directory can't be listed."""
+    """The queues of a store by their id, listed topic by topic when they are first needed. Methods raise
+    StoreUnreadable if a directory can't be listed."""
 
     def __init__(self, root: Path) -> None:
         self._folders = (f"{root}/consumequeue", ENTRY_DTYPE), (f"{root}/batchconsumequeue", BATCH_ENTRY_DTYPE)
@@ -267,7 +269,7 @@ class Queues(Mapping[QueueId, QueueFiles]):
 
 
 def _names_in(directory: str) -> list[str]:
-    """Returns the names in a directory; none if there is no such directory. Raises StoreUnreadable if it can't be
+    """Returns the names in a directory; an empty list if it does not exist. Raises StoreUnreadable if it can't be
     listed."""
     try:
         return os.listdir(directory)

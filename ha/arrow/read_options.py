@@ -33,7 +33,7 @@ INFLATED_FACTOR_MAX = 4
 
 
 def _combined(choose: Callable[[T, T], T], one: T | None, other: T | None) -> T | None:
-    """Combine two conditions; None is no condition."""
+    """Combines two conditions; None is no condition."""
     if one is None or other is None:
         return other if one is None else one
     return choose(one, other)
@@ -58,8 +58,8 @@ class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
     store_end_ms: int | None = None
 
     def restrict(self, other: RowFilter) -> RowFilter:
-        """Returns a filter of the rows that pass both this filter and `other`. Raises ValueError if both have keys: one
-        set of keys can't express it, as a record may have a word of each."""
+        """Returns a filter for the rows that pass both this filter and `other`. Raises ValueError if both have keys: a
+        record may have one key of each, which a single set of keys can't express."""
         if self.keys is not None and other.keys is not None:
             raise ValueError("two sets of keys can't be combined")
         return RowFilter(
@@ -83,7 +83,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = 16_384
     """Maximum rows of a batch"""
     batch_bytes: int = 32 << 20
-    """Maximum record bytes of a batch (one record may be larger); its decompressed bodies take at most
+    """Maximum record bytes of a batch (a single record may be larger); the batch's decompressed bodies take at most
     INFLATED_FACTOR_MAX times as much"""
     decompress: bool = True
     """Decompress `body`; a body that can't be decompressed is damaged"""
@@ -100,7 +100,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inflated_bytes_max(self) -> int:
-        """Maximum size of the decompressed bodies of a batch together (a single one may be larger)."""
+        """Maximum total size of the decompressed bodies of a batch (a single body may be larger)."""
         return INFLATED_FACTOR_MAX * self.batch_bytes
 
     @property
@@ -115,13 +115,13 @@ class ReadCounts(msgspec.Struct):
     rows: int = 0
     """Number of rows returned"""
     damaged: int = 0
-    """Number of records that were not sound, bodies that can't be decompressed, and inner batches that can't be divided
-    into their messages"""
+    """Number of damaged records: not sound, with a wrong body CRC (if checked), with a body that can't be decompressed,
+    or an inner batch that can't be divided into its messages"""
     skipped: int = 0
     """Number of damaged records that were skipped"""
     gone: int = 0
-    """Number of queue offsets whose records were missing; in reads by ranges, also bytes of the log that were
-    missing"""
+    """Number of queue offsets whose records are missing; in reads by ranges, also the number of missing bytes of the
+    log"""
 
     def add(self, other: ReadCounts) -> None:
         """Adds the counts of `other` to these."""

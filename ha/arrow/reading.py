@@ -26,8 +26,8 @@ def read_arrow(
 
     With `topic` (one or several), reads the queues of these topics one after the other; otherwise the whole log in
     physical order, then the batch queues. `where` filters the rows; `columns` and `where` replace those in `options`.
-    Raises StoreUnreadable if `path` is not a store, OptionError for an unknown column; the stream raises the errors of
-    `LogReader.read_queue`, and StoreUnreadable if the log has records but no queues.
+    Raises StoreUnreadable if `path` is not a store, and OptionError as `check_columns` does. The stream raises the
+    errors of `LogReader.read_queue` and, without `topic`, StoreUnreadable if the log has records but no queues.
 
         ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
     """

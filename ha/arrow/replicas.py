@@ -17,7 +17,7 @@ store host."""
 
 
 def stored_broker_name(path: Path) -> str | None:
-    """Returns the name of the broker that last used a store; None if that was not halog, or its file is unreadable."""
+    """Returns the broker name that halog recorded in a store; None if there is none, or its file is unreadable."""
     try:
         return msgspec.json.decode((path / "config" / BROKER_FILE).read_bytes(), type=BrokerFile).broker_name or None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -26,7 +26,7 @@ def stored_broker_name(path: Path) -> str | None:
 
 def is_same_log(one: Path, other: Path) -> bool | None:
     """Returns whether two stores have copies of the same log: the same bytes at the first physical offset that both
-    logs hold. None if they share no record. Raises StoreUnreadable or OSError if a log can't be read."""
+    logs hold. None if the logs have no offset in common. Raises StoreUnreadable or OSError if a log can't be read."""
     if not all((path / "commitlog").is_dir() or is_set_aside(path / "commitlog") for path in (one, other)):
         return None
     with closing(Segments(one / "commitlog")) as first, closing(Segments(other / "commitlog")) as second:

@@ -20,10 +20,11 @@ that are known without the record."""
 
 
 def run_rows(run: RecordRun, broker_name: str) -> Iterator[Row]:
-    """Yields a row for each message of a run, and for each damaged record (with crcOk=false), that passes the filter.
+    """Yields a row for each message of a run that passes the filter, and one with crcOk=false for each damaged record
+    that does.
 
-    Body CRCs are always checked, and `options.on_damage` has no effect. A body is null if decompressing it needs a
-    package that is not installed.
+    Body CRCs are always checked, and `options.on_damage` has no effect. Inner batches are divided even without
+    `options.decompress`. A body is None if decompressing it needs a package that is not installed.
     """
     heads = Heads(np.frombuffer(run.buffer, np.uint8), run.positions, run.segment.start)
     if run.places is not None:
@@ -51,8 +52,8 @@ def rows_at(
     *,
     decompress: bool = True,
 ) -> list[Row]:
-    """Returns the messages of the record at `row`: several for an inner batch. Raises OptionError as in
-    `plain.inflate`."""
+    """Returns a row for each message of the record in `row` of `heads` (several for an inner batch), or one row with
+    crcOk=false if the record is damaged. Raises OptionError as in `plain.inflate`."""
     if not heads.sound[row]:
         known: Row = {"brokerName": broker_name, "crcOk": False}
         if places is not None:

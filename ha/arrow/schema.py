@@ -1,7 +1,7 @@
 """The columns of the log as a table: their names and Arrow types, and the parts of a record that they require.
 
-Types are those of PySpark's own schema in UTC, so that batches pass into Spark unchanged. Names follow RocketMQ's
-MessageExt. Every column may be null, as few fields of a damaged record are known.
+Types are those that PySpark itself uses, with times in UTC, so that batches pass into Spark unchanged. Names follow
+RocketMQ's MessageExt. Every column may be null, as few fields of a damaged record are known.
 """
 
 from __future__ import annotations

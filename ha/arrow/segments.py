@@ -134,21 +134,22 @@ class Segments:
         return buffer
 
     def is_replaced(self, segment: Segment) -> bool:
-        """Returns whether another file has the name of the segment, because a resync has set the log aside."""
+        """Returns whether another file now has the segment's name, because a resync has set the log aside."""
         try:
             return os.stat(segment.path).st_ino != self._files[segment.start][0]
         except FileNotFoundError:
             return False
 
     def mapped_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
-        """Returns the segment that contains this physical offset, with its mapped bytes; None if there is none."""
+        """Returns the segment that contains this physical offset, with its mapped bytes. None if no segment does, or if
+        its file has been removed or replaced since `refresh`. Raises OSError if the file can't be opened or mapped."""
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
         return None if segment is None or buffer is None else (segment, buffer)
 
     def current_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
-        """Like `mapped_at`, but reads the directory again if the file is gone. Raises StoreUnreadable if a resync has
-        replaced it."""
+        """Like `mapped_at`, but calls `refresh` and tries again before it returns None. Raises StoreUnreadable if a
+        resync has replaced the log, or if the directory can't be listed."""
         mapped = self.mapped_at(physical_offset)
         if mapped is None:
             former = self.find(physical_offset)
@@ -172,7 +173,8 @@ class Segments:
         return False
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
-        """Returns up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""
+        """Returns up to `size` bytes from `physical_offset` on, within one segment. None, or an error, as in
+        `mapped_at`."""
         mapped = self.mapped_at(physical_offset)
         if mapped is None:
             return None

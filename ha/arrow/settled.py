@@ -1,10 +1,10 @@
 """Finds how far a log that is being written can be read by physical ranges without missing a record.
 
-A node writes the queue entries of one chunk of the log after the other, and those of a chunk queue by queue (halog's
-chunks are 1 MiB, RocketMQ's a single record). A reader examines the queues one after the other as well. So where the
-last queue examined ends says nothing about those examined before, to which any number of entries may have been added
-meanwhile. But a queue that is examined after the reader has seen an entry has the entries of all earlier chunks. Only
-records of the last 1 MiB before the entry's record may lack theirs.
+A node writes queue entries for one chunk of the log at a time, and within a chunk queue by queue (halog's chunks are at
+most 1 MiB or one longer record, RocketMQ's are single records). A reader also examines one queue at a time. So the end
+of the queue examined last says nothing about the queues examined before it, to which any number of entries may have
+been added meanwhile. But once the reader has seen an entry, every queue that it examines afterwards has the entries of
+all earlier chunks: only records within 1 MiB before that entry's record may lack theirs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Conf
     """Returns the physical offset, at most `end`, before which every visible record is in its queue as `confirmed` has
     examined it.
 
-    `end` is a confirmed end of the log (physical offset) that was found before `confirmed` examined its first queue.
-    The result is lower if there is a visible record before it with a usable topic and queue id that is not queued,
-    although its topic was not deleted: the offset of the first such record, which is within the last _TAIL_BYTES. Only
+    `end` is a confirmed end of the log (physical offset) that was found before `confirmed` examined its first queue. If
+    the last _TAIL_BYTES before it contain a visible record that is not queued, returns the offset of the first one.
+    Records of deleted topics, and those without a usable topic and queue id, don't count: they are in no queue. Only
     needed for a node that runs or did not stop cleanly: a clean stop queues all records.
     """
     created: dict[QueueId, int] = {}
@@ -65,7 +65,7 @@ def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Conf
 
 
 def _queued_end(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
-    """Returns the queue offset after the queue's last message."""
+    """Returns the queue offset after the queue's last message; 0 if there is no such queue."""
     queue = queues.get(key)
     end = 0 if queue is None else confirmed.queue_end(key)
     if queue is None or queue.dtype is not BATCH_ENTRY_DTYPE or not end:

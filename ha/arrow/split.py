@@ -27,7 +27,7 @@ class Pieces(NamedTuple):
 def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
     """Splits the strings `raw[offsets[i] : offsets[i + 1]]`, which lie end to end from 0 on, at 0x02.
 
-    Return None unless all bytes are ASCII and each piece has one 0x01, with at least one byte before and after it. A
+    Returns None unless all bytes are ASCII and each piece has one 0x01, with at least one byte before and after it. A
     string may be empty, and may end with 0x02 or not.
     """
     if len(raw) and raw.max() >= 0x80:
@@ -39,7 +39,7 @@ def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
 
 
 def piece_bounds(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Returns the begins of the pieces, the positions of 0x01 (one per piece in the usual form), and the ends."""
+    """Returns the starts of the pieces, the positions of 0x01 (one per piece in the usual form), and the ends."""
     ends, closes = _piece_ends(raw, offsets)
     starts = np.zeros_like(ends)
     starts[1:] = ends[:-1] + closes[:-1]
