@@ -15,9 +15,9 @@ def compare(
 ) -> None:
     """Adds findings for the records and fillers in which two views of a range differ.
 
-    `right_names` and `other_names` are the copies whose bytes each view shows. `right` is taken as correct, so findings
-    are about the copies `other_names`. They are about `right_names` if `right` is damaged where `other` has a record,
-    or if its record is bad (CRC or physical offset) and that of `other` is not.
+    `right_names` and `other_names` name the copies that have the bytes of `right` and of `other`. `right` is taken as
+    correct, so findings are about the copies `other_names`. They are about `right_names` if `right` is damaged where
+    `other` has a record, or if its record is bad (CRC or physical offset) and that of `other` is not.
     """
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)

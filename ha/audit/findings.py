@@ -41,7 +41,7 @@ OTHER_TOPICS = "(other topics)"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. Unknown offsets are −1; `hour` counts hours since 1970 (UTC)."""
+    """One finding. Unknown offsets and queue ids are -1. `hour` counts hours since 1970 (UTC)."""
 
     kind: str
     copy: str

@@ -121,7 +121,7 @@ class CopyFold:
         )
 
     def finish(self, reader: LogReader) -> None:
-        """Checks the queue entries that belong to no record, and reports damage and holes."""
+        """Checks the queue entries that belong to no record, and adds findings for them, for damage and for holes."""
         lost = self._check_entries_without_records(reader)
         for span in self._damaged:
             self._report_damage(span, lost.get(span.begin))

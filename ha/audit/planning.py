@@ -31,8 +31,8 @@ class PlannedRange(msgspec.Struct, frozen=True):
 def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRange]:
     """Cuts the copies into ranges of at most `range_bytes`, in the order of the log.
 
-    Cuts are at multiples of `range_bytes` and where a copy begins or ends, so that another attempt has the same ranges
-    even if retention has deleted files in between.
+    Cuts are at multiples of `range_bytes` and where a copy begins or ends. If retention deletes files before another
+    attempt, that attempt therefore has the same ranges, except near the beginnings of the copies.
     """
     cuts = sorted({place.begin for place in places} | {place.end for place in places})
     ranges = []

@@ -2,9 +2,9 @@
 memory.
 
 A correct queue's offsets rise by one from record to record (by n after a record that holds a batch of n). Within a
-range the smallest set of records that breaks this is reported (the complement of a longest rising subsequence), so that
-one wrong offset is one finding and not one for each of its successors. (A range with only two or three records of a
-queue may report a neighbour as well.)
+range, the smallest set of records without which the offsets rise is reported (the complement of a longest rising
+subsequence), so that one wrong offset is one finding and not one for each of its successors. (In a range with only two
+or three records of a queue, a neighbour may be reported as well.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ record can fill it."""
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """Queue offsets [begin, end) of records in the log, the first of them at `physical_offset`, stored in `hour`.
 
-    Hours are counted from 1970 (UTC); −1 is unknown.
+    Hours are counted from 1970 (UTC); -1 is unknown.
     """
 
     begin: int

@@ -1,9 +1,9 @@
 """Examines one physical range of all copies, in any process; returns facts of bounded size.
 
-Level 1: the SHA-256 of each copy's bytes from the start of the range to its end, or to the end of a record that crosses
-it. (Of the strong hashes this is the fastest on a CPU with instructions for it: 1.4 GB/s per core, against 0.66 for
-BLAKE2b.) Copies with equal bytes are examined once. Level 2, where they differ: record by record. Each copy's own
-structure, CRCs, queue offsets and consume queue are checked in either case.
+Level 1 compares the SHA-256 of each copy's bytes from the start of the range to its end, or to the end of a record that
+crosses it. (Of the strong hashes this is the fastest on a CPU with instructions for it: 1.4 GB/s per core, against 0.66
+for BLAKE2b.) Copies with equal bytes are examined once. Level 2 compares copies with different bytes record by record.
+Each copy's own structure, CRCs, queue offsets and consume queue are checked in either case.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RangeTask(msgspec.Struct, frozen=True):
 class CopyFacts(msgspec.Struct):
     """The facts of one copy's range. `first_start` and `next_start` are those of `Walked`.
 
-    Store times are in ms since 1970, 0 without a record; `first_position` is a physical offset, −1 without a record.
+    Store times are in ms since 1970, 0 without a record; `first_position` is a physical offset, -1 without a record.
     """
 
     copy: str
@@ -199,7 +199,7 @@ def _facts(view: Examined, copy: str, digest: bytes, is_deleted: Mask) -> CopyFa
 
 
 def _check_records(view: Examined, copy: str, findings: Findings) -> None:
-    """Checks each record's CRC, offset and store time, the latter against its neighbours."""
+    """Checks the CRC and the physical offset of each record, and its store time against those of its neighbours."""
     for row in np.flatnonzero(~view.crc_ok).tolist():
         findings.add(view.finding("crc", copy, row, f"body of a record of {view.sizes[row]} bytes"))
     for position in view.walked.misplaced.tolist():

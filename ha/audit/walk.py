@@ -40,7 +40,7 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class RawLog:
-    """The segment files that a store directory has at construction, read by physical offset, without a lock or a map.
+    """The segment files that a store directory has at construction, read by physical offset, neither locked nor mapped.
 
     Raises StoreUnreadable if there is no commitlog, or if a file can't be read.
     """
@@ -64,12 +64,12 @@ class RawLog:
 
     @property
     def min_offset(self) -> int:
-        """Physical offset of the oldest segment; sys.maxsize if there is none."""
+        """Physical offset of the oldest segment's first byte; sys.maxsize if there is no segment."""
         return self._starts[0] if self._starts else sys.maxsize
 
     def segment_end(self, physical_offset: int) -> int:
         """Returns the end of the segment that holds `physical_offset`: where the next one begins, or the end of the
-        last file. Returns `physical_offset` if it is before the first segment."""
+        last file. Before the first segment, returns the start of that segment; without segments, `physical_offset`."""
         at = bisect_right(self._starts, physical_offset) - 1
         if at + 1 < len(self._starts):
             return self._starts[at + 1]
@@ -137,8 +137,8 @@ class Damaged(msgspec.Struct, frozen=True, array_like=True):
 
 
 def damage_at(damaged: Sequence[Damaged], physical_offsets: Int64s) -> Int64s:
-    """Returns for each physical offset the index of the span that holds it in `damaged`, which is in the order of the
-    log; −1 if none does."""
+    """Returns, for each physical offset, the index in `damaged` of the span that contains it; -1 if none does.
+    `damaged` is in the order of the log."""
     begins = np.array([span.begin for span in damaged], np.int64)
     ends = np.array([-1, *(span.end for span in damaged)], np.int64)
     at = np.searchsorted(begins, physical_offsets, side="right")
@@ -160,7 +160,8 @@ class Walked(msgspec.Struct):
     first_start: int | None
     """The given start, or the physical offset of the first record or filler found; None if none begins in the range."""
     next_start: int | None
-    """End of the last record or filler; None if the range ends inside damaged bytes."""
+    """End of the last record or filler, or the given start if it is beyond the range; None if the range ends inside
+    damaged bytes, or if no record or filler is found."""
 
 
 def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None = None) -> Walked:
