@@ -17,12 +17,13 @@ class BrokerTlsKeys(LinkKeys, frozen=True, kw_only=True):
     """Keys for TLS on a broker node's HA port and admin port."""
 
     ha_tls: TlsMode = _key("haTls", "disabled")
-    """own; whether the HA port uses TLS, as tls.server.mode does for remoting ports; enforcing also applies to a
-    slave's link to its master"""
+    """own; whether the HA port accepts plaintext, TLS or both, with the values of tls.server.mode; enforcing also
+    applies to a slave's link to its master"""
     ha_tls_trust_cert_path: str = _key("haTlsTrustCertPath", "")
     """own; PEM file with the CAs of slaves' certificates, which haTls requires; derived: tls.server.trustCertPath"""
     ha_tls_subjects: str = _key("haTlsSubjects", "")
-    """own; common names of slaves' certificates, separated by `;`; unset: any name signed by those CAs"""
+    """own; common names of slaves' certificates, separated by `;`; unset: any name in a certificate signed by
+    the CAs in haTlsTrustCertPath"""
     admin_tls: Literal["disabled", "enforcing"] = _key("adminTls", "disabled")
     """own; whether the admin port uses HTTPS, with the certificate in tls.server.certPath"""
 

@@ -46,11 +46,12 @@ class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
     election_priority: Annotated[int, Meta(ge=0, le=INT_MAX)] = _key("brokerElectionPriority", INT_MAX)
     """priority in elections; among equal candidates, the one with the lowest number wins"""
     elect_unclean_master: bool = _key("enableElectUncleanMaster", False)
-    """whether a member that lacks acknowledged messages can be elected if no other can; loses those messages"""
+    """whether a member that lacks acknowledged messages can be elected if no other can; those messages are then
+    lost"""
     slave_not_catch_up_ms_max: Interval = _key("haMaxTimeSlaveNotCatchup", 15_000)
-    """time without being caught up after which a slave is removed from the sync-state set, in ms"""
+    """time for which a slave may lack the end of the log before it is removed from the sync-state set, in ms"""
     async_learner: bool = _key("asyncLearner", False)
-    """whether this member only copies the log: it is never waited for and never elected"""
+    """whether this member only copies the log: sends never wait for it, and it is never elected"""
 
     @property
     def is_member(self) -> bool:

@@ -78,8 +78,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """number of the broker within its set; derived: 0 for a master (no other value is allowed), 1 for a slave; a
     failover group's member must set it, to 1 or higher"""
     broker_role: BrokerRoleName = _key("brokerRole", "ASYNC_MASTER")
-    """whether the broker is a slave, and if not, whether its puts wait for slaves (SYNC_MASTER); default of `ha.master`
-    ASYNC_MASTER, of `ha.slave` SLAVE, of `ha.member` SYNC_MASTER; a member uses it while it is master"""
+    """whether the broker is a slave, and if not, whether its puts wait for slaves (SYNC_MASTER); `ha.slave` has the
+    default SLAVE, and `ha.member`, which uses the key while it is master, SYNC_MASTER"""
     broker_permission: Literal[2, 4, 6] = _key("brokerPermission", 6)
     """what clients may do with every topic: sum of 4 (read) and 2 (write)"""
     region_id: Name = _key("regionId", "DefaultRegion")
@@ -170,7 +170,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     flush_mode: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = _key("flushDiskType", "ASYNC_FLUSH")
     """whether a put is answered before (ASYNC_FLUSH) or after (SYNC_FLUSH) it is flushed to the disk"""
     flush_interval_ms: Milliseconds = _key("flushIntervalCommitLog", 500)
-    """with ASYNC_FLUSH: interval at which unflushed pages are checked, in ms"""
+    """with ASYNC_FLUSH: interval at which the broker checks how many pages are unflushed, in ms"""
     flush_least_pages: Int = _key("flushCommitLogLeastPages", 4)
     """with ASYNC_FLUSH: a check flushes if at least this number of 4 KiB pages is unflushed"""
     flush_thorough_interval_ms: Milliseconds = _key("flushCommitLogThoroughInterval", 10_000)
@@ -237,8 +237,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """own; reaction of a slave whose next bytes the master has deleted: wait, or move its log aside and copy the
     master's again (resync)"""
     ha_start_from: Literal["last", "first"] = _key("haStartFrom", "last")
-    """own; where an empty slave starts: in the master's last file, as in RocketMQ, or at the first; members always use
-    first"""
+    """own; the master's file at which an empty slave starts: the last one, as in RocketMQ, or the first; members always
+    use first"""
     ha_overlap_bytes_max: Annotated[int, Meta(ge=0, le=1 << 24)] = _key("haOverlapMax", 65_536)
     """own; number of bytes at the end of its log that a connecting slave compares with the master's, or more if its
     last record is longer; 0: no comparison, as in RocketMQ"""
@@ -286,8 +286,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     flush_consumer_offset_interval_ms: Milliseconds = _key("flushConsumerOffsetInterval", 5_000)
     """interval at which consumer offsets are written to their file, in ms"""
     server_side_reset_offset: bool = _key("useServerSideResetOffset", True)
-    """whether the broker resets a group's offsets itself, as 5.x does; if not, it asks the group's members to, as 4.9
-    does"""
+    """whether the broker resets a group's offsets itself, as 5.x does; if not, it asks the group's members to do so, as
+    4.9 does"""
     flush_delay_offset_interval_ms: Milliseconds = _key("flushDelayOffsetInterval", 10_000)
     """interval at which the progress of delayed messages is written, in ms; those delivered within this time before a
     crash are delivered again"""
@@ -303,9 +303,9 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     timer_enable: bool = _key("timerWheelEnable", True)
     """whether messages with a delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are accepted"""
     timer_delay_s_max: PositiveInt = _key("timerMaxDelaySec", 40 * 86_400)
-    """longest delay of a message with a delivery time, in seconds; RocketMQ's default is 3 days"""
+    """longest delay of a message with a delivery time, in seconds"""
     recall_enable: bool = _key("recallMessageEnable", True)
-    """whether a message with a delivery time can be recalled before that time; RocketMQ's default is false"""
+    """whether a message with a delivery time can be recalled before that time"""
 
     enable_retry_topic_v2: bool = _key("enableRetryTopicV2", False)
     """whether retries of POP consumers go to %RETRY%group+topic instead of %RETRY%group_topic"""
@@ -429,10 +429,10 @@ class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
     idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
     """seconds without a call after which a connection is closed"""
     message_size_max: PositiveInt = _key("maxMessageSize", 4_194_304)
-    """maximum bytes of a message body; not more than the brokers accept"""
+    """maximum bytes of a message body; set it no higher than the brokers' maxMessageSize"""
     authentication_enabled: bool = _key("authenticationEnabled", False)
-    """whether every call must be signed by a user of the brokers (or by an account of plain_acl.yml); requires
-    brokerAccessKey, which must be a super user; see docs/security.md"""
+    """whether every call must be signed by a user of the brokers (or by an account of plain_acl.yml); requires the
+    brokerAccessKey of a super user; see docs/security.md"""
     authorization_enabled: bool = _key("authorizationEnabled", False)
     """whether the policies of users are checked here, too; requires authenticationEnabled"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)

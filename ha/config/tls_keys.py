@@ -24,8 +24,8 @@ class ServerTlsKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys for TLS on remoting ports and gRPC ports."""
 
     tls_server_mode: TlsMode = _key("tls.server.mode", "permissive")
-    """whether remoting ports accept only plaintext (disabled), both (permissive), or only TLS (enforcing); permissive
-    without tls.server.certPath is plaintext"""
+    """whether remoting and gRPC ports accept only plaintext (disabled), plaintext and TLS (permissive), or only TLS
+    (enforcing); without tls.server.certPath, permissive accepts only plaintext"""
     tls_server_cert_path: str = _key("tls.server.certPath", "")
     """PEM file with the server's certificate and its intermediate certificates"""
     tls_server_key_path: str = _key("tls.server.keyPath", "")
@@ -34,10 +34,10 @@ class ServerTlsKeys(msgspec.Struct, frozen=True, kw_only=True):
     tls_server_key_password: SecretStr | None = _key("tls.server.keyPassword", None)
     """password of the key in tls.server.keyPath, if it is encrypted"""
     tls_server_need_client_auth: Literal["none", "optional", "require"] = _key("tls.server.need.client.auth", "none")
-    """whether clients of remoting ports must present a certificate (require), may present one (optional), or are not
-    asked for one (none); a certificate is always verified"""
+    """whether clients of remoting and gRPC ports must present a certificate (require), may present one (optional), or
+    are not asked for one (none); a certificate is always verified"""
     tls_server_auth_client: bool | None = _key("tls.server.authClient", None)
-    """whether clients' certificates are verified; derived: true unless tls.server.need.client.auth is none; another
+    """whether clients' certificates are verified; derived: true unless tls.server.need.client.auth is none; any other
     value is rejected (with false, RocketMQ accepts any certificate)"""
     tls_server_trust_cert_path: str = _key("tls.server.trustCertPath", "")
     """PEM file with the CAs of clients' certificates"""
