@@ -17,16 +17,16 @@ class PutRequest(msgspec.Struct, kw_only=True):
 
     messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied when the put
     begins to wait for a flush or a slave.
-    on_done: called once, with all requests that have the same `on_done` and are done at the same time.
+    on_done: called when the put is answered, with a list of this put and others with the same `on_done` that are
+    answered at the same time; None: not called.
     waits: whether the answer waits for a flush and slaves; False for messages with WAIT=false, which are answered once
     appended.
-    frees_space: whether the put is accepted on a nearly full disk, because retention can delete a segment once it is
-    stored.
+    frees_space: whether the put is accepted on a nearly full disk, because after it retention can delete a segment.
     status, remark: the answer; the remark states the cause of any status but PUT_OK.
     results: the log's AppendResult of each message, also if the append failed; empty if the put was refused before the
     append.
-    next_offset: physical offset of the end of its last record, up to which the log must be flushed and acknowledged; -1
-    if not stored.
+    next_offset: physical offset of the end of the last record, up to which the log must be flushed and acknowledged; -1
+    if nothing was stored.
     """
 
     messages: Sequence[Message]

@@ -1,13 +1,14 @@
 """Locks of queues, for orderly consumers: requests 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
 
-A queue of a group is held by one client id until it is unlocked, or until LOCK_LIFETIME_S after the last request for it
-(clients renew every 20 s). Closing the holder's connection does not release the lock: a client that returns after a
-short interruption still works on its messages, and another holder would process later ones at the same time. A client
-that shuts down properly unlocks its queues. Source: RebalanceLockManager.
+Each group has its own locks. One client id holds a queue until it unlocks the queue, or until LOCK_LIFETIME_S after its
+last request for the queue (clients renew every 20 s). Closing the holder's connection does not release the lock: a
+client that returns after a short interruption still works on its messages, and another holder would process later ones
+at the same time. A client that shuts down properly unlocks its queues. Source: RebalanceLockManager.
 
-Locks exist in the memory of one broker: clients ask the master. After a restart, or at a new master, the first client
-that asks gets the queue. With failover, a broker that is no longer master answers that no queue is held, so that a
-client with an old route stops at once, before the new master gives the queue to another one.
+Locks exist only in the memory of the broker that clients ask for them, the master. After a restart, or at a new master,
+the first client that asks gets the queue. With failover, a broker that is no longer master answers that the client
+holds no queue. A client with an old route therefore stops at its next renewal, instead of working beside the client to
+which the new master gives the queue.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class QueueLocks:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
 
     async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """UNLOCK_BATCH_MQ (42): releases those of the requested queues that the client holds. Always answers SUCCESS.
-        Clients that shut down send it oneway."""
+        """UNLOCK_BATCH_MQ (42): releases those of the requested queues that the client holds; answers SUCCESS even if
+        it holds none. Clients that shut down send this request oneway."""
         asked = _read(command)
         self.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return command.reply(ResponseCode.SUCCESS)

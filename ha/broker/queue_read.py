@@ -1,10 +1,13 @@
 """Reads messages of one queue from a queue offset on, with RocketMQ's statuses and limits.
 
 Damaged bytes of the log do not make a read fail. While they may still be repaired, the answer is OFFSET_FOUND_NULL at
-the same offset, so that the pull waits or is repeated. Once no peer has them, these messages are skipped, as RocketMQ
-skips those of deleted files: the others are delivered, and if there are none the answer is MESSAGE_WAS_REMOVING with
-the next offset. An entry that does not point to its message is first repaired from the log: every record states its
-queue and offset. The answer is also OFFSET_FOUND_NULL if too many files are open.
+the same offset, so that the pull waits or is repeated. Once several repairs have failed (`DamagedBytes.is_hopeless`),
+the messages in these bytes are skipped, as RocketMQ skips messages of deleted files. The other messages are delivered;
+if there are none, the answer is MESSAGE_WAS_REMOVING with the next offset.
+
+An entry that does not point to its message is repaired from the log, where every record states its queue and queue
+offset, and the read is repeated. The answer is OFFSET_FOUND_NULL if the entry can't be repaired, or if too many files
+are open.
 
 Source: DefaultMessageStore.getMessage.
 """
@@ -37,10 +40,10 @@ Span = tuple[int, memoryview | bytes]
 """A physical offset, and the bytes of the log from there on."""
 
 SCAN_COUNT_MIN = 800
-"""Number of entries scanned per read with a filter (RocketMQ: 16000 bytes of the queue), or the number of requested
-messages if higher."""
+"""Number of entries scanned per read with a filter, unless more messages are requested (RocketMQ: 16000 bytes of the
+queue)."""
 SCAN_COUNT_MAX = 8192
-"""Maximum number of entries scanned per read, even if the request asks for more messages."""
+"""Maximum number of entries scanned per read with a filter, even if more messages are requested."""
 
 UNREADABLE_RETRY_S = 1.0
 """Time in seconds after which the read of a waiting consumer is repeated if too many files were open, as nothing
@@ -50,8 +53,8 @@ _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
 
 _GAP_BYTES_MAX = 128 * 1024
-"""Maximum bytes between two messages that are read together. The system reads that much ahead anyway; copying it from
-memory takes as long as another read; and consumers of other queues find it cached (recent_reads.py)."""
+"""Maximum bytes between two messages that are read together. The system reads that much ahead anyway, copying these
+bytes takes about as long as a second read, and consumers of other queues find them cached (recent_reads.py)."""
 _SPAN_BYTES_MAX = 1024 * 1024
 """Maximum bytes read and verified before other tasks run, unless a single message is larger."""
 
@@ -140,7 +143,7 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Reads messages from `queue_offset` on whose tag hash is in `tags_codes` (None: all).
+        """Reads the messages whose tag hash is in `tags_codes` (None: all messages), starting at `queue_offset`.
 
         `message_count_max` and `message_bytes_max` are the consumer's limits; a single message may be larger. The
         result may have no messages although some follow: the status and `next_offset` say how to go on. Raises OSError
@@ -194,8 +197,8 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead | None:
-        """Like `read`, but returns None if `read` would have to wait: the entries or messages are not in memory, or
-        have to be repaired."""
+        """Like `read`, but returns None if the entries or messages are not in memory, have to be repaired, or can't be
+        read: then call `read`."""
         outside = self._outside(queue, queue_offset)
         if outside is not None:
             return outside
@@ -230,8 +233,8 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Reads once. Raises WrongEntryError if an entry is not that of the record it points to; OffsetGone if
-        retention deleted a message meanwhile."""
+        """Reads once. Raises WrongEntryError if an entry does not point to its message, OffsetGone if retention deleted
+        a message meanwhile, and OSError if the disk can't read."""
         min_offset, max_offset = queue.min_offset, queue.max_offset
         scan_count = self._scan_count(message_count_max, tags_codes)
         entries = await queue.fetch_raw(queue_offset, scan_count, self._run_blocking)
@@ -249,8 +252,8 @@ class QueueReader:
         return msgspec.structs.replace(read, body=body, message_count=found.count)
 
     def _outside(self, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
-        """Returns the result of a read outside the queue, with the queue offset to continue at; None if it is
-        inside."""
+        """Returns the result of a read outside the queue, with the queue offset to continue at; None if `queue_offset`
+        is in the queue."""
         min_offset, max_offset = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         if max_offset == 0:
             status, corrected_offset = ReadStatus.NO_MESSAGE_IN_QUEUE, 0
@@ -265,8 +268,8 @@ class QueueReader:
         return QueueRead(status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset)
 
     def _scan_count(self, message_count_max: int, tags_codes: frozenset[int] | None) -> int:
-        """Returns how many entries to scan: without a filter as many as messages are needed; with one, SCAN_COUNT_MIN
-        to SCAN_COUNT_MAX."""
+        """Returns how many entries to scan: without a filter, as many as messages may be returned; with a filter,
+        SCAN_COUNT_MIN to SCAN_COUNT_MAX."""
         if tags_codes is None:
             options = self._options
             return max(1, min(max(options.transfer_hot_count_max, options.transfer_cold_count_max), message_count_max))

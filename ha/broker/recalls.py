@@ -1,9 +1,9 @@
-"""Request 370 RECALL_MESSAGE: a producer takes back a timer message before its time.
+"""Request 370 RECALL_MESSAGE: a producer takes back a timer message before it is due.
 
-A recall is itself a timer message, due at the same time as the one that it names (timers.py). It is answered with
-success once it is stored, replicated as the broker's role requires, and indexed before its message was taken for
-delivery: a message whose recall succeeded is not delivered. RocketMQ answers once the recall is stored, and may deliver
-the message if it was just being read. Source: RecallMessageProcessor, checks and remarks in its order.
+A recall is itself a timer message, due at the same time as the one that it names (timers.py). The request succeeds if
+the recall is stored, replicated as the broker's role requires, and indexed before its message is taken for delivery. So
+a message whose recall succeeded is not delivered. RocketMQ answers once the recall is stored, and may deliver the
+message if it was just being read. Source: RecallMessageProcessor, checks and remarks in its order.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ class RecallProcessor:
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     async def recall(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """RECALL_MESSAGE (370): stores the recall, and waits until it is indexed. Raises RefusedError and
-        RemoteProtocolError."""
+        """RECALL_MESSAGE (370): stores the recall, and waits at most RECALL_WAIT_S (timers.py) until it is indexed.
+
+        Raises RefusedError if the message can't be recalled; RemoteProtocolError or LocalProtocolError for an invalid
+        header.
+        """
         request = parse_header(RecallMessageRequest, command.ext_fields)
         handle = self._checked(request)
         message = Message(handle.topic, 0, b"0", b"", born_host=encode_peer(connection.peer))
@@ -86,7 +89,8 @@ class RecallProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={**answered_properties(self._options), **answer})
 
     def _checked(self, request: RecallMessageRequest) -> RecallHandle:
-        """Returns the decoded handle if its message can be recalled now. Raises RefusedError."""
+        """Returns the decoded handle. Raises RefusedError if it is invalid, or recalls are not possible now or for its
+        due time."""
         options, illegal = self._options, ResponseCode.ILLEGAL_OPERATION
         if not options.recall_enable:
             raise RefusedError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
