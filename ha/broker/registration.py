@@ -10,10 +10,11 @@ With failover the id changes: 0 while the broker is master, its own otherwise. E
     same id, other address     5.x and halog keep the one with the higher stateVersion, which is the epoch here; 4.9
                                keeps the last one. So a new master registers again at intervals of 1, 2, 4, 8 and 16 s,
                                to replace a late registration of its predecessor before a whole period has passed
-    unregistering              4.9 removes any broker with the id. So a broker only unregisters an id that it still has
+    unregistering              4.9 removes any broker with the id. So a broker unregisters only an id that it still has
 
-Two brokers with the same name and id and no failover replace each other at every registration, which name servers
-allow. To detect it, once per period before registering, a broker looks up the address registered under its name and id.
+Without failover, two brokers with the same name and id replace each other at every registration, which name servers
+allow. To detect this, a broker looks up the address registered under its name and id once per period, before it
+registers.
 
 4.9 has no stateVersion, and ignores a topic table whose counter and time it has seen from that address, even if they
 came from a registration as a slave. So a master adds its epoch to the counter, too.
@@ -67,7 +68,7 @@ class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Interval between registrations, in seconds (RocketMQ: registerNameServerPeriod)."""
 
     timeout_s: float = 24.0
-    """Timeout of one request, including the connection. RocketMQ: registerBrokerTimeoutMills."""
+    """Timeout of one request, including the time to connect. RocketMQ: registerBrokerTimeoutMills."""
 
     retry_s: float = 5.0
     """Time until the next attempt after a failure, or while a slave does not know its master."""
@@ -89,7 +90,7 @@ class MasterAddresses(msgspec.Struct, frozen=True):
 
 
 AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Intervals in seconds between the first registrations after a change of role; the later ones follow `period_s`."""
+"""Intervals in seconds between the first registrations after a change of role, if shorter than the usual ones."""
 
 
 class NameServerState(msgspec.Struct, kw_only=True):
@@ -98,13 +99,14 @@ class NameServerState(msgspec.Struct, kw_only=True):
     is_registered: bool = False
     """Whether the last attempt succeeded."""
     error: str = ""
-    """Why the last attempt failed; "" if it succeeded or none has ended yet."""
+    """Why the last attempt failed, or why the broker did not try; "" if the attempt succeeded or none has ended yet."""
     registered_count: int = 0
     failed_count: int = 0
     last_registered_at: float | None = None
     """Time of the last success (Trio's clock); None before the first"""
     registered_id: int = -1
-    """Broker id under which the name server has this broker; -1 if it has none, or while the id is unknown"""
+    """Broker id of the last successful registration; -1 before the first, and from the first attempt under another id
+    until that succeeds"""
     tried_revision: int = -1
     """The revision of topics and role in the last attempt; -1 before the first."""
     other_address: str = ""
@@ -119,8 +121,8 @@ class NameServerState(msgspec.Struct, kw_only=True):
 class NameServerRegistration:
     """Keeps one broker registered while `serve` runs.
 
-    `topics` returns the topics to register. `master` is the last master address that any name server sent; set on a
-    slave only, and kept when a name server no longer has it.
+    `master`: the last addresses of a master that any name server sent; None before. Changed only while this broker is a
+    slave, and kept when a name server no longer sends them.
     """
 
     def __init__(
@@ -135,8 +137,8 @@ class NameServerRegistration:
         why_not: Callable[[], str] = lambda: "",
         run_blocking: RunBlocking = run_in_thread,
     ) -> None:
-        """`why_not`: returns why the broker must not register at present, or "". `run_blocking`: runs the encoding of
-        the topics.
+        """`topics`: returns the topics to register. `why_not`: returns why the broker must not register at present, or
+        "". `run_blocking`: runs the encoding of the topics.
 
         Call `topics_changed` whenever the topics have changed.
         """
@@ -179,7 +181,7 @@ class NameServerRegistration:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Registers until cancelled, then unregisters for at most `unregister_timeout_s`.
 
-        Reports started after one attempt at each name server, or `start_wait_s`.
+        Reports started once an attempt at each name server has ended, at the latest after `start_wait_s`.
         """
         self._standing.subscribe(self._standing_changed)
         try:
@@ -286,7 +288,7 @@ class NameServerRegistration:
         return "no answer before the role changed"
 
     def _has_its_id(self, state: NameServerState) -> bool:
-        """Returns whether this broker may still be registered under the id that `state` names."""
+        """Returns whether this broker still has the id under which it is registered at a name server."""
         standing = self._standing
         if self._why_not():
             return False

@@ -1,10 +1,11 @@
 """Replies of consumers to requests of producers: 324 SEND_REPLY_MESSAGE and 325 SEND_REPLY_MESSAGE_V2.
 
-A requesting producer (Java's `request`) sets REPLY_TO_CLIENT in the message to its client id. The consumer sends its
-reply to the broker of the message, which pushes it to that client (PUSH_REPLY_MESSAGE_TO_CLIENT, 326) over the
-connection of the client's heartbeats, and answers the consumer whether the client accepted it. The reply is also stored
-in its topic (CLUSTER_REPLY_TOPIC), unless storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so
-that the consumer's connection is read meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
+A requesting producer (Java's `request`) sets the property REPLY_TO_CLIENT of the message to its client id. The consumer
+sends its reply, with the same property, to the broker of the message. The broker pushes the reply to that client
+(PUSH_REPLY_MESSAGE_TO_CLIENT, 326) over the connection of the client's heartbeats, and tells the consumer whether the
+client accepted it. The reply is also stored in its topic (the cluster's name and _REPLY_TOPIC), unless
+storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so that the consumer's connection is read
+meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
 """
 
 from __future__ import annotations

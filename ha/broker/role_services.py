@@ -1,8 +1,8 @@
 """The services that only a master or only a slave runs, started and ended as the role changes.
 
-They run in a task that lives as long as the broker, so that a change of role needs no nursery of its caller. The caller
-alternates `begin` and `end`. A change of role can't be cancelled halfway, and the broker may end meanwhile: then
-`begin` starts nothing and returns.
+They run in a task that lives as long as the broker, so that a caller who changes the role needs no nursery. The caller
+alternates `begin` and `end`. Changes of role are shielded from cancellation, so the broker may end during one. In that
+case `begin` starts nothing and returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RoleServices:
         self._ended.set()
 
     async def begin(self, services: Sequence[Service]) -> None:
-        """Starts `services` in order; returns when each has started, or the broker has ended."""
+        """Starts `services` in order; returns when all have started, or the broker has ended."""
         assert self._ended.is_set()
         self._ended, self._scope = trio.Event(), trio.CancelScope()
         started = trio.Event()
@@ -38,7 +38,7 @@ class RoleServices:
             await started.wait()
 
     async def end(self) -> None:
-        """Ends the services and waits for them. If cancelled, they still end."""
+        """Ends the services and waits until they have ended. They end even if this call is cancelled."""
         self._scope.cancel()
         await self._ended.wait()
 

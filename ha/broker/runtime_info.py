@@ -2,8 +2,8 @@
 EXCHANGE_BROKER_HA_INFO, which returns its replication addresses.
 
 The answer to GET_BROKER_RUNTIME_INFO is RocketMQ's table of strings. Figures that halog does not have are omitted (put
-latencies) or replaced by an equivalent: queues of thread pools are empty, as requests are handled where they are read;
-sends "in the queue" are those waiting for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo,
+latencies) or replaced by an equivalent: the queue of sends contains those in flight, and the queues of other thread
+pools are empty, as requests are handled where they are read. Sources: AdminBrokerProcessor.prepareRuntimeInfo,
 StoreStatsService.
 """
 
@@ -120,7 +120,8 @@ class RuntimeInfo:
         return found
 
     async def _earliest_ms(self) -> int:
-        """Returns the store time of the first message in the log, in ms since the epoch; -1 if there is none."""
+        """Returns the store time of the first message in the log, in ms since the epoch; -1 if there is none, or it is
+        damaged."""
         found, _ = await find_record(self._store, self._store.log.min_offset)
         return -1 if found is None else found[1].store_timestamp_ms
 
@@ -133,14 +134,17 @@ class RuntimeInfo:
         """UPDATE_BROKER_CONFIG (25): answers SUCCESS if nothing would change, otherwise NO_PERMISSION: no key can be
         changed while the broker runs.
 
-        RocketMQ accepts any key, ignores unknown ones, and many have no effect before a restart.
+        RocketMQ accepts any key, but ignores unknown ones, and many others take effect only after a restart.
         """
         fault = change_fault("broker", self.describe(), command.body)
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """EXCHANGE_BROKER_HA_INFO (906): answers with the addresses of this master, for RocketMQ's replicas; with none
-        on a slave, or if the request states an address: halog's slaves get their master from name servers."""
+        """EXCHANGE_BROKER_HA_INFO (906): answers with the addresses of this master, for RocketMQ's replicas.
+
+        Answers SUCCESS without addresses on a slave, or if the request states the master's address. RocketMQ's slaves
+        adopt that address; halog's get their master from name servers.
+        """
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)

@@ -144,9 +144,11 @@ class SendProcessor:
         return waiting
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Puts the sends that `take` returned, after waiting for the log, for sends in flight, and for topics.
+        """Puts the sends that `take` returned, after waiting for the log, for room among the connection's sends in
+        flight, and for topics and groups.
 
-        Before a send that may have to wait for its topic or group, earlier sends are stored and answered.
+        Before it waits for the topic or group of a send, it puts the sends before this one and sends the responses that
+        are ready.
         """
         await self._put.wait_unblocked()
         while connection.in_flight >= self._options.sends_in_flight_per_connection_max and not connection.is_closed:

@@ -1,9 +1,10 @@
 """Request 36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
 
-A copy goes to %RETRY%group after a delay level that grows with each retry. It goes to %DLQ%group after the maximum
-number of retries, or at once if the request has a negative delayLevel. The copy has the property WAIT=false, and the
-answer waits for no flush and no slave, except with failover. Source: AbstractSendMessageProcessor.consumerSendMsgBack,
-checks and remarks in its order.
+A copy goes to %RETRY%group after a delay. The delay level grows with each retry, unless the request states one. The copy
+goes to %DLQ%group instead after the maximum number of retries, or if the request has a negative delayLevel. It has the
+property WAIT=false, and the answer waits for no flush and no slave, except with failover. If the group has no retry
+queues, nothing is stored, and the answer is SUCCESS. Source: AbstractSendMessageProcessor.consumerSendMsgBack, checks
+and remarks in its order.
 
 With access control, the message must be of a topic that the group may read: its retry topic, a topic that the group's
 consumers subscribe to, or the topic named in the request, on which the client then needs the right SUB. RocketMQ only

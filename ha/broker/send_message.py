@@ -4,8 +4,9 @@ The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessagePro
 Most remarks begin as RocketMQ's do. Replies (replies.py) share the checks of topic, queue and size.
 
 Delayed messages, timer messages and half messages are stored in another topic first (detour.py). Two kinds of message
-are refused, since nothing would deliver them: half messages that are also delayed by level (code 13; RocketMQ discards
-these when they are due), and messages with transaction bits that are not half messages (code 16).
+are refused, since nothing would deliver them: half messages that are also delayed by level (MESSAGE_ILLEGAL, 13;
+RocketMQ discards these when they are due), and messages with transaction bits that are not half messages
+(NO_PERMISSION, 16).
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ class MessageMaker:
         ]
 
     def _take_detour(self, message: Message) -> str | None:
-        """Redirects a delayed, timer or half message to the system topic that keeps it first.
+        """Redirects a delayed, timer or half message to the system topic that holds it until it is delivered.
 
         Returns the recall handle of a timer message; None for other messages, for a timer message that is due already
         or has no UNIQ_KEY, and for one in a retry topic, which belongs to a consumer.

@@ -99,7 +99,8 @@ class SlaveSync:
     async def sync_once(self) -> bool:
         """Copies all tables once, and sends the offsets committed here; returns whether that succeeded.
 
-        True also if the tables come from the group's log, so that nothing is copied. Errors are logged.
+        Also returns True if the tables come from the group's log, so that nothing is copied. Logs and returns False if
+        the master's address is unknown, or requests fail or are refused. Raises DiskFailed.
         """
         address = self._master_address()
         if address is None:
@@ -168,7 +169,7 @@ class SlaveSync:
             await self._offsets.save()
 
     async def _copy_delay_offsets(self, address: str) -> None:
-        """Copies delay offsets; the master sends none that are ahead of what its slaves have (delay.py)."""
+        """Copies delay offsets; a halog master sends none that are ahead of what its slaves have (delay.py)."""
         request = RemotingCommand(RequestCode.GET_ALL_DELAY_OFFSET)
         answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
         if answer.code != ResponseCode.SUCCESS:
@@ -193,8 +194,8 @@ class SlaveSync:
         return check_point.queue_offset, check_point.read_ms - 1
 
     async def _copy_users(self, address: str) -> str:
-        """Copies users with their policies. Returns "", or why the master sends none; this slave's users stay in that
-        case."""
+        """Copies users with their policies, and returns "". If the master refuses to send them or omits the passwords,
+        keeps this slave's users and returns the reason."""
         try:
             users = _list_of(UserInfo, await self._ask(address, RequestCode.AUTH_LIST_USER))
             acls = _list_of(AclInfo, await self._ask(address, RequestCode.AUTH_LIST_ACL))
@@ -262,7 +263,7 @@ def _list_of(kind: type[ListedT], body: bytes) -> list[ListedT]:
 
 
 def _leave_out_too_long(kind: str, table: dict[str, Any], address: str) -> None:
-    """Removes names from a master's table that are too long for name servers."""
+    """Removes entries whose names are too long for name servers from a master's table, and logs each."""
     for name in [name for name in table if len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX]:
         del table[name]
         logger.warning(
