@@ -10,8 +10,9 @@
 
 Refused, because RocketMQ silently misreads them: duplicate keys, and unquoted text that YAML reads as another type and
 RocketMQ would convert (0123456 is octal, 1e5 a number with an exponent). Also refused: the key `<<`, with which YAML
-adds the keys of another mapping. An unknown right means DENY, as in RocketMQ, and gives a warning. Errors never quote a
-value, which may be a secret. Sources: PlainAccessConfig, PlainPermissionManager, Permission.parseResourcePerms.
+adds the keys of another mapping. An unknown right means DENY, as in RocketMQ, and gives a warning; so does an unknown
+key, which is ignored. Errors never quote a value or an unknown key, which may be a secret. Sources: PlainAccessConfig,
+PlainPermissionManager, Permission.parseResourcePerms.
 """
 
 from __future__ import annotations
@@ -164,11 +165,11 @@ class _Reader:
             if key.tag == _MERGE:
                 raise AclFileError(f"{where}: << is not supported; repeat the keys that it would add")
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
-            if name in found:
-                raise AclFileError(f"{where}: {name} is duplicated")
             if name not in known:
                 line = key.start_mark.line + 1
                 self.warnings.append(f"{where}: the key in line {line} is not a key of plain_acl.yml and is ignored")
+            elif name in found:
+                raise AclFileError(f"{where}: {name} is duplicated")
             found[name] = value
         return found
 

@@ -143,6 +143,15 @@ accounts:
     assert not any(SECRET in warning for warning in found.warnings)
 
 
+def test_unknown_keys_are_not_quoted_and_may_be_repeated() -> None:
+    """A secret may have been typed in the place of a key."""
+    text = f"accounts:\n- accessKey: account-1\n  secretKey: abcdefg\n  {SECRET}: x\n  {SECRET}: y\n"
+    found = parse_acl_file(text.encode())
+    assert [account.access_key for account in found.accounts] == ["account-1"]
+    assert [" line 4 " in found.warnings[0], " line 5 " in found.warnings[1], len(found.warnings)] == [True, True, 2]
+    assert SECRET not in "".join(found.warnings)
+
+
 @pytest.mark.parametrize(
     ("pattern", "meant", "not_meant"),
     [
