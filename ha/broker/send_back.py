@@ -1,7 +1,7 @@
 """Request 36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
 
-A copy goes to %RETRY%group after a delay. The delay level grows with each retry, unless the request states one. The copy
-goes to %DLQ%group instead after the maximum number of retries, or if the request has a negative delayLevel. It has the
+A copy goes to %RETRY%group after a delay, whose level grows with each retry unless the request states one. It goes to
+%DLQ%group instead after the maximum number of retries, or if the request has a negative delayLevel. The copy has the
 property WAIT=false, and the answer waits for no flush and no slave, except with failover. If the group has no retry
 queues, nothing is stored, and the answer is SUCCESS. Source: AbstractSendMessageProcessor.consumerSendMsgBack, checks
 and remarks in its order.

@@ -6,8 +6,8 @@ Without failover the role is fixed (`fixed_standing`). With failover, the electi
     before it is stored      `why_not_stored`
     before it is answered    `still_acknowledges(term)`: same term, lease still valid
 
-Neither result may be cached: a process that was suspended for a minute must notice before its next answer, not after
-its next pass through the event loop.
+Neither result may be cached: a process that was suspended for a minute must notice before its next answer that its
+lease has ended, not after its next pass through the event loop.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class Standing:
         """Whether another broker can become master in this one's place. If not, the role never changes"""
         self.member_id = member_id
         self.epoch = epoch
-        """The term: a master's own, or the highest that a slave follows; 0 without failover"""
+        """The term: a master's own, or the highest that a slave knows; 0 without failover"""
         self.refusal = self._slave_refusal() if is_slave else ""
-        """Why nothing may be stored at present, for remarks; "" while storing is allowed"""
+        """Why nothing may be stored, for remarks; "" if there is no reason other than an ended lease. `why_not_stored`
+        also checks the lease"""
         self.acknowledges_until = NEVER if is_slave else FOREVER
-        """End of the lease (Trio's clock), after which nothing is acknowledged"""
+        """End of the lease (Trio's clock), after which nothing is acknowledged; FOREVER on a master without failover,
+        NEVER on a slave"""
         self.revision = 0
         """Incremented by each change, except the renewal of a lease"""
         self._changed = trio.lowlevel.ParkingLot()

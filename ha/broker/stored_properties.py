@@ -1,5 +1,5 @@
-"""The property string that a message is stored with: the producer's properties, without those that the broker sets, and
-then the broker's. POP_CK is left out, too: a producer may forward a popped message with its receipt handle, which
+"""The property string with which a message is stored: the producer's properties, except those that the broker sets, and
+then the broker's. POP_CK is omitted, too: a producer may forward a popped message with its receipt handle, which
 clients would mistake for that of the new message.
 
 RocketMQ writes the same properties in the order of a Java hash map; no reader depends on the order. Source:
@@ -41,8 +41,8 @@ def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> 
     """Returns the property string to store for a message with the property string `text`, encoded, and the message's
     unique id: its own, or a new one. `suffix`: the properties that the broker adds, encoded.
 
-    Returns None in unusual cases: `text` is not ASCII, has a property that the broker has to examine, or has an empty
-    UNIQ_KEY or two.
+    Returns None in unusual cases: `text` is not ASCII, has a property that the broker has to examine, has an empty
+    UNIQ_KEY, or has more than one.
     """
     if not text.isascii():
         return None
@@ -78,8 +78,8 @@ class StoredProperties:
         """Returns the string to store for any property string, whether the put waits for a flush and slaves, and the
         message's unique id.
 
-        The string of a batch is appended to each of its messages' own (`join`). A batch without UNIQ_KEY has no id
-        (None).
+        The caller appends the string of a batch to that of each of its messages (`join`). A batch without UNIQ_KEY has
+        no id (None).
         """
         raw = text.encode("utf-8", "replace")
         waits = "WAIT\x01false" not in text or message_waits(raw)
@@ -108,7 +108,7 @@ def answered_properties(options: BrokerOptions) -> dict[str, str]:
 
 
 def join(own: bytes, added: bytes) -> bytes:
-    """Appends `added` to a property string."""
+    """Returns the property string `own` with `added` appended."""
     return own + added if not own or own[-1] == 2 else own + b"\x02" + added
 
 

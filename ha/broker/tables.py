@@ -1,7 +1,7 @@
 """The tables of a broker: topics, groups, consumer offsets, delay offsets and users, each with its file under config/;
 also the connected clients, and counters of reads.
 
-In a failover group the group's log defines the tables with files (group_log.py).
+In a failover group, the group's log defines the tables that have files (group_log.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FILES = {
 
 
 class TablesLog(Protocol):
-    """The log of a failover group (`GroupLog`), as far as its tables use it."""
+    """The log of a failover group (`GroupLog`), as far as `Tables` uses it."""
 
     is_copy: bool
 

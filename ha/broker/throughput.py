@@ -99,7 +99,7 @@ class Throughput:
         self._samples: deque[_Sample] = deque(maxlen=round(WINDOWS_S[-1] / SAMPLE_INTERVAL_S) + 1)
         self._day = self._today()
         self._mornings = [(0, 0), (0, 0)]
-        """Totals (messages stored, messages returned to consumers) at midnight of yesterday and of today"""
+        """Totals (messages stored, messages returned to consumers) as of 0:00 yesterday and as of 0:00 today"""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Takes a sample every SAMPLE_INTERVAL_S until cancelled."""

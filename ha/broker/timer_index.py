@@ -7,8 +7,8 @@ of the first message of each run yields them in the order of their due times.
 
 Cost: 16 bytes per message, about 300 bytes per hour and per run, and about 150 bytes for each of the last `RUN_COUNT`
 messages that were added for the current hour. The duration of a call does not grow with the number of pending messages,
-except that `lowest_offset`, `drop_before` and `due_counts` visit each hour and each run, and `drop_before` each message
-of a run from which it removes some.
+except that `due_counts` visits each hour, `lowest_offset` and `drop_before` visit each hour and each run, and
+`drop_before` visits each message of a run from which it removes some.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUN_COUNT = 2048
 """Maximum number of messages sorted at a time."""
 
 Key = tuple[int, int]
-"""Timer code and queue offset of a message. A code is 2 × due time (ms), plus 1 unless it is a recall."""
+"""Timer code and queue offset of a message. The code is 2 × due time (ms), plus 1 unless the message is a recall."""
 
 
 class _Bucket:
@@ -128,8 +128,8 @@ class TimerIndex:
         heappush(self._heads, (code, queue_offset, run))
 
     def advance(self, now_ms: int) -> bool:
-        """Begins the next hour when it is time, and sorts one run of its messages; returns whether to call it again.
-        `now_ms`: the wall clock."""
+        """Begins the next hour if it is time, and sorts one run of the current hour's messages. Returns whether it has
+        to be called again to sort more. `now_ms`: the wall clock."""
         if not self._unsorted:
             self._begin_hour(now_ms)
         if self._unsorted:
@@ -228,11 +228,11 @@ class TimerIndex:
                 yield *following, run
 
     def due_counts(self, ends_ms: Sequence[int]) -> list[int]:
-        """Returns how many messages are due by the first of the ascending times `ends_ms`, between each two, and after
-        the last.
+        """Returns how many messages are due by the first of the ascending times `ends_ms`, between each two successive
+        ones, and after the last.
 
         Exact to the hour: the messages of a later hour are counted for the first of these times at or after the end of
-        the hour, those of the current hour for the first time.
+        the hour, those of the current hour for `ends_ms[0]`.
         """
         counts = [0] * (len(ends_ms) + 1)
         counts[0] = self._count

@@ -25,7 +25,7 @@ class PostponedTimers:
         return len(self._unreadable) + sum(map(len, self._waiting.values()))
 
     def __contains__(self, queue_offset: int) -> bool:
-        """Returns whether a message can't be read itself."""
+        """Returns whether a message is here because its own record can't be read."""
         return queue_offset in self._unreadable
 
     @property
@@ -44,7 +44,7 @@ class PostponedTimers:
         return {code for code, _ in self._unreadable.values() if not code % 2}
 
     def take(self, queue_offset: int, default_since: float) -> float:
-        """Removes a message that can't be read itself. Returns the time (Trio's clock) since which it may be lost;
+        """Removes a message whose own record can't be read. Returns the time (Trio's clock) since which it may be lost;
         `default_since` if it was not here."""
         return self._unreadable.pop(queue_offset, (0, default_since))[1]
 
@@ -64,7 +64,7 @@ class PostponedTimers:
                     yield code + 1, queue_offset
 
     def due_for_retry(self, count_max: int, interval_s: float) -> list[tuple[int, int]]:
-        """Returns messages (timer code, queue offset), sorted, that can't be read themselves: up to `count_max` whose
+        """Returns messages (timer code, queue offset) whose own records can't be read, sorted: up to `count_max` whose
         last attempt is longest ago. Returns none if the last call that returned some was less than `interval_s` ago."""
         now = trio.current_time()
         if not self._unreadable or now < self._retry_at:
@@ -74,7 +74,7 @@ class PostponedTimers:
         return sorted((code, queue_offset) for queue_offset, (code, _) in longest_ago)
 
     def drop_before(self, queue_offset: int) -> None:
-        """Removes the messages before `queue_offset`, which were stored in the timer topic again."""
+        """Removes the messages before `queue_offset`, which have been rolled (timers.py)."""
         self._unreadable = {at: each for at, each in self._unreadable.items() if at >= queue_offset}
         for code, waiting in self._waiting.items():
             self._waiting[code] = [at for at in waiting if at >= queue_offset]

@@ -1,6 +1,6 @@
 """Requests 60 GET_TIMER_CHECK_POINT and 61 GET_TIMER_METRICS: what RocketMQ's slaves copy from their master.
 
-    60  the progress of delivery up to which every slave has the delivered messages, in whole seconds (TimerCheckPoint)
+    60  the progress of delivery up to which the delivered messages are replicated, in whole seconds (TimerCheckPoint)
     61  JSON: the number of pending messages of each topic
 
 For GET_TIMER_METRICS, RocketMQ keeps counters that each message updates. Here up to `READ_COUNT_MAX` pending messages,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
 
 PRECISION_MS = 1000
-"""Multiple to which reported times are rounded, in ms (RocketMQ: timerPrecisionMs)."""
+"""Reported times are rounded down to a multiple of this number of ms (RocketMQ: timerPrecisionMs)."""
 READ_COUNT_MAX = 4096
 REMEMBERED_S = 10.0
 """Time in seconds for which an answer to GET_TIMER_METRICS is reused. RocketMQ's slaves ask every 10 s."""

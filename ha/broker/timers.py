@@ -359,7 +359,7 @@ class TimerService:
         return not failed
 
     def _delivery(self, record: MessageRecord, code: int, now_ms: int) -> Iterator[_Delivery]:
-        """Yields the put of a message, or nothing if it is recalled, a recall, or invalid."""
+        """Yields the put of a message, or nothing if the message has been recalled, is a recall, or is invalid."""
         properties = record.property_map()
         topic, due_ms = properties.get(REAL_TOPIC, ""), code >> 1
         recalled = properties.get(TIMER_DELETE_UNIQUE_KEY)
@@ -405,7 +405,7 @@ class TimerService:
     async def release(self, end: int) -> bool:
         """Rolls pending messages before physical offset `end` (bytes), so that retention can delete their records.
 
-        Returns False if one is still pending: it can't be rolled now, or this is a slave.
+        Returns False if one may still be pending: it can't be read or rolled now, or this is a slave.
         """
         async with self._working:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
@@ -520,8 +520,8 @@ class TimerService:
     # ---- reading
 
     async def _read(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> dict[int, MessageRecord | None]:
-        """Reads messages and returns them by queue offset, None for one that is gone. Leaves out those that can't be
-        read now."""
+        """Reads messages and returns them by queue offset, None for one that is gone. Omits those that can't be read
+        now."""
         found: dict[int, MessageRecord | None] = {}
         for start, end in _runs(queue_offsets):
             at = start
@@ -562,8 +562,8 @@ class TimerService:
 
 
 def _batch_count(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> int:
-    """Returns how many of these messages, from the first on, have at most BATCH_BYTES_MAX together; at least one if
-    there are any."""
+    """Returns how many of these messages, from the first on, fit into BATCH_BYTES_MAX; at least one if there are
+    any."""
     sizes: dict[int, int] = {}
     for start, end in _runs(queue_offsets):
         sizes.update((at, entry.size) for at, entry in enumerate(queue.read(start, end - start), start))
@@ -576,7 +576,7 @@ def _batch_count(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> int:
 
 
 def _runs(queue_offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Splits offsets into runs of consecutive ones: (first, after the last)."""
+    """Yields the runs of consecutive offsets, ascending, each as (first, last + 1)."""
     start = end = -1
     for queue_offset in sorted(queue_offsets):
         if queue_offset != end:

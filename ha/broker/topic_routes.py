@@ -1,4 +1,4 @@
-"""Asks the name servers which queues of a topic all brokers have."""
+"""Asks the name servers how many read queues each broker has for a topic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
 TIMEOUT_S = 1.0
-"""Timeout of each name server; below the 3 s that clients wait for an answer."""
+"""Timeout per name server; all together less than the 3 s that clients wait for an answer."""
 NAME_SERVER_COUNT_MAX = 2
 """Maximum number of name servers asked per topic."""
 QUEUE_COUNT_MAX = 65_536
-"""Maximum queues of a topic on all brokers; anyone who may register a broker can claim more."""
+"""Maximum number of read queues of a topic on all brokers together. Without a limit, anyone who may register a broker
+could claim any number."""
 
 
 class TopicRoutes:
@@ -30,8 +31,10 @@ class TopicRoutes:
         self._name_servers = name_servers
 
     async def read_queues(self, topic: str) -> Mapping[str, int] | None:
-        """Returns the number of the topic's read queues by broker name; None if no name server answers or knows the
-        topic, or there are more than QUEUE_COUNT_MAX."""
+        """Returns the number of read queues on each broker where the topic can be read, by broker name.
+
+        None if no name server answers with a route of at most QUEUE_COUNT_MAX such queues.
+        """
         fields = GetRouteInfoRequest(topic=topic).to_ext_fields()
         for address in self._name_servers[:NAME_SERVER_COUNT_MAX]:
             request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=fields)

@@ -1,9 +1,9 @@
 """The topics of this broker: their queues and permissions, kept in config/topics.json, and their creation on first use.
 
 Reads are synchronous. A change is written to the file, or in a failover group to the group's log, before it takes
-effect, so that no message is ever in a topic that a restart would not know. It then notifies the subscribers
-(registration at the name servers). If the disk is full, no topic is created; a master's table is still copied, and
-written when there is room. Source: TopicConfigManager.
+effect, so that no message is ever in a topic that would be unknown after a restart. Then the subscribers are notified
+(registration at the name servers). If the disk is full, no topic is created; a slave still copies its master's table,
+and writes it to the file when there is space. Source: TopicConfigManager.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Topics(ConfigTable[TopicConfig]):
         self._deleting = trio.Lock()
         """Serializes `delete_messages` without a journal, so that undoing a failed call does not undo another one"""
         self._deleted_by_master: set[str] = set()
-        """Topics that the master of this slave deleted although the log still holds messages of them"""
+        """Topics that the master of this slave deleted, and that still have queues here"""
         self._unsaved: dict[str, TopicConfig | None] = {}
         """Changes being written to the file, None for a deletion; they are in the table once the file has them"""
         self._subscribers: list[Callable[[], None]] = []
@@ -183,7 +183,8 @@ class Topics(ConfigTable[TopicConfig]):
 
     @property
     def deleted(self) -> Mapping[str, int]:
-        """Topic -> physical offset before which its messages are deleted; the latest DELETED_TOPICS_MAX."""
+        """Topic -> physical offset before which its messages are deleted; at most DELETED_TOPICS_MAX topics, those
+        deleted last."""
         return self._deleted
 
     def subscribe(self, callback: Callable[[], None]) -> None:

@@ -31,9 +31,9 @@ from ha.broker.sql92.values import (
 )
 
 EXPRESSION_LENGTH_MAX = 4096
-"""Maximum characters of an expression. RocketMQ limits only the size of the request."""
+"""Maximum length of an expression, in characters. RocketMQ limits only the size of the request."""
 TERM_COUNT_MAX = 512
-"""Maximum properties and literals of an expression, not counting elements of lists."""
+"""Maximum number of properties and literals in an expression, not counting elements of lists."""
 DEPTH_MAX = 64
 """Maximum nesting of comparisons and negations; a chain of AND or OR counts once. RocketMQ is limited only by the size
 of its stack.
@@ -63,7 +63,10 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def compile_filter(expression: str) -> Predicate:
-    """Returns a predicate that decides by a message's properties whether it is selected. Raises FilterSyntaxError."""
+    """Returns a predicate that decides by a message's properties whether the message is selected.
+
+    Raises FilterSyntaxError if the expression is invalid or exceeds a limit.
+    """
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise FilterSyntaxError(
             f"an expression of {len(expression)} characters; at most {EXPRESSION_LENGTH_MAX} are accepted"
@@ -120,8 +123,8 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Part:
 
 
 def _as_boolean(part: _Part) -> _Part:
-    """Returns a part used as a condition. A property is a string, so as a condition it is never true: false if it is
-    present, otherwise unknown. Raises FilterSyntaxError for any other value."""
+    """Returns `part` as a condition. A property is a string, so as a condition it is never true: false if it is
+    present, otherwise unknown. Raises FilterSyntaxError if `part` is neither boolean nor a property."""
     if part.is_boolean:
         return part
     if not part.is_property:

@@ -32,7 +32,7 @@ class Incomparable(Exception):  # noqa: N818 - an expected outcome for one messa
 
 
 class Long(int):
-    """An integer that is a Long in Java, and compared with strings in the range of a Long."""
+    """An integer that is a Long in Java; a string compared with it is parsed as a Long."""
 
 
 Value: TypeAlias = str | int | float | None  # and bool, an int
@@ -48,7 +48,8 @@ _BASIC_PLANE_MAX = "\uffff"
 
 
 def integer_of(text: str, least: int, greatest: int) -> int:
-    """Parses `text` like Integer.valueOf or Long.valueOf. Raises Incomparable.
+    """Parses `text` like Integer.valueOf or Long.valueOf. Raises Incomparable if it is not an integer from `least` to
+    `greatest`.
 
     As in Java, digits of any script in Unicode's basic multilingual plane are accepted; blanks, underscores and
     decimals are not.
@@ -67,7 +68,8 @@ def integer_of(text: str, least: int, greatest: int) -> int:
 
 
 def double_of(text: str) -> float:
-    """Parses `text` like Double.valueOf: "1", " 1.5 ", "2e3", "1d", "NaN", "0x1p3". Raises Incomparable."""
+    """Parses `text` like Double.valueOf: "1", " 1.5 ", "2e3", "1d", "NaN", "0x1p3". Raises Incomparable if it is not a
+    number."""
     match = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if match is None:
         raise Incomparable(text)
@@ -85,7 +87,8 @@ def double_of(text: str) -> float:
 def compare(left: Value, right: Value) -> int:
     """Returns a negative number, 0 or a positive one if `left` is less than, equal to or greater than `right`.
 
-    Neither may be None. Values of unrelated types compare as "less", as in Java. Raises Incomparable.
+    Neither may be None. A boolean and a number compare as "less", as in Java. Raises Incomparable if one is a string
+    that can't be converted to the type of the other, or if `left` is a boolean and `right` a string.
     """
     left_type, right_type = type(left), type(right)
     if left_type is not right_type:
@@ -107,8 +110,8 @@ def compare(left: Value, right: Value) -> int:
 
 
 def compare_by_size(left: Value, right: Value) -> int:
-    """As `compare`, for <, <=, > and >=: two strings are compared as numbers. Raises Incomparable if one is no
-    number."""
+    """As `compare`, for <, <=, > and >=: two strings are compared as numbers. Also raises Incomparable if one of them
+    is not a number."""
     if type(left) is str and type(right) is str:
         return _compare_doubles(double_of(left), double_of(right))
     return compare(left, right)
