@@ -57,27 +57,33 @@ class AclPolicyFiles:
         self._run_blocking = run_blocking
         self._is_open_to_others = is_open_to_others
         self._loaded = b""
+        """Digest of the files of the loaded policy."""
         self._seen = b""
+        """Digest of the files that were loaded or rejected last."""
         self._filled: frozenset[Path] = frozenset()
         """Files of the loaded policy that have accounts or addresses."""
 
     async def load(self) -> AclPolicy:
         """Returns the policy of all files. Raises ConfigError, with the file name but no values, if a file can't be
         read or is invalid, or if there is no account and no address."""
-        self._seen, found = await self._run_blocking(self._read)
-        return await self._load(found)
+        return await self._load(*await self._run_blocking(self._read))
 
     async def reload(self) -> AclPolicy | None:
         """Returns the policy if the files have changed since it was loaded, else None. Waits until the files stop
-        changing (SETTLE_S). Raises ConfigError as `load`, but only once until the files change again."""
+        changing (SETTLE_S). Raises ConfigError as `load`, but only once until the files change again. After a
+        cancellation, the next call returns the policy."""
         digest, found = await self._run_blocking(self._read)
         if digest == self._seen:
             return None
-        while digest != self._seen:
-            self._seen = digest
+        before = b""
+        while digest != before:
+            before = digest
             await trio.sleep(SETTLE_S)
             digest, found = await self._run_blocking(self._read)
-        return None if digest == self._loaded else await self._load(found)
+        if digest == self._loaded:
+            self._seen = digest
+            return None
+        return await self._load(digest, found)
 
     async def keep_loaded(self, guard: AclGuard, interval_s: float) -> NoReturn:
         """Replaces the policy of `guard` when the files have changed, checking every `interval_s` seconds, until
@@ -93,16 +99,17 @@ class AclPolicyFiles:
                 guard.policy = policy
                 logger.info("acl.reloaded file=%s accounts=%d", self.file, len(policy.accounts))
 
-    async def _load(self, found: Contents | ConfigError) -> AclPolicy:
-        if isinstance(found, ConfigError):
-            raise found
-        policy, warnings = await self._run_blocking(self._parse, found)
+    async def _load(self, digest: bytes, found: Contents | ConfigError) -> AclPolicy:
+        policy, warnings = await self._run_blocking(self._parse, digest, found)
         for warning in warnings:
             logger.warning("acl.file_warning warning=%r", warning)
         loaded: AclPolicy = policy
         return loaded
 
-    def _parse(self, contents: Contents) -> tuple[AclPolicy, list[str]]:
+    def _parse(self, digest: bytes, contents: Contents | ConfigError) -> tuple[AclPolicy, list[str]]:
+        self._seen = digest
+        if isinstance(contents, ConfigError):
+            raise contents
         accounts: dict[str, Account] = {}
         patterns: list[AddressPattern] = []
         warnings: list[str] = []
@@ -130,7 +137,7 @@ class AclPolicyFiles:
                 f"neither {self.file} nor a file in {self.directory} has an account, so nobody would be let in",
                 "a file like RocketMQ's plain_acl.yml",
             )
-        self._loaded, self._filled = _digest_of(contents), frozenset(filled)
+        self._loaded, self._filled = digest, frozenset(filled)
         return AclPolicy(accounts.values(), patterns), warnings
 
     def _is_open(self, path: Path) -> bool:

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from ha.acl import AclGuard
-from ha.acl.policy_files import AclPolicyFiles
+from ha.acl.policy_files import SETTLE_S, AclPolicyFiles
 from ha.errors import ConfigError
 from ha.store.files import OsDisk
 from tests.store.disks import run_inline
@@ -198,6 +198,21 @@ async def test_change_is_loaded_although_a_read_failed(autojump_clock: MockClock
             with suppress(ConfigError):
                 policies.append(await files.reload())
         assert [list(policy.accounts) for policy in policies if policy is not None] == [[f"account-{reads}"]]
+
+
+async def test_change_is_loaded_although_a_reload_was_cancelled(autojump_clock: MockClock, tmp_path: Path) -> None:
+    main = tmp_path / "plain_acl.yml"
+    write(main, "account-1")
+    files = files_in(tmp_path)
+    await files.load()
+    write(main, "account-2")
+    with trio.move_on_after(SETTLE_S / 2) as waiting:
+        await files.reload()
+    assert waiting.cancelled_caught
+    policy = await files.reload()
+    assert policy is not None
+    assert list(policy.accounts) == ["account-2"]
+    assert await files.reload() is None
 
 
 @pytest.mark.parametrize("content", ["", "# to do\n", "accounts:\n"])
