@@ -1,4 +1,5 @@
-"""Recognizes the brokers' own topics and groups, which commands show only with --all, and reports unknown names."""
+"""Recognizes the brokers' own topics and groups, which commands show only with --all. Also reports unknown names, and
+applies a change to several brokers."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ async def change_brokers(
     """Calls `change` for each broker in `names`; if `names` is empty, for every broker that has a master. Returns the
     results.
 
-    Raises UsageError if a name is unknown; then nothing is changed. If `names` is empty, raises ConnectionFailed if a
-    broker has no master, after the others were changed, or if there is no broker.
+    Raises UsageError, before any change, if a name is unknown. If `names` is empty, raises ConnectionFailed if there is
+    no broker, or, after the others were changed, if a broker has no master.
     """
     await check_brokers(admin, names)
     if names:

@@ -15,7 +15,7 @@ from ha.cli.flags import LOCAL, ClusterFlags, TlsFlags
 from ha.cli.nodes import BrokerFacts, Facts, gather, uptime_s
 
 ROCKETMQ_ROLE = "MASTER"
-"""Role of a master whose configuration can't be read"""
+"""Role that is shown for a master whose configuration can't be read"""
 _REPORTED = (
     *("role", "broker_name", "broker_id", "is_ready", "not_ready_reason"),
     *("cluster_name", "version", "uptime_s", "addresses"),
@@ -45,15 +45,15 @@ def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -
 
 
 def answers_of(answers: dict[str, Page | str]) -> NodePages:
-    """Sorts the answers of nodes into pages and errors. Each node that did not respond is an error."""
+    """Separates the pages and the errors of nodes. All of these nodes should respond, so `errors` has every error."""
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     return NodePages({address: page for address, page in answers.items() if isinstance(page, Page)}, errors, errors)
 
 
 def pages_of(facts: Facts, *, is_default: bool) -> NodePages:
-    """Returns the pages of registered brokers by cluster, name and ID, then those of other nodes.
+    """Returns the pages of registered brokers in the order of cluster, name and ID, then those of other nodes.
 
-    `is_default`: the name server is the default one, which need not run; if it fails, that is only in `tried`.
+    `is_default`: whether the name server is the default one, which need not run: its errors are then only in `tried`.
     """
     pages: dict[str, Page] = {}
     errors: dict[str, str] = {}

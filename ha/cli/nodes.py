@@ -58,7 +58,7 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 class BrokerFacts(msgspec.Struct, kw_only=True):
-    """A broker as registered and as it describes itself; None for unknown."""
+    """A broker as registered and as it describes itself; None means unknown."""
 
     cluster: str
     name: str
@@ -73,7 +73,8 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     replication: HARuntimeInfo | None = None
     clock_ahead_s: float | None = None
     ha_address: str = ""
-    """A master's announced HA address"""
+    """HA address that a master announces to slaves, "" if unknown. `check_ha_ports` prefers the one on the status page, and
+    uses the one in the configuration if there is no other."""
     ha_reach: Reach | None = None
     status: NodeStatus | None = None
     """Status from halog's admin port, if known"""
@@ -100,16 +101,17 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
         return None if self.config is None else self.config.get(key)
 
     def number(self, key: str) -> int | None:
-        """Returns a configuration value as a number, None if unknown."""
+        """Returns a configuration value as a number, None if it is unknown or not a whole number."""
         return whole_number(self.setting(key))
 
     def figure(self, key: str) -> int | None:
-        """Returns a runtime figure as a number, None if unknown."""
+        """Returns a runtime figure as a number, None if it is unknown or not a whole number."""
         return None if self.figures is None else whole_number(self.figures.get(key))
 
     @property
     def admin_address(self) -> str | None:
-        """Address of the admin port, as the broker reports it; None if it reports none, like RocketMQ's brokers."""
+        """Address of the admin port, as the broker reports it; None if it reports none, like RocketMQ's brokers, or an
+        invalid one."""
         _, separator, address = (self.figures or {}).get("adminUrl", "").partition("://")
         try:
             split_address(address)
@@ -119,12 +121,12 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
 
 
 def whole_number(text: str | None) -> int | None:
-    """Parses a number of a broker; None for another text, or one of more than 18 digits."""
+    """Parses a number that a broker reported; None if `text` is None, no whole number, or longer than 18 digits."""
     return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """All facts of a cluster."""
+    """The facts that `gather` collected about a cluster."""
 
     name_servers: list[Reach] = []
     name_server_errors: dict[str, str] = {}
@@ -133,7 +135,7 @@ class Facts(msgspec.Struct, kw_only=True):
     """Broker name and ID -> addresses that registered under it alternately"""
     admins: dict[str, Page | str] = {}
     named_admins: bool = False
-    """Whether the admin ports were given by the user rather than the defaults"""
+    """Whether the user named the admin ports to ask"""
 
 
 async def reach(address: str, timeout_s: float) -> Reach:
@@ -218,10 +220,10 @@ def client_options(cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> Cl
 
 
 def token_for(address: str, token: str, tls: ssl.SSLContext | None) -> str:
-    """Returns the token for an admin port that a broker reported, or "" if it must not get it.
+    """Returns `token` if the admin port at `address`, which a broker reported, may receive it, otherwise "".
 
-    The broker that reported it may be an attacker's, so the token is sent only on this machine, and to servers whose
-    certificate is valid for the address.
+    The broker may be an attacker's. The token is therefore sent only to ports on this machine, and to servers whose
+    certificate is verified for the address.
     """
     host, _ = split_address(address)
     is_verified = tls is not None and tls.check_hostname
@@ -329,7 +331,7 @@ async def _ask_broker(facts: Facts, client: Client, place: tuple[str, str, int, 
 
 
 def uptime_s(figures: Mapping[str, str]) -> int | None:
-    """Returns a broker's uptime in seconds; None if it does not report it."""
+    """Returns a broker's uptime in seconds; None if its runtime figures have none."""
     match = _RUNTIME.search(figures.get("runtime", ""))
     if match is None:
         return None
@@ -340,7 +342,8 @@ def uptime_s(figures: Mapping[str, str]) -> int | None:
 def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
     """Returns by how many seconds a broker's clock is ahead of ours, from its start time and uptime; None if unknown.
 
-    Negative if it is behind; 0 if the resolution of one second and the duration of the request can explain it.
+    Negative if it is behind; 0 if the difference can be due to the resolution of one second and the duration of the
+    request.
     """
     up_s, began_ms = uptime_s(figures), whole_number(figures.get("bootTimestamp"))
     if up_s is None or began_ms is None:
@@ -350,7 +353,7 @@ def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float)
 
 
 def properties(raw: bytes) -> dict[str, str]:
-    """Parses a broker's configuration (response to GET_BROKER_CONFIG, 26)."""
+    """Parses a broker's configuration, the response to GET_BROKER_CONFIG (26)."""
     found = {}
     for line in raw.decode("utf-8", "replace").splitlines():
         key, separator, value = line.partition("=")

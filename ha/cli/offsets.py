@@ -24,7 +24,10 @@ app = cyclopts.App(name="offsets", help="Show and reset the offsets of consumer 
 
 
 class QueueAt(msgspec.Struct, frozen=True):
-    """A group's queue offsets in one queue; `lag` in messages."""
+    """A group's progress in one queue: it has consumed the queue offsets below `offset`, of those below `end`.
+
+    `lag` is in messages.
+    """
 
     topic: str
     broker: str
@@ -39,7 +42,7 @@ class QueueAt(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A group's offsets in all its queues."""
+    """A group's progress in its queues."""
 
     group: str
     lag: int
@@ -47,11 +50,11 @@ class Progress(msgspec.Struct, frozen=True):
     messages_per_s: float
     queues: list[QueueAt]
     hidden_lag: int = 0
-    """Number of messages not consumed in retry and system topics, whose queues are shown only with --all"""
+    """Number of unconsumed messages in retry, dead-letter and system topics, whose queues are shown only with --all"""
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A group's queue offset before and after a reset. `before` is None without a committed offset."""
+    """A group's offset in one queue before and after a reset. `before` is None if the group has committed none."""
 
     broker: str
     queue: int
@@ -61,9 +64,10 @@ class Move(msgspec.Struct, frozen=True):
 
 
 async def progress_of(admin: Admin, group: str, topic: str | None, *, all_: bool = False) -> Progress:
-    """Returns the offsets of `group`; without queues if no broker has offsets of it.
+    """Returns the progress of `group` in `topic`, or in all its topics if `topic` is None.
 
-    Without `all_`, the queues of system topics are left out, except for those of `topic`.
+    Has no queues if no broker has offsets of the group. Without `topic` and `all_`, the queues of system topics are
+    omitted, and their lag is in `hidden_lag`.
     """
     found = await admin.consumer_progress(group, topic)
     queues = [
@@ -134,10 +138,10 @@ def reset(
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
-    """Reset a group's offsets in a topic to the first message, after the last one, or to a store time.
+    """Reset a group's offsets in a topic to the first message, the end, or a store time.
 
-    Without --yes, show the current and new offset of each queue. Connected members continue at the new offsets at once
-    and may receive messages again.
+    Without --yes, only show the current and new offset of each queue. Connected members continue at the new offsets at
+    once and may receive messages again.
     """
     try:
         moment_ms = None if to == "last" else 0 if to == "first" else time_ms(to)

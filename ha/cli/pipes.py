@@ -1,4 +1,4 @@
-"""Standard output that is closed, or whose reader is gone, as in `ha … | head`.
+"""Handles standard output that is closed, or whose reader is gone, as in `ha … | head`.
 
 A command that reports a result continues without output, and ends with its usual exit code. Commands that print
 messages or records end when their output is no longer read.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 def open_missing_outputs() -> None:
-    """Discards the output of a process that was started without one (`>&-`)."""
+    """Opens /dev/null as standard output or error if the process was started without it (`>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

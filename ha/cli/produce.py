@@ -139,7 +139,7 @@ class _Work:
         self._taking = anyio.Lock(fast_acquire=True)
         self._begun = skipped
         self._in_flight_numbers: set[int] = set()
-        """Numbers of the messages in flight, from 0"""
+        """Numbers, from 0, of the messages that were taken and are not known to be stored"""
         self._is_complete = False
         self._total = total
         self._in_flight = in_flight

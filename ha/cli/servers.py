@@ -41,9 +41,9 @@ def server_of(name: str) -> cyclopts.App:
 
 
 def run_server(name: str, arguments: tuple[str, ...]) -> NoReturn:
-    """Replaces this process by the server's, so that its memory holds no modules of the command line.
+    """Replaces this process with the server's, so that its memory holds no modules of the command line.
 
-    -P: a file named like a module in the current folder is not imported.
+    With -P, Python does not import files in the current folder that are named like modules.
     """
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", f"ha.{name}", *arguments])

@@ -25,7 +25,7 @@ from ha.cli.pipes import drop_output, unread_output_dropped
 from ha.text_log import TextFormatter
 
 WIDTH = 100_000
-"""Line width in characters: nothing is cut off or wrapped, except by a terminal."""
+"""Line width in characters, so large that nothing is cut off or wrapped, except by a terminal."""
 ShowProgress = Callable[[str, int, int], None]
 """Called with the name of a stage, the amount done, and the total."""
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")

@@ -37,8 +37,9 @@ def status(
 ) -> int:
     """Show nodes, their logs, and the lag of slaves.
 
-    Finds the nodes through the name servers, and on this machine, unless --admin names them. What needs an admin port,
-    such as readiness, is unknown for nodes whose admin port can't be read from here, and for RocketMQ's brokers.
+    Finds the nodes through the name servers, and on this machine, unless --admin names them. Facts that only an
+    admin port reports, such as readiness, are unknown for nodes whose admin port can't be read from here, and for
+    RocketMQ's brokers.
 
     With --check, sends are degraded if a master can't store messages, or if fewer nodes are in sync than the sends of a
     SYNC_MASTER need.

@@ -56,8 +56,8 @@ def switch(
     and producers retry sends that fail during the switchover. If the new master does not catch up in time, nothing
     changes.
 
-    Exit codes: 0 the member is master; 1 it is not, and why; 2 usage; 69 no member can be reached, or the result is
-    unknown.
+    Exit codes: 0 the requested member is master; 1 it is not, or no node is in a failover group; 2 usage; 69 no node
+    can be reached, the admin port returns an error, or the result is unknown.
     """
     asked = admins.checked()
     if to is not None and to < 1:

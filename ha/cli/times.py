@@ -7,9 +7,9 @@ from datetime import datetime
 
 
 def time_ms(text: str) -> int:
-    """Parses ISO 8601 (local time if without UTC offset) or ms since 1970 (9 to 18 digits), and returns ms since 1970.
+    """Parses ISO 8601 (local time unless it has a UTC offset) or ms since 1970 (9 to 18 digits); returns ms since 1970.
 
-    Raises ValueError, or OverflowError for a time out of range.
+    Raises ValueError if `text` is neither, and ValueError or OverflowError if the time is out of range.
     """
     if text.isdecimal() and text.isascii() and 9 <= len(text) < 19:
         return int(text)

@@ -101,7 +101,7 @@ def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
 
 
 class _Poller:
-    """Polls the nodes in a thread, so that a key press ends the command while a node does not respond."""
+    """Polls the nodes in a thread, so that a key press ends the command even while a node does not respond."""
 
     def __init__(self, fetch: Callable[[], NodePages], interval_s: float) -> None:
         self._fetch = fetch

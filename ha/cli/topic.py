@@ -53,7 +53,7 @@ def list_topics(
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
-    """List the topics of the name servers."""
+    """List the topics that the name servers know."""
 
     async def question(admin: Admin, _: Client) -> list[str]:
         found = await admin.topics()
@@ -171,7 +171,7 @@ def delete(
 ) -> None:
     """Delete a topic and its messages on all brokers. Without --yes, show what would be lost.
 
-    No client can read the messages then. Their bytes stay in the log files until retention deletes these.
+    Afterwards, clients can't read the messages. Their bytes stay in the log files until retention deletes these files.
     """
 
     async def question(admin: Admin, _: Client) -> Described:

@@ -25,8 +25,8 @@ def explain_unreachable(error: ClientError) -> str:
 
 
 def explain_no_node(errors: Mapping[str, str]) -> str:
-    """Returns a message that no node can be reached, why, and what to do. `errors`: address -> why there is no
-    response."""
+    """Returns a message that says that no node can be reached and why, and, if all refused the connection, what to do.
+    `errors`: address -> why there is no response."""
     tried = "; ".join(f"{address}: {reason.removeprefix(NOT_REACHABLE)}" for address, reason in errors.items())
     text = f"no node can be reached ({tried})"
     if all("refused" in reason for reason in errors.values()):

@@ -30,12 +30,13 @@ NOTICE_KINDS = frozenset(NOTICES) | {"tail"}
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. Unknown offsets are −1."""
+    """One finding. Unknown offsets and queue ids are -1."""
 
     kind: str
     is_damage: bool
     file: str
-    """Path relative to the store directory"""
+    """Path relative to the store directory; "" if no file contains the bytes. In that case, `file_begin` and `file_end`
+    are positions in the whole log or queue."""
     file_begin: int
     file_end: int
     physical_offset: int
@@ -46,7 +47,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `ha log verify`. Offsets are physical, in bytes."""
+    """The result of `ha log verify`. Offsets are physical, in bytes.
+
+    `findings` has at most `examples_max` findings of each kind; `damage_count` and `counts` include all of them.
+    """
 
     path: str
     begin: int
@@ -56,7 +60,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     is_clean: bool
     """Whether the examined part has no damage"""
     resume: str
-    """Options that examine the rest; "" if there is none"""
+    """Options with which the command examines the rest; "" if nothing is left"""
     segment_count: int
     queue_count: int
     record_count: int
@@ -77,10 +81,11 @@ def verify(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> VerifyResult:
-    """Examines [from_, to) of the store at `path`, until `stop` is set.
+    """Examines the physical offsets [from_, to) of the store at `path`; None: from the start, to the end.
 
-    Raises StoreUnreadable if the store can't be read, UsageError if its log is not empty but has no bytes in
-    [from_, to).
+    If `stop` is set, ends early, and returns the result for the part examined by then. `progress` is called with the
+    number of bytes examined and in total. Raises StoreUnreadable if the store can't be read, UsageError if its log is
+    not empty but has no bytes in [from_, to).
     """
     started_s = time.monotonic()
     with opened(path) as (reader,):

@@ -1,7 +1,7 @@
 """`ha spark …`: jobs over a log, each in a separate Spark session.
 
-Spark is imported only when a job runs, so that other commands start without it. A job shows a progress bar on a
-terminal (on standard error), and ends with a table, or with `--json` with its whole result.
+Spark is imported only when a job runs, so that other commands start without it. A job shows a progress bar on standard
+error if that is a terminal. At the end it prints tables, or with `--json` its whole result.
 """
 
 from __future__ import annotations

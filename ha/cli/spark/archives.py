@@ -1,4 +1,4 @@
-"""The jobs of `ha spark` that write an archive, erase messages in it, and send its messages to a topic."""
+"""The jobs of `ha spark` that write an archive, erase messages from it, or send its messages to a topic."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def archive(
 ) -> int:
     """Write the log as Parquet, Delta or Iceberg, by topic and day, each record once. Run it again to continue.
 
-    With --every it runs as a service, and logs a line with the lag for each commit on standard error.
+    With --every, it runs as a service and, for each commit, logs a line with the lag on standard error.
 
-    --on-damage: report writes a row with crcOk=false for a damaged record; skip leaves the record out; fail ends the
-    job at the first one.
+    --on-damage: report writes a row with crcOk=false for a damaged record; skip omits the record; fail ends the job at
+    the first damaged record.
 
     Exit codes: 0 done; 3 done, but some records were damaged or missing; 65 the archive is damaged, or of another log;
     66 the store can't be read.
@@ -150,9 +150,9 @@ def erase(
     yes: Yes = False,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Erase messages of a topic, and the broker's copies of them, from an archive. Without --yes, count them.
+    """Erase messages of a topic, and the broker's copies of them, from an archive. Without --yes, only count them.
 
-    Stop the archiver of this archive before. The log is not changed.
+    Stop the archiver of this archive first. The log is not changed.
 
     Exit codes: 0 done; 3 done, but some rows can't be searched; 65 the archive is damaged; 69 an archiver is running.
     """
@@ -189,7 +189,7 @@ def erase(
 def _interval_s(text: str) -> float:
     """Parse an interval such as 500ms, 5s, 2m or 1h, or a number of seconds; return seconds.
 
-    Raises UsageError for 0 and for other texts.
+    Raises UsageError for 0 and for any other text.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
     if found is None or not float(found[1]):
@@ -223,8 +223,8 @@ def restore(
 ) -> int:
     """Send messages of an archive or a store into a topic, each once and in each queue's order.
 
-    --queue, --tag and --key select messages of these queue ids, with one of these tags, and with one of these keys (a
-    word of KEYS, or the UNIQ_KEY). Each can be repeated.
+    --queue, --tag and --key select messages by queue id, tag, and key (a word of KEYS, or the UNIQ_KEY). Each can be
+    repeated; a message must match one of its values.
 
     Exit codes: 0 done; 3 done, but some were skipped or stored less safely than SEND_OK; 69 no broker reachable.
     """

@@ -26,8 +26,8 @@ def audit(
     report_json: Annotated[Path | None, Parameter(help="Write the report to this JSON file.")] = None,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Compare copies of a log and check each of them: missing, extra, different, duplicate and out-of-order records,
-    holes, wrong CRCs, queue entries that don't match.
+    """Compare copies of a log and check each of them, to find missing, extra, different, duplicate and out-of-order
+    records, holes, wrong CRCs, and queue entries that don't match.
 
     Exit codes: 0 clean; 1 damage; 4 nothing could be compared; 66 a store can't be read.
     """
@@ -84,7 +84,7 @@ def stats(
     top: Annotated[int, Parameter(help="Number of top keys and tags to show.")] = 20,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Count messages, sizes, rates, latencies, tags and keys, retries and dead letters of a log.
+    """Show statistics of a log: messages, sizes, rates, latencies, tags, keys, retries and dead letters.
 
     Exit codes: 0 done; 3 done, but damaged or deleted records were skipped; 66 the store can't be read.
     """

@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 @Parameter(name="*")
 @dataclass
 class Where:
-    """Options that every job has: for its Spark session and its output."""
+    """Options of every job, for its Spark session and its output."""
 
     master: Annotated[str, Parameter(help="Spark master: local[*], spark://host:port, yarn, k8s://…")] = "local[*]"
     conf: Annotated[list[str], Parameter(help="Spark setting, key=value (repeatable).", negative=())] = field(
@@ -92,7 +92,7 @@ def facts_table(title: str, facts: dict[str, Any]) -> Table:
 
 
 def moment_ms(moment: datetime | None) -> int | None:
-    """Return ms since 1970 of a time on the command line, in UTC if it has no zone."""
+    """Convert a time of the command line, in UTC if it has no zone, to ms since 1970; None for None."""
     if moment is None:
         return None
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
