@@ -365,11 +365,11 @@ def _rights(words: str, needed: Callable[[RemotingCommand], Needed]) -> Rule:
     return Rule(Needs.RIGHTS, words, needed)
 
 
-_SEND = _rights("PUB on the topic; of %RETRY%G, SUB on G", _send)
+_SEND = _rights("PUB on the topic; for a retry topic %RETRY%G: SUB on group G", _send)
 _REPLY = _rights("PUB on the topic, which is one of replies (…_REPLY_TOPIC)", _reply)
 _SUB_ON_BOTH = "SUB on topic and group"
 _CONSUME = _rights(_SUB_ON_BOTH, _consume)
-_POP = _rights("SUB on topic and group; for a message from the group's retry topic, on the topic itself", _pop)
+_POP = _rights("SUB on topic and group; for a message of the group's retry topic: on the topic it was sent to", _pop)
 _TOPIC = _rights("PUB or SUB on the topic", _topic)
 _GROUP = _rights("SUB on the group", _group)
 _LOCKS = _rights("SUB on the group", _locks)
