@@ -73,8 +73,8 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     replication: HARuntimeInfo | None = None
     clock_ahead_s: float | None = None
     ha_address: str = ""
-    """HA address that a master announces to slaves, "" if unknown. `check_ha_ports` prefers the one on the status page, and
-    uses the one in the configuration if there is no other."""
+    """HA address that a master announces to slaves, "" if unknown. `check_ha_ports` prefers the one on the status page,
+    and uses the one in the configuration if there is no other."""
     ha_reach: Reach | None = None
     status: NodeStatus | None = None
     """Status from halog's admin port, if known"""
