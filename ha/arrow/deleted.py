@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.queues import QueueId, Queues
+from ha.arrow.queues import QUEUE_FOLDERS, QueueId, Queues
 from ha.arrow.replicas import stored_broker_name
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import TopicConfigTable
@@ -35,7 +35,7 @@ def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
     False if the table can't be read or is empty. Always false for a halog store: its slaves get the table later than
     the messages, so a topic that the table lacks may exist.
     """
-    if stored_broker_name(store) is not None or (store / "consumequeue" / topic).exists():
+    if stored_broker_name(store) is not None or any((store / name / topic).exists() for name in QUEUE_FOLDERS):
         return False
     known = _topic_table(store).topic_config_table
     return bool(known) and topic not in known

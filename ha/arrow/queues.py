@@ -34,6 +34,8 @@ BATCH_ENTRY_DTYPE = np.dtype(
         ("reserved", "V8"),
     ]
 )
+QUEUE_FOLDERS = {"consumequeue": ENTRY_DTYPE, "batchconsumequeue": BATCH_ENTRY_DTYPE}
+"""Directories of a store's queues, with the type of their entries"""
 Entries = npt.NDArray[np.void]
 _PROBE_ENTRIES = 1024
 _PROBE_ENTRIES_AGAIN = 32
@@ -218,7 +220,7 @@ class Queues(Mapping[QueueId, QueueFiles]):
     StoreUnreadable if a directory can't be listed."""
 
     def __init__(self, root: Path) -> None:
-        self._folders = (f"{root}/consumequeue", ENTRY_DTYPE), (f"{root}/batchconsumequeue", BATCH_ENTRY_DTYPE)
+        self._folders = [(f"{root}/{name}", dtype) for name, dtype in QUEUE_FOLDERS.items()]
         self._names: frozenset[str] | None = None
         self._topics: dict[str, dict[int, QueueFiles]] = {}
         self._listed: set[str] = set()

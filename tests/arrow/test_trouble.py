@@ -167,6 +167,23 @@ def test_ranges_do_not_end_at_records_of_deleted_topics(tmp_path: Path) -> None:
         assert reader.end_offset() == store.offsets[30]  # a slave of halog may get the topic later
 
 
+def test_ranges_end_at_a_record_that_is_not_in_its_batch_queue_yet(tmp_path: Path) -> None:
+    """A topic that has only batch queues is not deleted, even if a RocketMQ slave has not got its settings yet."""
+    store = filled(tmp_path / "s")
+    at = store.put(Message("b", 0, b"0"), is_queued=False)
+    store.write_entry(
+        "b", 0, 0, Struct(">qiqqqhii").pack(at, store.offset - at, 0, 50, 0, 1, -1, 0), "batchconsumequeue"
+    )
+    store.next_queue_offset["b", 0] = 1
+    waiting = store.put(Message("b", 0, b"1"), is_queued=False)
+    store.put(Message("t", 0, b"queued already"))
+    (store.root / "abort").touch()
+    (store.root / "config").mkdir()
+    (store.root / "config" / "topics.json").write_bytes(b'{"topicConfigTable":{"t":{}}}')
+    with LogReader(store.root) as reader:
+        assert reader.end_offset() == waiting
+
+
 class Meanwhile:
     """A node that writes while a reader examines the queues one after the other."""
 
