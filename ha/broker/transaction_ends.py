@@ -25,10 +25,11 @@ from ha.remoting import RemotingConnection, RequestHandler
 
 
 class OnEnded(Protocol):
-    """Takes the queue offset of an ended half message, and a request to answer once that is recorded."""
+    """The function that TransactionEnds calls when a half message is ended."""
 
     def __call__(self, offset: int, waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
-        """Records the end."""
+        """Queues an op message for the half message at queue offset `offset`. `waiting`: a connection and its request,
+        which is answered once the op message is stored; None: no request waits for that."""
         ...
 
 
@@ -51,11 +52,13 @@ class TransactionEnds:
         return {RequestCode.END_TRANSACTION: self.end}
 
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """END_TRANSACTION (37): commits or rolls back a half message. Sends no answer to a request that does neither,
-        as the producer does not know the outcome yet.
+        """END_TRANSACTION (37): commits or rolls back a half message.
 
-        Also returns None for a rollback, which is answered once it is recorded. Raises RefusedError and
-        RemoteProtocolError.
+        Returns None for a rollback, which is answered once its op message is stored, and for a request that does
+        neither, which gets no answer: its producer does not know the outcome yet. If the call is cancelled, a commit
+        may still be stored and recorded. Raises RefusedError if the half message is not found or can't be ended by this
+        request, if this broker may not store messages, or if the put fails; RemoteProtocolError if a header field is
+        missing or invalid.
         """
         request = parse_header(EndTransactionRequest, command.ext_fields)
         if self._standing.is_slave:
@@ -115,7 +118,7 @@ class TransactionEnds:
         return (is_new and self._guard is None) or await is_in_queue(self._store, record)
 
     def _committed(self, record: MessageRecord) -> Message:
-        """Returns the message that consumers receive. Raises RefusedError."""
+        """Returns the message that a commit stores. Raises RefusedError if the half message can't be committed."""
         try:
             message = real_message(record)
             properties = decode_properties(message.properties)

@@ -6,14 +6,14 @@
        is ended (op_writer.py).
     3  Every transactionCheckInterval, half messages that are open and old enough are stored again, and a producer of
        their group is asked with CHECK_TRANSACTION_STATE (39). It answers with END_TRANSACTION about the copy. After
-       transactionCheckMax checks a half message is given up.
+       transactionCheckMax checks, a half message is given up: it is moved to TRANS_CHECK_MAX_TIME_TOPIC.
 
 With access control, a producer needs PUB on the message's topic to send END_TRANSACTION and to be asked.
 
-Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that RocketMQ and halog can
-continue from each other's store. It is committed once the copies and op messages of all half messages before it are
-flushed and replicated. After a crash a message may be committed twice or checked once more, but none is lost. Two
-commits of one half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor,
+Progress is stored as the offsets of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that RocketMQ
+and halog can continue from each other's store. It is committed once the copies and op messages of all half messages
+before it are flushed and replicated. After a crash a message may be committed twice or checked once more, but none is
+lost. Two commits of one half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor,
 TransactionalMessageServiceImpl, TransactionalMessageCheckService.
 """
 
@@ -57,11 +57,11 @@ OUTBOX_WAIT_S = 1.0
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and the number of open half messages, which is known on the master only.
+    """Counters since the start, and `open_count`, the present number of open half messages; 0 on a slave.
 
-    unasked_count: half messages that were stored again for a check, but no producer of the group could be asked: none
-    was connected, read fast enough, or had the permission.
-    dropped_count: half messages that were dropped, because they could not be read or stored.
+    unasked_count: checks for which a half message was stored again, but which were not sent, as the group had no
+    connected producer that reads fast enough and may publish to the topic.
+    dropped_count: half messages that were dropped because they could not be read or stored.
     """
 
     open_count: int
@@ -148,12 +148,14 @@ class TransactionService:
         self._marks = ProgressMarks()
 
     def step_down(self) -> None:
-        """Drops everything that was to be written, as this broker is no longer the master."""
+        """Drops pending op messages, refuses the requests that wait for them, and forgets the progress. Called when
+        this broker is no longer the master."""
         self._ops.forget(self._standing.refusal_code, self._standing.refusal)
         self._window, self._op_reads, self._marks = HalfWindow(0), OpReads(0), ProgressMarks()
 
     async def save(self) -> None:
-        """Writes pending op messages and commits safe progress, at shutdown."""
+        """Writes pending op messages, and commits the progress that is flushed and replicated. Called at shutdown; does
+        nothing on a slave. Raises DiskFailed."""
         if not self._standing.is_slave:
             await self._ops.write_all()
             await self._settle()
@@ -183,7 +185,8 @@ class TransactionService:
             self._arrived.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Checks open half messages every `transaction_check_interval_s`, while there are any, until cancelled."""
+        """Writes op messages, and checks open half messages every `transaction_check_interval_s` while there are any,
+        until cancelled. Raises DiskFailed."""
         self._load()
         async with trio.open_nursery() as nursery:
             await nursery.start(self._ops.serve)
@@ -393,7 +396,7 @@ class TransactionService:
         return members[next(self._next_producer) % len(members)]
 
     def _is_lost(self, topic: str, offset: int) -> bool:
-        """Records a failed read; returns whether to give up the message."""
+        """Records a failed read; returns whether to skip the message."""
         if self._losses.is_lost((topic, offset)):
             return True
         self._log.write("transaction.read_failed reason=%r", f"{topic} {offset}")

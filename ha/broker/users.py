@@ -1,8 +1,8 @@
 """The users of ACL 2.0 with their policies, kept in config/users.json.
 
-RocketMQ keeps them in RocksDB (config/auth), on each broker for itself. Here a slave copies its master's, and in a
-failover group they are part of the group's log, like topics. The file and the log contain the passwords, which
-verifying signatures requires: everyone who can read the store can sign as any user.
+RocketMQ keeps them in RocksDB (config/auth), separately on each broker. Here a slave copies its master's users, and in
+a failover group they are part of the group's log, like topics. The file and the log contain the passwords, because
+signatures can't be verified without them: anyone who can read the store can sign as any user.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Users(ConfigTable[UserConfig]):
     kind = "user"
 
     async def load(self) -> None:
-        """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged."""
+        """Reads the file. Raises CorruptLog and OSError as `ConfigFile.load` does."""
         loaded = await self._file.load(_read_table)
         if loaded is not None:
             self._table = loaded.user_table
@@ -46,7 +46,8 @@ class Users(ConfigTable[UserConfig]):
         self.file_position = loaded.log_position if loaded is not None else None
 
     async def put(self, user: UserConfig) -> str:
-        """Creates or replaces a user. Returns why it is not possible, or ""."""
+        """Creates or replaces a user. Returns "", or why the user was not stored or, in a failover group, may be lost.
+        Raises DiskFailed."""
         name = user.username
         if self._table.get(name) == user:
             return await self._unchanged()
@@ -60,7 +61,8 @@ class Users(ConfigTable[UserConfig]):
         return ""
 
     async def delete(self, name: str) -> str:
-        """Deletes a user with its policies, if it exists. Returns why it is not possible, or ""."""
+        """Deletes a user with its policies, if it exists. Returns "", or why this was not done or, in a failover group,
+        may be lost. Raises DiskFailed."""
         if name not in self._table:
             return await self._unchanged()
         if self.journal is not None:

@@ -13,7 +13,7 @@ from ha.store.message_store import wall_clock_ms
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """Clock, disk and threads. `unique_id` makes the UNIQ_KEY of a message that has none."""
+    """Clock, disk and threads. `unique_id` returns a new UNIQ_KEY, for a message that has none."""
 
     unique_id: Callable[[], str]
     wall_clock_ms: Callable[[], int] = wall_clock_ms
