@@ -137,7 +137,7 @@ def grant(
 ) -> None:
     """Allow USER the ACTIONS (such as Pub,Get) on RESOURCE (such as Topic:orders or Topic:prefix*).
 
-    Replaces the user's entry for this resource.
+    Replaces the user's entry for this resource or, with --default, the user's default entry for it.
     """
     entry = PolicyEntryInfo(
         resource=resource,

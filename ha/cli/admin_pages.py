@@ -44,7 +44,7 @@ class Slave(msgspec.Struct, frozen=True):
 
 
 class MasterSide(msgspec.Struct, frozen=True):
-    """The slaves of a node. `explanation`: why not all of them are in sync, or why there are none."""
+    """The slaves of a node. `explanation`: why some of them are not in sync, or why there are none; otherwise ""."""
 
     slaves: list[Slave] = []
     waiting_request_count: Int64 = 0
@@ -83,7 +83,7 @@ class DamagedRange(msgspec.Struct, frozen=True):
 
 
 class LogDamage(msgspec.Struct, frozen=True):
-    """Damage of the log: current (`open`), and counts since the node's start."""
+    """Damage of the log: what was found and healed since the node's start, and what is damaged now (`open…`)."""
 
     found_count: Int64 = 0
     healed_count: Int64 = 0
@@ -108,7 +108,8 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Timers(msgspec.Struct, frozen=True):
-    """Pending timer messages. `next_due_ms`: ms since 1970. `due_counts`: messages by the time until due."""
+    """Pending timer messages. `next_due_ms`: ms since 1970. `due_counts`: number of messages by time until due, such as
+    "24h" or "later"."""
 
     pending_count: Int64 = 0
     next_due_ms: Int64 | None = None
@@ -177,10 +178,10 @@ class NodeStatus(msgspec.Struct, frozen=True):
     pid: Int64 = 0
     uptime_s: float = 0.0
     not_ready_reason: str = ""
-    """Why the node is not ready, or why that is unknown"""
+    """Why the node is not ready, or why its readiness is unknown"""
     degraded_reason: str | None = None
-    """Why sends fail, or reach fewer nodes than configured; or "". None if unknown: the node's version does not report
-    it, or only its remoting port was read"""
+    """Why sends fail, or reach fewer nodes than configured; "" if they don't. None if unknown: the node's version does
+    not report it, or the node is a master of which only the remoting port was read"""
     addresses: dict[str, str | None] = {}
     commitlog: Commitlog = Commitlog()
     damage: Damage = Damage()

@@ -74,7 +74,8 @@ class Latencies:
         return {name: round(value * 1000, 3) for name, value in (found | {"max": self._max_s}).items()}
 
     def doublings(self) -> list[tuple[float, int]]:
-        """Returns (upper bound in ms, count) of each range between powers of two (µs), from minimum to maximum."""
+        """Returns (upper bound in ms, count) for each range between successive powers of two (in µs), from the lowest
+        to the highest range that has latencies."""
         by_bound: Counter[int] = Counter()
         for bucket, count in self._counts.items():
             by_bound[max(1, round(self._top_s(bucket) * 1e6) - 1).bit_length()] += count
@@ -99,7 +100,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     megabytes_per_s: float
     latency_ms: dict[str, float]
     histogram: list[tuple[float, int]]
-    """For each bucket: its upper bound in ms, and the number of messages in it"""
+    """For each range of latencies: its upper bound in ms, and the number of messages in it"""
     last_remark: str
 
 

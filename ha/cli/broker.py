@@ -1,8 +1,8 @@
 """`ha broker …`: adds a broker to a running cluster, and takes one out of it, without a failed send.
 
-Producers no longer send to a drained broker, and it can be stopped once all its messages are consumed. The commands use
-requests WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327) of the name servers (mqadmin: wipeWritePerm,
-addWritePerm).
+`drain` makes producers send to other brokers. Once all messages of the broker are consumed, it is drained and can be
+stopped. The commands use requests WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327) of the name
+servers (mqadmin: wipeWritePerm, addWritePerm).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ha.protocol.topic_names import HALF_TOPIC
 app = cyclopts.App(name="broker", help="Add a broker to a running cluster, or drain one.", help_format="markdown")
 
 SETTLE_S = 35.0
-"""Default of --settle, in seconds. Clients look up routes every 30 s by default (pollNameServerInterval), and until
-then send to a drained broker."""
+"""Default of --settle, in seconds. Clients look up routes every 30 s by default (pollNameServerInterval), and may send
+to the broker until then."""
 _LOOK_INTERVAL_S = 5.0
 _TRANSACTIONS_GROUP = "CID_RMQ_SYS_TRANS"
 """Consumer group of the transaction service. Its lag in the half topic counts the half messages from the first open one
@@ -44,7 +44,7 @@ _WITHOUT_USERS = ("this broker has no users", "is not configured")
 
 
 class Left(msgspec.Struct, frozen=True):
-    """The messages that a broker still holds, so that it is not drained yet."""
+    """How many messages must still be consumed before a broker is drained, by kind."""
 
     groups: dict[str, int] = {}
     """Consumer group -> number of messages that it has not consumed and acknowledged; for a POP group a lower bound"""
@@ -97,12 +97,12 @@ def drain(
 ) -> int:
     """Make producers send to other brokers, and wait until everything on this one is consumed.
 
-    Repeat the command until it succeeds, then stop the broker. It removes the broker's write permission at the name
-    servers, so consumers can still read from the broker. The name servers restore the permission when a topic of the
+    Repeat the command until it succeeds, then stop the broker. The command removes the broker's write permission at the
+    name servers; consumers can still read from the broker. The name servers restore the permission when a topic of the
     broker changes, and when the broker restarts; while this command waits, it removes the permission again.
 
-    Exit codes: 0 drained; 1 not drained within --wait; 2 usage, or no other broker takes messages of a topic; 69 a
-    name server or the broker can't be reached.
+    Exit codes: 0 drained; 1 not drained within --wait; 2 usage, or no other broker takes messages of one of its topics;
+    69 a name server or the broker can't be reached.
     """
     if not 0 <= wait <= 7 * 86400:
         raise UsageError("--wait must be from 0 to 604800 s")
@@ -126,11 +126,12 @@ def drain(
 async def drain_broker(
     admin: Admin, client: Client, name: str, wait_s: float, settle_s: float, report: Callable[[Left], None]
 ) -> Drained:
-    """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` have passed.
+    """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` seconds have
+    passed.
 
-    After `wait_s` it returns with `is_drained` false. Calls `report` with each new `Left`, unless it is empty.
-    Raises UsageError if no broker has this name, or if no other broker takes messages of one of its topics;
-    ConnectionFailed if it has no master; and the errors of Admin.
+    If that takes longer than `wait_s`, returns with `is_drained` false. Calls `report` whenever the remaining messages
+    have changed, unless none remain. Raises UsageError if no broker has this name, or if no other broker takes messages
+    of one of its topics; ConnectionFailed if it has no master; and the errors of Admin.
     """
     brokers = await _brokers(admin, name)
     address = brokers[name].addresses[MASTER_ID]
@@ -254,7 +255,7 @@ async def _timer_count(client: Client, address: str) -> int:
 
 @app.command
 def undrain(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
-    """Let producers send to a drained broker again. They do within 30 s."""
+    """Let producers send to a drained broker again. They do so within 30 s."""
 
     async def question(admin: Admin, _: Client) -> int:
         await _brokers(admin, broker)
@@ -281,7 +282,8 @@ def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIE
     """Create the topics, consumer groups and users of the other brokers on a broker that was added to the cluster.
 
     Settings, policies and numbers of queues are copied from the other brokers. Existing topics, groups and users don't
-    change. Only a super user can copy users, because nobody else can read their passwords.
+    change, except that users without policies get those of the other brokers. Only a super user can copy users, because
+    nobody else can read their passwords.
     """
     joined = ask(lambda admin, _: join_broker(admin, broker), client)
     if json:
@@ -292,7 +294,7 @@ def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIE
 
 
 async def join_broker(admin: Admin, name: str) -> Joined:
-    """Creates the missing users, groups and topics, and returns what it created.
+    """Creates the users, groups and topics that the broker lacks, and returns what was created.
 
     Topics come last, because clients use the broker once it has topics. Raises UsageError if no broker has this name,
     or if the account of this command may not read users or their passwords; ConnectionFailed if the broker has no

@@ -18,7 +18,7 @@ def completion_of(app: cyclopts.App) -> cyclopts.App:
 
     @command.default
     def completion(shell: Annotated[Shell, Parameter(help="bash, zsh or fish.")], /) -> int:
-        """Print the completion script for SHELL. In its start-up file: source <(ha completion bash)."""
+        """Print the completion script for SHELL. For bash, add this to ~/.bashrc: source <(ha completion bash)."""
         print(app.generate_completion(shell=shell))
         return EXIT_DONE
 

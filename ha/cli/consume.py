@@ -35,8 +35,7 @@ from ha.protocol.compression import BODY_SIZE_MAX
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
 EMPTY_PULL_MIN_S = 0.1
-"""Time in seconds within which a pull that returns nothing new counts as quick, so that the next one is delayed by
-RECONNECT_PAUSE_S."""
+"""If a pull returns nothing new in less than this time, in seconds, the next one is delayed by RECONNECT_PAUSE_S."""
 PULL_COUNT = 256
 GROUP = "halog-cli"
 _STARTS = {"first": StartFrom.FIRST, "last": StartFrom.LAST}
@@ -73,9 +72,10 @@ def consume(
     A compressed body that is damaged or too long is reported on stderr; with --group, its message becomes a dead
     letter. With --json, the message is printed with "body_error" instead of a body, and with --group it is consumed.
 
-    Without --follow, it stops at the ends that the queues had at the start; with --group, at --limit or Ctrl-C. With
-    --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success; 1 rejected,
-    or a body could not be shown; 2 usage, or no such topic; 69 no name server or broker reachable; 130 interrupted.
+    Without --follow, the command stops at the ends that the queues had at the start; with --group, at --limit or
+    Ctrl-C. With --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success;
+    1 a broker rejected a request, or a body could not be shown; 2 usage, or no such topic; 69 no name server or broker
+    reachable; 130 interrupted.
     """
     if from_ not in ("first", "last", "committed") and not _is_number(from_):
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")

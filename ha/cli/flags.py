@@ -48,9 +48,9 @@ class ClusterFlags:
             raise UsageError(f"--servers: {error}") from None
 
     def credentials(self) -> AclCredentials | None:
-        """Returns the credentials from flags and environment, None without any.
+        """Returns the credentials from flags and environment; None if there are none.
 
-        Raises UsageError if one of the two keys is missing or the file can't be used.
+        Raises UsageError if only one of the two keys is given, or if the file can't be used.
         """
         try:
             return environment_credentials(access_key=self.access_key, secret_key_file=self.secret_key_file)

@@ -44,14 +44,14 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool | None
     """Whether the node is ready; None: unknown"""
     why_not_ready: str
-    """Why the node is not ready, or why that is unknown"""
+    """Why the node is not ready, or why its readiness is unknown"""
     min_offset: int
     max_offset: int
     unflushed_bytes: int | None
     undispatched_bytes: int | None
     written_bytes_per_s: float | None
     behind_bytes: int | None
-    """Bytes of its master's log that a slave lacks; None: a master, or its master is not shown"""
+    """Bytes of its master's log that a slave lacks; None for a master, and if the slave's master is not shown"""
     waiting_sends: int
     uptime_s: float
     master_address: str | None
@@ -61,7 +61,7 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def readiness_problem(self) -> str:
-        """Text that says that the node is not ready, or that this is unknown, and why; "" if it is ready."""
+        """Text that says that the node is not ready, or that its readiness is unknown, and why; "" if it is ready."""
         if self.is_ready:
             return ""
         what = f"can't tell whether {self.name} is ready" if self.is_ready is None else f"{self.name} is not ready"
@@ -75,7 +75,7 @@ class _Sample(NamedTuple):
 
 
 class Flow:
-    """Keeps the last SAMPLES_MAX samples of each node."""
+    """Calculates the flow of each node from its last SAMPLES_MAX samples."""
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[_Sample]] = {}
@@ -134,7 +134,7 @@ _RATE_S = 10.0
 def _rate(points: Sequence[tuple[float, int]]) -> float | None:
     """Returns bytes per second over the last _RATE_S, or between the last two points if they are further apart.
 
-    None if there is only one point.
+    None if there is only one point, or if the points have the same time.
     """
     last_at, last = points[-1]
     recent = [point for point in points if last_at - point[0] <= _RATE_S]

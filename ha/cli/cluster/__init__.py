@@ -84,10 +84,10 @@ def up(
 ) -> int:
     """Run a name server and broker groups on this machine until Ctrl-C or `ha cluster down`.
 
-    The first start creates the directory with a configuration per node, on ports of 127.0.0.1. Later starts use the
-    same ports, data, and your changes to the configurations. With a higher number of groups or replicas, nodes are
-    added. If the cluster already runs, the process that runs it starts the nodes that are missing, and this command
-    ends when they are ready. With --detach, later output is written to cluster.log in the directory.
+    The first start creates the directory with a configuration for each node; all nodes listen on 127.0.0.1. Later
+    starts use the same ports and data, and your changes to the configurations. With a higher number of groups or
+    replicas, nodes are added. If the cluster already runs, the process that runs it starts the nodes that are missing,
+    and this command ends when they are ready. With --detach, later output is written to cluster.log in the directory.
 
     Exit codes: 0 stopped, or with --detach ready, or the missing nodes run; 1 a node did not start, or all ended; 2
     usage; 69 a port is in use.
@@ -204,7 +204,7 @@ def down(
     timeout: Timeout = 60.0,
     json: Json = False,
 ) -> int:
-    """Stop the cluster that `ha cluster up` runs. Its data stays.
+    """Stop the cluster that `ha cluster up` runs. Its data is kept.
 
     A group that is stopped starts again with the next `ha cluster up`, unless you delete its files NAME-*.
 
@@ -245,7 +245,7 @@ def _stop_group(directory: Path, group: str, timeout_s: float, *, json: bool) ->
 def status(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 3.0, json: Json = False) -> int:
     """Show the nodes of the cluster in a directory, like `ha status`, with the same exit codes.
 
-    Nodes that don't run are errors, also those that the name server no longer knows.
+    Nodes that don't run count as errors, even if the name server no longer knows them.
     """
     _check(timeout)
     nodes = read_nodes(dir_)

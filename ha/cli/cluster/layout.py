@@ -8,8 +8,8 @@
     cluster.log                      its output in the background
     cluster.new                      a configuration that is being written
 
-A configuration is written once, with ports that were free, and then belongs to the user. So a cluster has the same
-addresses and settings whenever it runs.
+A configuration is written once, with ports that are free at that time; only the user changes it later. So a cluster has
+the same addresses and settings whenever it runs.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class LocalNode(msgspec.Struct, frozen=True):
 
     @property
     def stage(self) -> int:
-        """Position in the start order: 0 for etcd, 1 for the name server, 2 for slaves, 3 for masters and members.
+        """Stage of start and stop: 0 for etcd, 1 for the name server, 2 for slaves, 3 for masters and members.
 
-        Slaves and masters start together. Nodes stop in reverse order, so that a master has its slaves until its last
-        send is acknowledged.
+        Nodes start in this order, except that stages 2 and 3 start together. They stop in reverse order, so that a
+        master has its slaves until its last send is acknowledged.
         """
         if not self.is_broker:
             return 0 if self.name == ETCD else 1
@@ -81,7 +81,7 @@ class LocalNode(msgspec.Struct, frozen=True):
 
 
 def read_nodes(directory: Path) -> list[LocalNode]:
-    """Returns the nodes in the order in which they start. Raises UsageError for a file that can't be read."""
+    """Returns the nodes in the order in which they start. Raises UsageError if a file can't be read or parsed."""
     nodes = [LocalNode(ETCD, {})] if (directory / f"{ETCD}.yml").exists() else []
     for file in sorted(directory.glob("*.conf")):
         try:
@@ -104,10 +104,11 @@ def add_nodes(
 ) -> list[LocalNode]:
     """Writes the configurations that are missing for this many groups and replicas, and returns all nodes.
 
-    None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). `failover` has no effect on
-    an existing cluster. New nodes get ports from `first_port` on; None: random ones that are free. Nodes are never
-    removed. Raises UsageError for lower numbers, if the directory has other files, and while another process adds
-    nodes; NodeError if a port is in use.
+    `groups`, `replicas`: None keeps the present number; in a new directory it means 1 group, and 2 replicas (3 with
+    failover). `failover` has no effect on an existing cluster. New nodes get ports from `first_port` on; None: random
+    ones that are free. Nodes are never removed. Raises UsageError if there are more groups or replicas already, if a
+    new directory has other files, if a port would be above PORT_MAX, and while another process adds nodes; NodeError
+    if a port is in use, or if too few ports are free.
     """
     with _adding(directory):
         return _add_nodes(directory, groups, replicas, failover=failover, first_port=first_port)
@@ -180,11 +181,11 @@ def _add_nodes(
 def _ports_for(
     service_count: int, broker_count: int, others: Set[int], first: int | None
 ) -> AbstractContextManager[list[int]]:
-    """Reserves one port for each service and three for each broker, none of `others`.
+    """Reserves one port for each service and three for each broker, none of them in `others`.
 
-    With `first`, the services get the ports from there on, and each broker three ports that begin 11, 21, 31 and so on
-    above it: for 10900, those are 10911 to 10913, 10921 to 10923. Raises UsageError if one of them would be above
-    PORT_MAX, NodeError if one is in use, or if there are too few free ports.
+    With `first`, the services get the ports from `first` on, and the brokers three each, from `first` + 11 on, from
+    `first` + 21 on and so on: for 10900, 10911 to 10913, then 10921 to 10923. Raises UsageError if a port would be
+    above PORT_MAX; NodeError if one is in use, or if too few ports are free.
     """
     if first is None:
         return reserved_ports(service_count + 3 * broker_count, others)

@@ -1,4 +1,4 @@
-"""Starts and stops the processes of nodes, and chooses ports for them. Only to be used from the main thread."""
+"""Starts and stops the processes of nodes, and chooses ports for them. Must be used only from the main thread."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ when the thread that started the process ends, so only the main thread starts no
 
 
 class NodeError(Exception):
-    """A process failed to start, respond or stop, or a port is not free. The text says which and how, with the end of
-    the process's log.
+    """A node can't be started, queried or stopped, the cluster did not become ready, or a port is not free.
 
-    `exit_code` is that of the process, negative for a signal, or 69 (os.EX_UNAVAILABLE) for a port in use and for a
-    stop that takes too long; None if there is none.
+    `what`: the problem; the exception's text also has the end of the process's log, if that is known. `exit_code`: that
+    of the process (negative for a signal), or 69 (os.EX_UNAVAILABLE) if a given port is in use or `ha cluster down`
+    takes too long; otherwise None.
     """
 
     def __init__(self, what: str, log_tail: str = "", exit_code: int | None = None) -> None:
@@ -90,7 +90,7 @@ class NodeProcess:
         return self._process
 
     def spawn(self) -> None:
-        """Starts the process."""
+        """Starts the process. Raises OSError if that fails, or if the log file can't be opened."""
         self.ready = {}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(

@@ -29,7 +29,7 @@ from ha.cli.exits import UsageError
 from ha.client.credentials import read_secret_key
 
 START_MISSING = signal.SIGUSR1
-"""The signal that makes the process that runs a cluster start the nodes that don't run, such as new ones."""
+"""On this signal, the process that runs a cluster starts the nodes that don't run, for example new ones."""
 _POLL_S = 0.1
 _LOCK = "@hhqqi"
 """struct flock: kind, whence, start, length, process ID of the holder"""
@@ -69,7 +69,8 @@ def _holder_of(file: IO[str]) -> int:
 
 
 def stop_runner(descriptor: int, timeout_s: float) -> bool:
-    """Stops the cluster that the process of this pidfd runs, closes the pidfd, and returns whether it ended in time."""
+    """Stops the cluster that the process of this pidfd runs, and closes the pidfd. Returns whether the process ended
+    within `timeout_s`."""
     try:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
@@ -80,7 +81,8 @@ def stop_runner(descriptor: int, timeout_s: float) -> bool:
 
 @contextmanager
 def _stopping(directory: Path, timeout_s: float) -> Iterator[None]:
-    """Excludes other processes from stopping nodes of `directory`, since a second signal ends a node at once.
+    """Excludes other processes from stopping nodes of `directory` during the block: a second signal would end a node
+    at once.
 
     Raises NodeError if another process is still stopping nodes after `timeout_s`.
     """
@@ -101,8 +103,8 @@ def _stopping(directory: Path, timeout_s: float) -> Iterator[None]:
 
 
 def stop_nodes(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) -> int:
-    """Stops these nodes of a cluster that runs, in order, and returns how many ran. Raises NodeError if one does not
-    stop."""
+    """Stops these nodes of a running cluster, stage by stage, and returns how many were running. Raises NodeError if
+    one does not stop within `timeout_s`, or if another process is still stopping nodes by then."""
     deadline = time.monotonic() + timeout_s
     count = 0
     with _stopping(directory, timeout_s), ExitStack() as stack:
@@ -123,7 +125,8 @@ def stop_nodes(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) ->
 def _process_of(directory: Path, node: LocalNode) -> int | None:
     """Returns a pidfd of the process that runs a node of the cluster in `directory`, for the caller to close; or None.
 
-    Found by its working directory and command in /proc, because a node does not write its process ID to a file.
+    The process is found by its working directory and command in /proc, because a node does not write its process ID to
+    a file.
     """
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and _runs(process, directory, node):
@@ -152,7 +155,7 @@ def etcd_program() -> str:
 
 
 class LocalCluster:
-    """Processes of the nodes in a directory. `close` ends them all; the kernel does if this process is killed."""
+    """Processes of the nodes in a directory. `close` ends them all; if this process is killed, the kernel does so."""
 
     def __init__(self, directory: Path, report: Callable[[str], None]) -> None:
         """`report` is called with a line for the user when a node ends or does not stop cleanly."""
@@ -163,9 +166,9 @@ class LocalCluster:
     def start(self, timeout_s: float) -> list[LocalNode]:
         """Starts the nodes that don't run, and waits until they serve. Returns all nodes.
 
-        Brokers start together, after etcd and the name server. Raises NodeError if a node does not serve within
-        `timeout_s`, UsageError if a configuration can't be read or etcd is not installed. An error leaves the nodes
-        that were started running.
+        Brokers start together, after etcd and the name server. Raises NodeError if a node can't be started or does not
+        serve within `timeout_s`, UsageError if a configuration can't be read or etcd is not installed. After an error,
+        the nodes that were started keep running.
         """
         deadline = time.monotonic() + timeout_s
         nodes = read_nodes(self._directory)
@@ -281,7 +284,10 @@ def start_missing(runner: int) -> None:
 
 def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float, runner: int | None = None) -> None:
     """Waits until every broker of `directory` is ready and registered, and every group has a master with its slaves in
-    sync. Raises NodeError after `timeout_s`, with the reason for the first that is not, or if `runner`, a pidfd, ends.
+    sync.
+
+    Raises NodeError after `timeout_s`, with the first reason why this is not so; if the process of the pidfd `runner`
+    ends; or if a token or certificate can't be read.
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}

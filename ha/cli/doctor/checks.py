@@ -20,7 +20,7 @@ DISK_WARNING, DISK_ERROR = 0.75, 0.90
 """Used shares of a disk (0 to 1) at which a warning and an error are reported: RocketMQ's diskMaxUsedSpaceRatio, above
 which expired files are deleted at any time, and the share at which RocketMQ stops storing messages"""
 UNDISPATCHED_MAX = 64 << 20
-"""Maximum number of bytes of the log that may be missing in the consume queues without a warning"""
+"""Maximum number of bytes of the log that may be missing from the consume queues without a warning"""
 FILES_MIN = 16_384
 """File descriptor limit below which a node gets a warning"""
 _MUST_AGREE = {

@@ -13,9 +13,9 @@ class Weight(Enum):
     ERROR = "error"
     """Something does not work, or will not work when it is needed"""
     WARNING = "warning"
-    """It works, but needs attention"""
+    """Something works, but needs attention"""
     NOTE = "note"
-    """Could not be checked, or for information"""
+    """Something could not be checked, or the finding is only for information"""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

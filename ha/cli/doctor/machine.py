@@ -115,7 +115,8 @@ def examine_format(path: Path) -> Iterator[Finding]:
 def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
     """Writes up to 64 MiB for up to 3 s to a temporary file in `path`, with an fdatasync per MiB.
 
-    Returns figures, whose names have the units, and findings. Raises UsageError if the file can't be written.
+    Returns the figures by name (the names contain the units), and the findings. Raises UsageError if the file can't be
+    written.
     """
     chunk = os.urandom(_CHUNK_BYTES)
     written = 0

@@ -1,4 +1,5 @@
-"""Checks that clients use all broker groups: asks masters for their topics, and name servers for a route of each."""
+"""Checks that clients use all broker groups: asks each master for its topics, and the name servers for the route of one
+of them."""
 
 from __future__ import annotations
 

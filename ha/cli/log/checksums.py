@@ -19,7 +19,7 @@ FOLDER = "checksums"
 
 
 class BadBlock(NamedTuple):
-    """Physical offsets [begin, end) of a block whose bytes changed since they were written."""
+    """Physical offsets [begin, end) of a block whose bytes have changed since they were written."""
 
     begin: int
     end: int

@@ -1,4 +1,4 @@
-"""`ha log diff`: finds the first difference between two stores, and counts the others."""
+"""`ha log diff`: finds the first difference between two stores, and counts all differences."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
     compared_end: int
     is_complete: bool
     is_equal: bool
-    """Whether the compared range is equal, except for unused bytes"""
+    """Whether the compared range is the same in both stores, except for unused bytes"""
     resume: str
     differing_ranges: int
     """Number of ranges of 16 MiB whose bytes differ"""

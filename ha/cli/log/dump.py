@@ -47,7 +47,8 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 4 << 20
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which records to print; None: no condition. Physical offsets are [from_, to)."""
+    """Which records to print: those at physical offsets [from_, to) that match `where`, at most `count`. None: no
+    limit."""
 
     from_: int | None = None
     to: int | None = None

@@ -55,10 +55,11 @@ class Examination:
         return "" if self.is_complete else f"--from {self.reached}" + ("" if to is None else f" --to {to}")
 
     def run(self, stop: threading.Event, progress: Callable[[int, int], None], watch: Watch | None = None) -> None:
-        """Examines the span. If `stop` is set meanwhile, the part examined by then counts as the whole span.
+        """Examines the span. If `stop` is set meanwhile, ends after the current range; queue entries that point beyond
+        `reached` are then not checked.
 
-        After each range, calls `watch` with its facts, and `progress` with the number of bytes examined and in total.
-        Raises StoreUnreadable if a store can't be read.
+        After each range, calls `watch` with the range's facts, and `progress` with the number of bytes examined and the
+        total. Raises StoreUnreadable if a store can't be read.
         """
         begin, end = self.span.begin, self.span.end
         start_is_unknown = self._starts_inside

@@ -20,7 +20,7 @@ _SIZE_BYTES = 4
 class Place(msgspec.Struct, frozen=True):
     """Bytes [begin, end) of `file`, a path below the store directory.
 
-    Where no file holds them, `file` is "", and begin and end are positions in the whole log or queue.
+    If no file holds them, `file` is "", and begin and end are positions in the whole log or queue.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Places:
         self._root = reader.path
 
     def of(self, finding: Finding) -> Place:
-        """Returns the place of `finding`: its queue entry if that is wrong, otherwise its bytes of the log."""
+        """Returns the place of `finding`: that of the queue entry it is about, or else that of its bytes in the log."""
         if finding.kind in QUEUE_KINDS and finding.queue_offset >= 0:
             return self._entry(finding.topic, finding.queue_id, finding.queue_offset)
         if finding.kind in ("missing_file", "overlap"):

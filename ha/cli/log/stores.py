@@ -22,7 +22,7 @@ class Span(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened(*paths: Path) -> Iterator[list[LogReader]]:
-    """Opens readers of these stores. Raises StoreUnreadable, also for a file that the block can't read."""
+    """Opens readers of these stores. Raises StoreUnreadable if a file of them can't be read, also during the block."""
     with ExitStack() as stack:
         try:
             yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
