@@ -1,4 +1,5 @@
-"""Administers a cluster: topics, consumer groups, users, consumer progress, and messages by key, id or time.
+"""Administers a cluster: topics, consumer groups, users and their policies, and offsets. Also finds messages by key, id
+or time.
 
 Each broker knows only its own topics, groups and messages, so most methods combine the responses of all masters.
 Sources: DefaultMQAdminExtImpl, MQAdminImpl.
@@ -110,7 +111,8 @@ class QueueProgress(msgspec.Struct, frozen=True):
 
 
 class ConsumerProgress(msgspec.Struct, frozen=True):
-    """A group's progress in all its queues, and the rate at which it consumes, summed over the brokers."""
+    """A group's progress in its queues, or in those of one topic, and the rate at which it consumes, summed over the
+    brokers."""
 
     group: str
     queues: list[QueueProgress]
@@ -128,10 +130,11 @@ class Admin(ClientUser):
         async with Admin("127.0.0.1:9876") as admin:
             print((await admin.consumer_progress("billing")).lag)
 
-    Arguments are those of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed, and
-    RemoteProtocolError for a malformed response. A change on several brokers stops at the first that fails; it is safe
-    to repeat. `broker_names`: the broker sets whose masters are asked, by default all broker sets that have a master.
-    ConnectionFailed is raised if a named broker set has no master, or if no broker set has one.
+    `name_servers`, `options` and `credentials` are those of Producer. All methods raise BrokerError, RequestTimedOut,
+    ConnectionFailed, and RemoteProtocolError for a malformed response. A change on several brokers stops at the first
+    that fails; it is safe to repeat. `broker_names`: the broker sets whose masters are asked, by default all broker
+    sets that have a master. ConnectionFailed is raised if a named broker set has no master, or if no broker set has
+    one.
     """
 
     def __init__(
@@ -200,7 +203,7 @@ class Admin(ClientUser):
         return await self._routes.topics()
 
     async def route(self, topic: str) -> TopicRoute:
-        """The route of `topic`. Raises RouteNotFound."""
+        """The route of `topic`. Raises RouteNotFound if no name server knows the topic."""
         return await self._routes.find(topic)
 
     async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
@@ -233,9 +236,11 @@ class Admin(ClientUser):
         attributes: Mapping[str, str] | None = None,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Creates or changes a topic with all its settings on each of the named broker sets.
+        """Creates a topic with the settings of `config` on each of the named broker sets, or gives all of these
+        settings to an existing topic.
 
-        Only `attributes` are set, not those of `config`; all others are left as they are."""
+        Sets only the topic attributes in `attributes`, and leaves the others as they are. `config.attributes` is
+        ignored."""
         header = CreateTopicRequest(
             topic=config.topic_name,
             read_queue_nums=config.read_queue_nums,
@@ -295,7 +300,7 @@ class Admin(ClientUser):
         return found
 
     async def create_user(self, user: UserInfo, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates a user on all masters that don't have it. Raises BrokerError if all of them have it already.
+        """Creates a user on all masters that don't have it yet. Raises BrokerError if every master has it.
 
         Without `broker_names`, broker sets without a master are skipped, and ConnectionFailed is raised at the end."""
         header, body = UserRequest(username=user.username or ""), java_json.dumps(user)
@@ -318,16 +323,18 @@ class Admin(ClientUser):
         await self._change_masters(RequestCode.AUTH_UPDATE_ACL, header, body, broker_names=broker_names)
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
-        """Deletes the policy entry of a user for `resource` on all masters. Raises BrokerError if no master has
-        policies of the user. Broker sets without a master are skipped; ConnectionFailed is then raised at the end."""
+        """Deletes the entry for `resource` from a user's policy of type `policy_type`, on all masters.
+
+        Raises BrokerError if no master has policies of the user. Broker sets without a master are skipped;
+        ConnectionFailed is then raised at the end."""
         header = DeleteAclRequest(subject=subject_of(name), resource=resource, policy_type=policy_type)
         await self._change_masters(RequestCode.AUTH_DELETE_ACL, header, done="is not exist")
 
     # Groups
 
     async def groups(self, *, broker_names: Sequence[str] | None = None) -> dict[str, GroupConfig]:
-        """The configurations of all consumer groups, sorted by group name. If the brokers' configurations of a
-        group differ, one of them is returned."""
+        """The configurations of all consumer groups, sorted by group name. If brokers have different configurations of
+        a group, one of them is returned."""
         found: dict[str, GroupConfig] = {}
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         for answer in await self._ask_masters(code, broker_names=broker_names):
@@ -355,16 +362,16 @@ class Admin(ClientUser):
         return sorted(found)
 
     async def topics_of(self, group: str) -> list[str]:
-        """The topics that `group` consumes or has consumed, sorted. Not supported by RocketMQ 4.9 (BrokerError, code
-        3)."""
+        """The topics that `group` consumes or has consumed, sorted. Not supported by RocketMQ 4.9 (BrokerError with
+        REQUEST_CODE_NOT_SUPPORTED, 3)."""
         found: set[str] = set()
         for answer in await self._ask_masters(RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group=group)):
             found |= set(read_as(TopicList, answer.body).topic_list)
         return sorted(found)
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
-        """The current members of a consumer group on all masters, and the subscriptions known to one of them; empty if
-        no member is connected."""
+        """The current members of a consumer group on all masters, and the subscriptions known to one of the masters;
+        empty if no member is connected."""
         found = ConsumerConnections()
         known: set[ClientConnection] = set()
         for address in await self._masters(None):
@@ -398,8 +405,8 @@ class Admin(ClientUser):
 
     async def running_info(self, group: str, client_id: str) -> RunningInfo:
         """The runtime state of one member of a consumer group: its queues, subscriptions and rates. A broker requests
-        it from the member. Raises BrokerError if the member is not connected; if a master can't be asked, it may be
-        connected there, and that master's error is raised."""
+        it from the member. Raises BrokerError if the member is not connected. If a master can't be asked, raises that
+        master's error instead, because the member may be connected there."""
         header = RunningInfoRequest(consumer_group=group, client_id=client_id)
         answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return decode_running_info(answer.body)
@@ -413,8 +420,8 @@ class Admin(ClientUser):
         return read_as(ConsumeDirectlyResult, answer.body)
 
     async def consumer_status(self, topic: str, group: str) -> dict[str, dict[MessageQueue, int]]:
-        """The queue offsets that each member of a group reports for its queues of `topic`, by client id. Raises
-        RouteNotFound."""
+        """The queue offsets that each member of a group reports for its queues of `topic`, by client id and queue.
+        Raises RouteNotFound."""
         header = ConsumerStatusRequest(topic=topic, group=group)
         found: dict[str, dict[MessageQueue, int]] = {}
         for address in _masters_of(await self._routes.find(topic)):
@@ -449,7 +456,7 @@ class Admin(ClientUser):
         """Moves `group`, in each queue of `topic`, to the first message stored at `to` or later; None: to the end.
 
         Connected members follow at once. Returns the new queue offset of each queue. RocketMQ 4.9 rejects this
-        (BrokerError 206) while no member is connected. Raises RouteNotFound."""
+        (BrokerError with CONSUMER_NOT_ONLINE, 206) while no member is connected. Raises RouteNotFound."""
         # A negative time means the end of the queue.
         time_ms = -1 if to is None else max(0, int(to.timestamp() * 1000))
         header = ResetOffsetsRequest(topic=topic, group=group, timestamp=time_ms, is_force=True)
@@ -470,7 +477,7 @@ class Admin(ClientUser):
         end: datetime | None = None,
         max_count: int = _FOUND_MAX,
     ) -> list[ReceivedMessage]:
-        """The newest messages of `topic` with `key`, oldest first: up to `max_count` (brokers return at most 64 each).
+        """The newest messages of `topic` with `key`, oldest first: up to `max_count` (each broker returns at most 64).
 
         Includes only messages stored from `begin` to `end` (both inclusive, to the second); None: no limit. Raises
         RouteNotFound."""
@@ -512,9 +519,9 @@ class Admin(ClientUser):
     ) -> AsyncIterator[ReceivedMessage]:
         """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. Raises RouteNotFound.
 
-        `end` None: up to the last message. Messages that arrive in a queue while it is being read are left out. Waits
-        while a message can't be read at present (see `PullConsumer.reading`). Raises ConnectionFailed if a queue ends
-        before the end that it had when its turn came, for example because only a slave that is behind can be
+        `end` None: up to the last message. Messages that arrive in a queue while it is being read are not included.
+        Waits while a message can't be read at present (see `PullConsumer.reading`). Raises ConnectionFailed if a queue
+        turns out to be shorter than when its reading began, for example because only a slave that is behind can be
         reached."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         pull = partial(self._requests.pull, subscription="*")
@@ -661,8 +668,8 @@ class Admin(ClientUser):
 
 
 def check_masters(brokers: Sequence[Broker]) -> None:
-    """Raises ConnectionFailed if one of `brokers` has no master, or if `brokers` is empty. Call it after a change on
-    all masters, which has skipped the broker sets without a master."""
+    """Raises ConnectionFailed if one of `brokers` has no master, or if `brokers` is empty. Call this after a change
+    on all masters, which has skipped the broker sets without a master."""
     unchanged = [broker.name for broker in brokers if MASTER_ID not in broker.addresses]
     if unchanged or not brokers:
         name = ", ".join(unchanged) or "all brokers"

@@ -12,10 +12,11 @@ from ha.client.messages import MessageQueue
 
 
 def allocate_averagely(queues: Iterable[MessageQueue], client_ids: Iterable[str], own_id: str) -> list[MessageQueue]:
-    """Returns the queues of member `own_id`: a contiguous range of the sorted queues, equal in size for all members.
+    """Returns the queues of member `own_id`: a contiguous range of the sorted queues.
 
-    If the queues don't divide evenly, the first members get one more. Empty if `own_id` is not a member, or there are
-    more members than queues and it is among the last."""
+    Each member gets the same number of queues; if they don't divide evenly, the first members by client id get one
+    more. Empty if `own_id` is not in `client_ids`, or if there are more members than queues and this member is among
+    the last."""
     members = sorted(client_ids, key=_java_order)
     if own_id not in members:
         return []

@@ -3,9 +3,9 @@
 A source is all queues of a topic on one broker (`pop_requests.ALL_QUEUES`).
 
 Concurrent long-polling pops would take messages from several sources: those of all responses but the first would have
-to wait here while their invisible time passes, and a cancelled pop could take messages that the program never gets. So
-a notification request, NOTIFICATION (200054), which waits but takes no messages, stays in flight at each source, also
-between calls of `wait`.
+to wait here while their invisible time passes, and a cancelled pop could take messages that the program never gets.
+`wait` therefore sends notification requests, NOTIFICATION (200054), which wait but take no messages. They stay in
+flight after `wait` has returned.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Arrivals:
 
     async def wait(self, sources: Iterable[MessageQueue], timeout_s: float) -> None:
         """Sends notification requests to `sources`; returns when one is answered (with or without messages) or fails,
-        when `timeout_s` is over, or at `close`.
+        when `timeout_s` has passed, or when `close` is called.
 
         Concurrent calls wait one after the other: otherwise one message would end all of them, and each caller would
         send a pop for it."""
@@ -81,7 +81,7 @@ class Arrivals:
             await self._requests.notify(source, self._subscriptions[source.topic], POLL_S)
         except (ClientError, RemoteProtocolError) as error:
             _log.debug("client.arrivals_unknown source=%s reason=%r", source, str(error))
-            if len(self._watched) > 1:  # until then `wait` waits for the other sources
+            if len(self._watched) > 1:  # during the pause, `wait` waits for the other sources
                 await anyio.sleep(_PAUSE_S)
         finally:
             self._watched.discard(source)

@@ -1,4 +1,4 @@
-"""Pauses between attempts, which grow while attempts fail."""
+"""Computes the pauses between attempts. They grow as long as the attempts fail."""
 
 from __future__ import annotations
 

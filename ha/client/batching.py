@@ -1,8 +1,8 @@
-"""Automatic batching of sends: messages that arrive while a request is in flight are sent together as the next one.
+"""Automatic batching of sends: messages that arrive while a request is in flight are sent together in the next one.
 
-A send with no request in flight is sent at once, on its own. Later sends collect in a batch, which is sent when the
-response arrives. Each send still gets its own result. `shared_requests.py` decides which messages can share a request
-and handles rejected batches.
+If no request is in flight, a message is sent at once, on its own. Later messages are collected in a batch, which is
+sent when the response arrives. Each send still gets its own result. `shared_requests.py` decides which messages can
+share a request and handles rejected batches.
 
 A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue has at most one
 request in flight, which keeps the order. Any other lane may have one request in flight per broker with queues of the

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_async(callback: object, name: str) -> None:
-    """Raises TypeError if `callback` is a function that is defined by `def`.
+    """Raises TypeError if `callback` is a function or method that is defined by `def` instead of `async def`.
 
     Accepts all other callables, including lambdas and decorated functions: whether they return an awaitable is known
     only once they are called."""
@@ -31,12 +31,12 @@ def check_async(callback: object, name: str) -> None:
 
 
 def failure_of(error: BaseException) -> Exception:
-    """Returns the failure of a callback that raised `error` in this task: `error` itself if it is an Exception.
+    """Returns the failure of a callback that raised `error` in this task. An Exception is returned as it is.
 
-    If this task is being cancelled, raises the cancellation; other errors of the callback's task groups are then only
-    logged. If not, a CancelledError came from something that the callback awaited, such as an asyncio task that was
-    cancelled: returns a RuntimeError, because the CancelledError, raised here, would end this task silently. Raises a
-    group that contains another BaseException, such as KeyboardInterrupt."""
+    If this task is being cancelled, a cancellation is raised again, and other errors in its group are only logged.
+    Otherwise, the cancellation came from something that the callback awaited, such as an asyncio task that was
+    cancelled. A RuntimeError is then returned, because raising the CancelledError here would end this task silently.
+    Raises a group that contains any other BaseException, such as KeyboardInterrupt."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, BaseExceptionGroup):

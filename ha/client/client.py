@@ -61,9 +61,10 @@ class ConsumerMember(Protocol):
         """Called when a member joined or left the group: NOTIFY_CONSUMER_IDS_CHANGED (40). Must not block."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request, None for no response: RESET_CONSUMER_CLIENT_OFFSET (220),
-        GET_CONSUMER_STATUS_FROM_CLIENT (221), GET_CONSUMER_RUNNING_INFO (307) or CONSUME_MESSAGE_DIRECTLY (309).
-        Cancelled when the consumer leaves. Raises RemoteProtocolError."""
+        """Returns the response to a broker's request, or None for no response. The request is
+        RESET_CONSUMER_CLIENT_OFFSET (220), GET_CONSUMER_STATUS_FROM_CLIENT (221), GET_CONSUMER_RUNNING_INFO (307) or
+        CONSUME_MESSAGE_DIRECTLY (309). Cancelled when the consumer leaves. Raises RemoteProtocolError if the request is
+        malformed."""
 
 
 class ProducerMember(Protocol):
@@ -74,18 +75,19 @@ class ProducerMember(Protocol):
         """The producer group."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Returns the response to a broker's request, CHECK_TRANSACTION_STATE (39), None for no response. Cancelled
-        when the producer leaves. Raises RemoteProtocolError."""
+        """Returns the response to the broker's request CHECK_TRANSACTION_STATE (39), or None for no response. Cancelled
+        when the producer leaves. Raises RemoteProtocolError if the request is malformed, ConnectionFailed or
+        RequestTimedOut if the outcome can't be sent."""
 
 
 class Client(Startable):
-    """An async context manager that producers and consumers can share.
+    """Connections, routes and an identity that producers and consumers can share. An async context manager.
 
         async with Client("127.0.0.1:9876") as client, Producer(client) as producer, PullConsumer(client) as consumer:
             …
 
-    They then share one connection per broker, the routes, and one identity (`client_id`), so only one Producer and one
-    PushConsumer of each group can use a client: opening a second one raises ValueError. `name_servers`, `options`
+    Those that share a client have the same `client_id`, so only one Producer and one PushConsumer of each group can
+    use it: opening a second one raises ValueError. A client has one connection per broker. `name_servers`, `options`
     and `credentials` are those of Producer.
     """
 
@@ -281,8 +283,8 @@ class ClientUser(Startable):
         credentials: AclCredentials | None,
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Raises ValueError for an invalid name server address, incomplete credentials in the environment, or options
-        or credentials together with a shared client."""
+        """Raises ValueError for an invalid name server address, incomplete or unreadable credentials in the
+        environment, or options or credentials together with a shared client."""
         self._is_own_client = not isinstance(client, Client)
         if not isinstance(client, Client):
             clock = {} if wall_clock_ms is None else {"wall_clock_ms": wall_clock_ms}
@@ -294,12 +296,12 @@ class ClientUser(Startable):
 
     @property
     def client_id(self) -> str:
-        """The id by which brokers identify this member of its group."""
+        """The id by which brokers identify the client."""
         return self._client.client_id
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Opens the client, unless it is shared, and the services of the subclass. Raises RuntimeError if a shared
-        client is not open."""
+        """Opens the client, unless it is shared, and starts the services of the subclass. Raises RuntimeError if a
+        shared client is not open."""
         if self._is_own_client:
             await stack.enter_async_context(self._client)
         elif not self._client.is_open:

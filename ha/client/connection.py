@@ -2,7 +2,7 @@
 
 Any number of tasks may have requests in flight. The writer sends all queued requests with one call, and the reader
 completes all responses of a chunk at once, so a burst of n requests costs two wake-ups here, not 2n. A request that is
-made while only long polls are in flight doesn't wait for the writer: its own task writes it to the socket, if the
+made while none but long polls are in flight doesn't wait for the writer: its own task writes it to the socket, if the
 socket can be written to directly (`_socket_of`). Knows frames, but not the meaning of requests.
 """
 
@@ -43,8 +43,8 @@ _TURNS_TO_READ = 3
 """Number of iterations of the event loop until a task that waits for a socket has read from it; asyncio needs the
 most."""
 _DEADLINES_KEPT = 64
-"""The deadlines of answered requests are removed when this many are stored in addition to twice as many as were left
-after the last removal."""
+"""The deadlines of answered requests are removed when the number of stored deadlines reaches this number plus twice the
+number left after the last removal."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
@@ -106,7 +106,7 @@ class Connection:
 
     def silent_s(self) -> float:
         """Returns for how many seconds the server has sent nothing while a prompt request (see `invoke`) is pending; 0
-        if no such request is pending."""
+        if no such request is pending, or the connection is closed."""
         if not self._prompt_count or self.is_closed:
             return 0.0
         return self._clock() - max(self._protocol.received_at, self._prompt_since)
@@ -119,10 +119,10 @@ class Connection:
     async def invoke(self, command: RemotingCommand, timeout_s: float, *, is_prompt: bool = True) -> RemotingCommand:
         """Sends `command` (its opaque and signature are set here) and returns the response, whatever its code.
 
-        `is_prompt`: the server responds without delay; False for a long poll. Raises RequestTimedOut after `timeout_s`
-        (the request may have been executed), ConnectionFailed when the connection has failed (it may have been executed
-        if `was_sent`), and LocalProtocolError if `command` can't be encoded. If this is cancelled, the request may be
-        executed, and a late response is dropped."""
+        `is_prompt`: whether the server responds without delay; False for a long poll. Raises RequestTimedOut after
+        `timeout_s` (the request may have been executed), ConnectionFailed if the connection fails (the request may have
+        been executed if `was_sent`), and LocalProtocolError if `command` can't be encoded. If the call is cancelled,
+        the request may still be executed, and a late response is dropped."""
         protocol = self._protocol
         deadline = self._clock() + timeout_s
         await self._admit(timeout_s)
@@ -152,8 +152,9 @@ class Connection:
         """Queues `command`, which is never answered. Waits only while the connection is being established, for at most
         `timeout_s`, and while the outbox is full (`outbox_size_max`).
 
-        It may be lost after this has returned. Raises ConnectionFailed if this connection can't be established or has
-        ended, and RequestTimedOut if the outbox stays full for `timeout_s`."""
+        The command may be lost after the call has returned. Raises ConnectionFailed if the connection can't be
+        established or has ended, RequestTimedOut if the outbox stays full for `timeout_s`, and LocalProtocolError if
+        `command` can't be encoded."""
         if self._protocol.state is ConnectionState.OPENING:
             with anyio.move_on_after(timeout_s):
                 await self._settled.wait()
@@ -164,7 +165,8 @@ class Connection:
         self._queue(encode_command(command))
 
     def respond(self, response: RemotingCommand) -> None:
-        """Queues the response to a request of the server; does nothing if this connection has ended."""
+        """Queues the response to a request of the server; does nothing if this connection has ended. Raises
+        LocalProtocolError if `response` can't be encoded."""
         self._queue(encode_command(response))
 
     async def run(self) -> None:
@@ -258,13 +260,12 @@ class Connection:
                 await self._outbox_filled.wait()
 
     async def _expire(self) -> None:
-        """Ends requests that got no response in time: one task for all of them. Raises OSError if the server seems to
-        be gone.
+        """Ends requests that got no response in time. Raises OSError if the server seems to be gone.
 
-        That is the case when a request times out whose timeout was at least request_timeout_s, nothing was received for
-        that long, and nothing waits to be sent; or when the system has not accepted a whole batch for
-        `_send_timeout_s`, and nothing was received either. RocketMQ 5's clients close the connection after any timeout
-        (clientCloseSocketIfTimeout)."""
+        That is the case if a request with a timeout of at least request_timeout_s times out, nothing was received for
+        request_timeout_s, and nothing waits to be sent. It is also the case if the system has not accepted a whole
+        batch for `_send_timeout_s`, and nothing was received in that time. RocketMQ 5's clients close the connection
+        after any timeout (clientCloseSocketIfTimeout)."""
         deadlines, protocol = self._deadlines, self._protocol
         while True:
             now = self._clock()
@@ -343,8 +344,8 @@ def refuse(connection: Connection, command: RemotingCommand) -> None:
 
 
 def _socket_of(stream: ByteStream) -> socket.socket | None:
-    """Returns the socket that may be used directly while no method of `stream` runs; None if there is none: TLS has to
-    encrypt the bytes, and asyncio's transports don't give access to their sockets."""
+    """Returns the socket of `stream`, which may be used directly while no method of `stream` runs. None with TLS, which
+    has to encrypt the bytes, and under asyncio, whose transports don't give access to their sockets."""
     if not isinstance(stream, SocketStream):
         return None
     raw: object = stream.extra(SocketAttribute.raw_socket, None)

@@ -1,4 +1,4 @@
-"""The SDK's pull consumer: reads a queue from a given offset. The program keeps track of its position.
+"""The SDK's pull consumer: reads queues from given offsets, which the program keeps track of.
 
 Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (choice of the broker, tags compared again), MQClientAPIImpl.
 """
@@ -25,9 +25,9 @@ class PullConsumer(ClientUser):
                 result = await consumer.pull(queue, await consumer.min_offset(queue))
 
     `read_from` selects the broker of a set: a `ReadFrom` or a broker id. Committed offsets are read from and written to
-    the master or, if there is none, the slave with the lowest id, as by RocketMQ's consumers. A PullConsumer does not
-    join its group, so push consumers of the group ignore it when they share the queues. The other arguments are those
-    of Producer. Methods about a queue raise BrokerError, RouteNotFound, RequestTimedOut, ConnectionFailed, and
+    the master or, if there is none, the slave with the lowest id, as with RocketMQ's consumers. A PullConsumer does
+    not join its group, so push consumers of the group ignore it when they divide up the queues. The other arguments are
+    those of Producer. Methods about a queue raise BrokerError, RouteNotFound, RequestTimedOut, ConnectionFailed, and
     RemoteProtocolError for a malformed response; docs/errors.md says what is retried.
     """
 
@@ -44,17 +44,18 @@ class PullConsumer(ClientUser):
         self._requests = QueueRequests(self._client, group, read_from)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of `topic`, sorted. Raises RouteNotFound, NameServersUnreachable."""
+        """The readable queues of `topic`, sorted. Raises RouteNotFound, NameServersUnreachable, BrokerError, and
+        RemoteProtocolError for a malformed response."""
         return list((await self._client.routes.find(topic)).read_queues)
 
     async def topics(self) -> list[str]:
         """All topics that the name servers know, including system topics, sorted. Raises NameServersUnreachable,
-        BrokerError."""
+        BrokerError, and RemoteProtocolError for a malformed response."""
         return await self._client.routes.topics()
 
     async def broker_names(self) -> list[str]:
-        """The names of all broker sets that the name servers know, sorted. Raises NameServersUnreachable,
-        BrokerError."""
+        """The names of all broker sets that the name servers know, sorted. Raises NameServersUnreachable, BrokerError,
+        and RemoteProtocolError for a malformed response."""
         return await self._client.routes.broker_names()
 
     async def pull(
@@ -69,12 +70,12 @@ class PullConsumer(ClientUser):
     ) -> PullResult:
         """Pulls up to `max_messages` messages from `queue_offset` on; brokers may send fewer (RocketMQ at most 32).
 
-        A message whose body can't be decompressed is included, with `body_error`. Once the bodies of a pull have
-        frame_size_max bytes, the next compressed message and all after it are left out; `next_offset` is then the
-        offset of the first message left out.
+        A message whose body can't be decompressed is included, with `body_error`. Once the decompressed bodies of a
+        pull add up to frame_size_max bytes, the result ends before the next compressed message, and `next_offset` is
+        the offset of that message.
 
-        `tags`: "*" or tags joined by "||"; raises ValueError if it names no tag. `wait_s`: longest time for which the
-        broker waits for a message to arrive, at most 60 s; RocketMQ's brokers may take 5 s longer. `timeout_s`:
+        `tags`: "*" or tags joined by "||". Raises ValueError if `tags` names no tag. `wait_s`: longest time for which
+        the broker waits for a message to arrive, at most 60 s; RocketMQ's brokers may take 5 s longer. `timeout_s`:
         timeout of each attempt; by default request_timeout_s, plus `wait_s` + 5 s if `wait_s` > 0."""
         wanted = wanted_tags(tags)
         raw = await self.pull_raw(
@@ -130,8 +131,9 @@ class PullConsumer(ClientUser):
         Messages of one queue come in order; different queues alternate as their brokers respond. The iteration ends at
         the end of the queues; with `wait_s` > 0 it waits there for new messages, in long polls of that length, and
         never ends. If an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`. While
-        a broker can't read a message, because it is damaged and may be repaired, its queue waits; this is logged.
-        `reading.positions` never includes messages that were not returned: commit it, or pass it as `source` to resume.
+        a broker can't read a message, because the message is damaged and may be repaired, reading of that queue pauses;
+        the first pause is logged. `reading.positions` never includes messages that were not returned: commit the
+        positions, or pass them as `source` to resume.
         The other arguments are those of `pull`. The iteration raises the errors of `pull`; entering the block, those of
         `queues` and `min_offset`.
         """
@@ -169,5 +171,5 @@ class PullConsumer(ClientUser):
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Commits `queue_offset`, that of the first message not yet consumed, for this group. RocketMQ 5 rejects a
-        group that has never pulled (BrokerError 26)."""
+        group that has never pulled (BrokerError with SUBSCRIPTION_GROUP_NOT_EXIST, 26)."""
         await self._requests.commit(queue, queue_offset)

@@ -118,7 +118,7 @@ class ConsumerRequests:
         return command.reply(ResponseCode.SUCCESS, body=body)
 
     def _rates(self) -> dict[str, ConsumeStatus]:
-        """Returns average rates per second and handling times since the start, by topic."""
+        """Returns, by topic, the average rates (per second) and handling time (in ms) since the start."""
         done = self._handling.statistics()
         seconds = max((self._wall_clock_ms() - self._started_ms) / 1000, 1e-3)
         found = {}

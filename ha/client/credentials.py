@@ -30,7 +30,7 @@ _FILE_SIZE_MAX = 4096
 def environment_credentials(
     environment: Mapping[str, str] = os.environ, *, access_key: str | None = None, secret_key_file: str | None = None
 ) -> AclCredentials | None:
-    """Returns the credentials in the environment, None without any; the arguments take precedence.
+    """Returns the credentials in the environment, None if it has none. The arguments take precedence.
 
     Blocks while it reads the file. Raises ValueError, whose text contains no secret, if one of the two keys is missing
     or the file can't be used."""
@@ -47,7 +47,7 @@ def environment_credentials(
 
 
 def signing(options: ClientOptions, credentials: AclCredentials | None) -> ClientOptions:
-    """Returns `options` with `credentials`. If that is None, keeps the credentials in `options`, or if they have none,
+    """Returns `options` with `credentials`. If `credentials` is None, keeps those in `options`, or if there are none,
     sets those of the environment. Raises the errors of `environment_credentials`."""
     if credentials is None:
         credentials = options.credentials or environment_credentials()

@@ -170,7 +170,8 @@ class Feeder:
             await anyio.sleep(_PAUSE_S)
 
     def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
-        """Continues at the broker's offset: `asked` is outside the queue, or an operator reset the group's offset.
+        """Continues at the offset in the response, because `asked` is outside the queue, or an operator reset the
+        group's offset. If `asked` is past the end, continues at the oldest unhandled message if that is earlier.
 
         Messages held here are kept if the broker has deleted the messages at `asked`, and dropped otherwise.
         RocketMQ's clients always drop the held messages, and never handle them if the broker has deleted those at
