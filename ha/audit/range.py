@@ -115,7 +115,7 @@ def examine_range(task: RangeTask) -> RangeFacts:
             copies=tuple(task.copies[index] for index in kept),
             starts=tuple(task.starts[index] for index in kept),
         )
-        rest = _examine(narrowed)
+        rest = examine_range(narrowed)  # retention may have reached these copies, too
         findings = rest.findings
         for index, copy_facts in zip(kept, rest.copies, strict=True):
             copies[index] = copy_facts
