@@ -1,4 +1,4 @@
-"""The exceptions that halog raises deliberately.
+"""halog's exceptions. Those that never leave a package are defined in the package.
 
     HalogError
     ├── ConfigError            invalid configuration key or value (exit 78)
@@ -6,10 +6,10 @@
     │   ├── CorruptLog         bytes on disk are damaged beyond automatic recovery (exit 65)
     │   ├── DamagedBytes       a range of the log is damaged and not repaired yet; the rest is readable
     │   ├── StoreLocked        another process has this store open (exit 69)
-    │   ├── DiskFull           no space for the next file; stored messages stay readable
+    │   ├── DiskFull           no space, or too many open files; stored messages stay readable
     │   ├── DiskFailed         a write or sync failed; its data may be lost, so the node stops (exit 74)
     │   └── StoreUnreadable    the path is not a store, or can't be read
-    ├── AddressInUse           a configured port is in use (exit 69)
+    ├── AddressInUse           halog can't listen on a configured port (exit 69)
     ├── ProtocolError
     │   ├── LocalProtocolError   halog was about to violate the protocol: a bug, or input of a client
     │   ├── RemoteProtocolError  the peer violated the protocol: only its connection is closed
@@ -17,17 +17,17 @@
     ├── CertificateUnusable    a file with a certificate, key or CAs can't be used
     ├── OffsetGone             the requested physical offset is not, or no longer, in the log
     ├── RecordsGone            records of a planned read were deleted, or the log was replaced
-    ├── OptionError            invalid option of the Spark data source or of a job
+    ├── OptionError            invalid option of the Spark data source, its sink or a job
     ├── ArchiveError           problem with an archive
     │   ├── ArchiveConflict    another archiver is active or has changed the archive; nothing was changed
-    │   └── ArchiveDamaged     files and manifest don't match, or it is of another log (exit 65)
+    │   └── ArchiveDamaged     its files don't match its manifest, or it is of another log (exit 65)
     ├── SinkFailed             Spark's sink could not store or commit a batch; a retry skips the stored rows
     ├── RestoreFailed          a message could not be restored; a retry continues from there
-    ├── AgreementError         coordination of a failover group (subclasses in ha/failover/agreement.py)
+    ├── AgreementError         a call to a failover group's etcd failed (subclasses in ha/failover/agreement.py)
     │   ├── AgreementUnavailable   no response in time: a change may have been made
     │   ├── Outdated               the expected state has changed; carries the current state
-    │   ├── LeaseLost              the lease has expired with its keys
-    │   └── BrokerIdTaken          another process holds the member's key
+    │   ├── LeaseLost              the lease has ended, and the keys attached to it are gone
+    │   └── BrokerIdTaken          another live lease holds the member's key
     ├── BodyUnreadable         a message's body can't be decompressed; raised when the body is read
     ├── RetryLater             raised by a consumer's handler to redeliver the message
     └── ClientError            an operation of the SDK failed
@@ -40,7 +40,7 @@
             └── NoMaster                 no master with writable queues of the topic is registered
 
 Expected conditions (a lagging slave, a slow flush) are values of `ha.protocol.codes.PutStatus`.
-Each class has fields with its details, so that callers need not parse messages.
+Details are fields of the exceptions, so that callers need not parse messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from typing import Any, ClassVar
 
 
 class HalogError(Exception):
-    """Base class of all exceptions that halog raises deliberately. They can be pickled, for Spark."""
+    """Base class of halog's exceptions, which can be pickled, for Spark. Mistakes in the calling program raise Python's
+    own, such as ValueError."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
@@ -115,10 +116,10 @@ class StoreLocked(StoreError):
 
 
 class DiskFull(StoreError):
-    """There is no space for `file` (`size_bytes`; 0 if unknown). What is stored stays readable and unchanged.
+    """`file` can't be created or written now, because the disk is full or too many files are open.
 
-    The operation succeeds again when there is space. `reason` has the system's error if it is a different one, such as
-    no free file descriptors.
+    Stored messages stay readable, and the operation can be repeated later. `size_bytes`: the size needed; 0 if unknown.
+    `reason`: the system's error; "" if not given.
     """
 
     def __init__(self, file: Path, size_bytes: int, reason: str = "") -> None:
@@ -164,7 +165,7 @@ class ArchiveConflict(ArchiveError):
 
 
 class ArchiveDamaged(ArchiveError):
-    """Files and manifest of the archive don't match, or the archive is of another log. Nothing was changed."""
+    """The archive's files don't match its manifest, or the archive is of another log. Nothing was changed."""
 
 
 class AddressInUse(HalogError):
@@ -183,7 +184,7 @@ class ProtocolError(HalogError):
 
 
 class LocalProtocolError(ProtocolError):
-    """halog tried to send or store something invalid: a bug, or input of a client, which is refused."""
+    """halog refused to send or store data that would violate the protocol. The cause is a bug or a client's input."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -191,7 +192,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class HandshakeFailed(ProtocolError):
-    """The TLS handshake failed: it timed out, the data was invalid, or a certificate was rejected."""
+    """The TLS handshake failed: for example, it timed out, the peer sent plaintext, or a certificate was rejected."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"TLS handshake failed: {reason}")
@@ -246,11 +247,12 @@ class OptionError(HalogError):
 
 
 class SinkFailed(HalogError):
-    """Spark's sink could not store or commit a batch. A retry detects the rows that were stored."""
+    """Spark's sink could not store or commit a batch. A retry skips the rows that were stored."""
 
 
 class RestoreFailed(HalogError):
-    """The message at `place` could not be restored; earlier messages of its queue were. Run the restore again."""
+    """A restore failed at `place`, a message, queue or topic. Earlier messages of the same queue were restored; another
+    run continues from there."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -306,7 +308,8 @@ class RequestTimedOut(ClientError):
 
 
 class ConnectionFailed(ClientError):
-    """The connection to `address` failed, or closed before the response.
+    """The connection to `address` failed, or was closed before the response. If no address is known, `address` is the
+    topic, broker or queue in question.
 
     `was_sent`: whether it failed after the request may have been sent, so that a send may have been stored. For a send
     or recall with several attempts, whether that holds for any of them.
@@ -322,7 +325,7 @@ class ConnectionFailed(ClientError):
 
 
 class NameServersUnreachable(ConnectionFailed):
-    """None of the configured name servers responded; `address` lists them, `reason` why each did not."""
+    """None of the configured name servers responded. `address` lists them; `reason` says why each did not."""
 
     _text = "no name server can be reached: {reason}"
 
@@ -340,7 +343,7 @@ class NoMaster(ConnectionFailed):
 
 
 class AgreementError(HalogError):
-    """An operation of the coordination service of a failover group (etcd) failed."""
+    """A call to etcd, the coordination service of a failover group, failed."""
 
 
 class BodyUnreadable(HalogError):
@@ -359,6 +362,7 @@ class RetryLater(HalogError):
     """Raise this in a consumer's handler to redeliver the message after the delay of `delay_level` (RocketMQ's levels).
 
     0: the broker chooses the delay by the number of deliveries; -1: no redelivery, the message becomes a dead letter.
+    With ORDERLY, any level except -1 retries the message after `suspend_s`.
     """
 
     def __init__(self, delay_level: int = 0) -> None:

@@ -23,7 +23,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 class Startable(ABC):
-    """An async context manager that can be opened and closed by methods instead."""
+    """An async context manager that can also be opened with `start` and closed with `stop`."""
 
     _holder: _Holder | None = None
     _is_entered = False
@@ -31,7 +31,7 @@ class Startable(ABC):
 
     @abstractmethod
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Opens the parts of this object; `stack` closes them."""
+        """Opens the parts of this object, and adds each to `stack`, which closes them."""
 
     async def __aenter__(self) -> Self:
         """Opens this object. Raises RuntimeError if it is open already, and the errors of `_open`."""
@@ -51,16 +51,17 @@ class Startable(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            # The error is the block's own: passing it through the task groups would wrap it into an exception group.
+            # Not `__aexit__` with `error`: the task groups in the stack would wrap it in an exception group.
             await self._stack.aclose()
         finally:
             self._is_entered = False
 
     async def start(self) -> Self:
-        """Does what entering the block does, from any task; call `stop` at the end. Returns this object.
+        """Opens the object as entering the block would; may be called from any task. Returns the object; call
+        `stop` at the end.
 
-        Raises the errors of entering the block, and RuntimeError if it is started already. If this is cancelled, the
-        object is closed first."""
+        Raises the errors of entering the block, and RuntimeError if the object is already started. If the call is
+        cancelled, it closes the object before it ends."""
         if self._holder is not None:
             raise RuntimeError("already started: call stop() first")
         holder = self._holder = _Holder(self)
@@ -75,10 +76,12 @@ class Startable(ABC):
         return self
 
     async def stop(self) -> None:
-        """Does what leaving the block does, from any task. No effect if it is not started.
+        """Closes the object as leaving the block would; may be called from any task. Does nothing if the object is not
+        started.
 
-        Raises the error that ended the block, if one did. If this is cancelled, it ends before everything is closed:
-        the block may be waiting for this very task, for example if a handler of the consumer calls this."""
+        Raises the error that ended the block, if one did. If the call is cancelled, it also cancels the block and does
+        not wait until everything is closed: the block may itself be waiting for the calling task, for example if a
+        handler of the consumer calls `stop`."""
         holder, self._holder = self._holder, None
         if holder is not None:
             holder.is_closing.set()

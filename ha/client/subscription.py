@@ -19,15 +19,13 @@ EVERYTHING = "*"
 
 class Sql92(msgspec.Struct, frozen=True):
     """Selects messages whose properties satisfy `condition`, e.g. "region = 'EU' AND amount > 100". Brokers evaluate
-    it.
-
-    RocketMQ's brokers need enablePropertyFilter=true for it."""
+    the condition; they need enablePropertyFilter=true."""
 
     condition: str
 
 
 def subscription_data(topic: str, wanted: str | Sql92, version: int) -> SubscriptionData:
-    """Returns the subscription as sent to brokers. `version` (ms) must grow when the subscription changes.
+    """Returns the subscription as sent to brokers. `version`, a time in ms, must be greater after each change.
 
     `wanted`: "*", tags joined by "||", or Sql92. Raises ValueError for an empty condition, or an expression without a
     tag."""

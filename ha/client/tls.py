@@ -7,7 +7,7 @@ HALOG_TLS_KEY           a PEM file with its key, if that is another file
 HALOG_TLS_KEY_PASSWORD  the key's password
 HALOG_TLS_ANY_HOST      "true": a server's certificate need not match its address
 
-HALOG_TLS=false does not turn off what HALOG_TLS_CA or HALOG_TLS_CERT turn on: unset them.
+HALOG_TLS=false has no effect if HALOG_TLS_CA or HALOG_TLS_CERT is set: unset them to disable TLS.
 
 HALOG_TLS and HALOG_TLS_ANY_HOST also accept yes, y, 1, t and false, no, n, 0, f, like the flags of `ha`.
 """
@@ -52,14 +52,14 @@ class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
     clients by default; for tests."""
 
     def context(self) -> ssl.SSLContext:
-        """Reads the files and returns a context. Blocks. Raises CertificateUnusable."""
+        """Reads the files and returns a context. Blocks. Raises CertificateUnusable if a file can't be used."""
         files = TlsFiles(certificate=self.certificate, key=self.key, key_password=self.key_password, trust=self.trust)
         return client_context(files, check_server=self.check_server, check_host=self.check_host)
 
 
 def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | None:
-    """Returns the TLS configuration in the environment; None if there is none. Raises ValueError if it is invalid or
-    incomplete."""
+    """Returns the TLS settings in the environment; None if they don't enable TLS. Raises ValueError if they are invalid
+    or incomplete."""
 
     def flag(name: str) -> bool:
         text = environment.get(name, "").lower()
@@ -84,10 +84,10 @@ def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | 
 
 
 def connector(tls: ssl.SSLContext | ClientTls | None, connect: Connect | None) -> Connect:
-    """Returns a function that opens streams with `connect`, by default TCP, and TLS if `tls` or the environment sets
-    it.
+    """Returns a function that opens streams with `connect` (None: TCP), over TLS if it is configured.
 
-    Blocks while it reads files. Raises ValueError if they can't be used, or the environment is invalid.
+    `tls` takes precedence over the environment. Blocks while it reads files. Raises ValueError if they can't be used,
+    or if the environment is invalid.
     """
     opens = anyio.connect_tcp if connect is None else connect
     try:

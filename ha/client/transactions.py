@@ -1,8 +1,8 @@
 """Transactional messages: delivered only if the application's own work succeeds.
 
 The message is first stored as a half message, which consumers don't receive. Then the application does its work, and
-asks the broker to commit (deliver) or roll back (drop) the message. If the outcome does not arrive, the broker asks the
-producers of the group, one of which answers with the result of its `check`. Sources: DefaultMQProducerImpl
+the producer asks the broker to commit (deliver) or roll back (drop) the message. If the outcome does not arrive, the
+broker asks one of the group's producers, which answers with the result of its `check`. Sources: DefaultMQProducerImpl
 (sendMessageInTransaction, checkTransactionState), EndTransactionRequestHeader.
 """
 
@@ -60,8 +60,8 @@ _FLAG_OF_STATE = {
 
 
 class TransactionResult(msgspec.Struct, frozen=True):
-    """Result of a transaction. If `is_acknowledged` is False, the outcome is UNKNOWN or may not have reached the
-    broker, which then asks for it."""
+    """Result of a transaction. `send`: how the half message was stored. `is_acknowledged`: whether the broker has
+    acknowledged the outcome `state`; if not, `state` is UNKNOWN or may not have arrived, and the broker asks for it."""
 
     send: SendResult
     state: TransactionState
@@ -100,9 +100,11 @@ class Transactions:
         return TransactionResult(result, state, await self._end(connections, sent, state))
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """CHECK_TRANSACTION_STATE (39): calls `check` and sends the outcome. Sends nothing if `check` fails or returns
-        UNKNOWN: the broker asks again. Raises RemoteProtocolError if the request is malformed, ConnectionFailed or
-        RequestTimedOut if the outcome can't be sent."""
+        """CHECK_TRANSACTION_STATE (39): calls `check` and sends the outcome. Returns None.
+
+        Sends nothing if `check` raises, takes longer than 60 s, or returns anything but COMMIT or ROLLBACK; the broker
+        then asks again. Raises RemoteProtocolError if the request is malformed, ConnectionFailed or RequestTimedOut if
+        the outcome can't be sent."""
         asked = parse_header(CheckTransactionRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, asked.broker_name or "", record.queue_id)

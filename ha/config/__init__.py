@@ -1,7 +1,7 @@
 """Configuration with RocketMQ's keys, from file, environment and command line.
 
-`Config` is for broker nodes, `NameServerConfig` for name servers, `ProxyConfig` for gRPC fronts; `load_config` reads
-and checks each. docs/configuration.md lists the keys.
+`Config` is for broker nodes, `NameServerConfig` for name servers, `ProxyConfig` for gRPC fronts. `load_config` reads
+and checks any of them. docs/configuration.md lists the keys.
 """
 
 from .check import accepted, fields

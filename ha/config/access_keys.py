@@ -15,7 +15,8 @@ from .secret import SecretStr
 from .user_keys import UserKeys
 
 SECRET_LENGTH_MIN = 16
-"""Minimum characters of haSharedSecret, because a recorded handshake can be attacked offline, and of adminToken."""
+"""Minimum number of characters of haSharedSecret and adminToken. A shorter haSharedSecret could be guessed offline from
+a recorded handshake."""
 
 
 class AccessKeys(UserKeys, frozen=True, kw_only=True):
@@ -33,7 +34,8 @@ class AccessKeys(UserKeys, frozen=True, kw_only=True):
 
 
 def check_access(keys: AccessKeys) -> list[ConfigError]:
-    """Returns an error for each contradiction. The content of files is checked when they are read."""
+    """Returns an error for each secret that is too short, or given both as a value and as a file. The content of files
+    is checked when they are read."""
     return [
         *check_secret("haSharedSecret", keys.ha_shared_secret, keys.ha_shared_secret_file, SECRET_LENGTH_MIN),
         *check_secret("adminToken", keys.admin_token, keys.admin_token_file, SECRET_LENGTH_MIN),

@@ -1,4 +1,4 @@
-"""The keys of RocketMQ's plain ACL, for brokers and name servers."""
+"""The configuration keys of RocketMQ's plain ACL, for brokers, name servers and gRPC fronts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AclKeys(ServerLimitKeys, frozen=True, kw_only=True):
     acl_directory: str = _key("aclDirectory", "")
     """own; directory of further *.yml and *.yaml files; derived: acl, in the directory of aclFile"""
     acl_require_tls: bool = _key("aclRequireTls", False)
-    """own; whether requests on connections without TLS are rejected, because signatures could be recorded and
+    """own; whether requests are rejected on connections without TLS, where signatures could be recorded and
     replayed"""
     acl_admin_from: str = _key("aclAdminFrom", "")
     """own; connections on which admins can make changes: `tls`, address patterns, or both, separated by `;`; unset:

@@ -1,4 +1,4 @@
-"""The TLS keys of a broker node's HA port and admin port."""
+"""The configuration keys of TLS on a broker node's HA port and admin port."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def parse(key: str, field_type: inspect.Type, text: str) -> Any:
 
 
 def parse_integer(key: str, text: str, accepted_values: str) -> int:
-    """Parses up to 40 decimal digits with an optional sign, like Java's parseInt, but checks no bounds. Raises
+    """Parses up to 40 decimal digits with an optional sign, like Java's parseInt, but does not check the range. Raises
     ConfigError for other text."""
     if not re.fullmatch(r"[+-]?[0-9]{1,40}", text):
         raise ConfigError(key, f"{text!r} is not an integer", accepted_values)
@@ -112,7 +112,8 @@ def check_bounds(config: msgspec.Struct) -> list[ConfigError]:
 
 
 def check_addresses(key: str, addresses: str) -> list[ConfigError]:
-    """Returns an error for each of `addresses` whose port is not from 1 to 65535; their format has been checked."""
+    """Returns an error for each port that is not from 1 to 65535. `addresses` are separated by ; and their format must
+    be valid."""
     return [
         ConfigError(key, f"{address} has an invalid port", "addresses with ports from 1 to 65535")
         for address in addresses.split(";")
@@ -157,8 +158,8 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Returns whether `text` can be encoded as UTF-8: bytes of files and of the environment that are not UTF-8 are read
-    as lone surrogates."""
+    """Returns whether `text` can be encoded as UTF-8. Lone surrogates can't: they stand for bytes of a file or of the
+    environment that are not UTF-8."""
     return not any(0xD800 <= ord(character) < 0xE000 for character in text)
 
 

@@ -1,6 +1,6 @@
 """The keys of a failover group member: its etcd, its lease, and its elections.
 
-A broker with etcdEndpoints is a member; otherwise none of these keys has an effect.
+A broker with etcdEndpoints is a member. Without etcdEndpoints, none of these keys has an effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
     etcd_endpoints: Endpoints = _key("etcdEndpoints", "")
     """own; URLs of the etcd servers that hold the state of the failover group; makes this node a member"""
     etcd_user: str = _key("etcdUser", "")
-    """own; user name at etcd"""
+    """own; user name for etcd"""
     etcd_password: SecretStr | None = _key("etcdPassword", None)
     """own; password of etcdUser"""
     etcd_password_file: str = _key("etcdPasswordFile", "")
@@ -42,7 +42,7 @@ class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
     lease_ttl_ms: Annotated[int, Meta(ge=LEASE_MS_MIN, le=INT_MAX)] = _key("leaseTtl", 3_000)
     """own; time after which a failed master is detected, in ms, rounded up to whole seconds; etcd's minimum is 2000"""
     switch_timeout_ms: Interval = _key("switchTimeout", 2_000)
-    """own; maximum time that a planned switch holds sends until the next master has all messages, in ms"""
+    """own; maximum time for which a switchover delays sends, until the next master has all messages, in ms"""
     election_priority: Annotated[int, Meta(ge=0, le=INT_MAX)] = _key("brokerElectionPriority", INT_MAX)
     """priority in elections; among equal candidates, the one with the lowest number wins"""
     elect_unclean_master: bool = _key("enableElectUncleanMaster", False)
@@ -70,7 +70,7 @@ def derive_failover(keys: FailoverKeys) -> None:
 
 
 def check_failover(keys: FailoverKeys) -> list[ConfigError]:
-    """Returns an error for each contradiction."""
+    """Returns an error for each contradiction or invalid port."""
     errors = check_addresses("etcdEndpoints", keys.etcd_endpoints)
     if keys.etcd_password is not None and keys.etcd_password_file:
         errors.append(ConfigError("etcdPassword", "contradicts etcdPasswordFile", "one of the two"))

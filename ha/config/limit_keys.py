@@ -1,4 +1,4 @@
-"""The resource limits of a server's remoting port. docs/limits.md lists all limits, including these."""
+"""The configuration keys of a server port's resource limits. docs/limits.md lists all limits, including these."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ def derive_link(keys: LinkKeys) -> None:
 
 
 def check_link(keys: LinkKeys) -> list[ConfigError]:
-    """Returns an error for each contradiction. The content of files is checked when they are read."""
+    """Returns an error for each contradiction, and if brokerSecretKey is too short. The content of files is checked
+    when they are read."""
     errors = check_secret("brokerSecretKey", keys.broker_secret_key, keys.broker_secret_key_file, ACL_KEY_LENGTH_MIN)
     if keys.tls_client_key_path and not keys.tls_client_cert_path:
         errors.append(ConfigError("tls.client.certPath", "is required if tls.client.keyPath is set", "a PEM file"))

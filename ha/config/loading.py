@@ -3,11 +3,12 @@ sources override earlier ones.
 
 Keys that start with `tls.` can also be in the file that `tls.config.file` names, which all other sources override.
 
-Environment variables are HA_ and the key, ignoring case, dots and underscores: HA_listenPort, HA_LISTENPORT and
-HA_LISTEN_PORT are the same. Every HA_ variable must name a key, so that typing mistakes are detected.
+The name of an environment variable is HA_ followed by the key, whose case, dots and underscores don't matter:
+HA_listenPort, HA_LISTENPORT and HA_LISTEN_PORT are the same. Every HA_ variable must name a key, so that typing
+mistakes are detected.
 
 A RocketMQ key that halog does not use is checked against its Java type and reported in `Loaded.ignored`. An unknown key
-is an error that names the nearest known key.
+is an error that suggests the most similar known key, if one is similar.
 """
 
 from __future__ import annotations
@@ -224,7 +225,8 @@ def _from_settings(settings: Iterable[str], errors: list[ConfigError]) -> dict[s
 
 
 def _without_aliases(source: dict[str, str], errors: list[ConfigError], given_as: dict[str, str]) -> dict[str, str]:
-    """Replaces aliases by their keys; `given_as` records the alias that set the effective value."""
+    """Replaces aliases with their keys. Records in `given_as`, by key, the alias that set the effective value, if one
+    did."""
     for old, new in ALIASES.items():
         if new in source:
             given_as.pop(new, None)

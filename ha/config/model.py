@@ -3,8 +3,9 @@
 The first argument of `_key` is the key as RocketMQ spells it; keys marked "own" exist only in halog. The type and its
 bounds define the accepted values. Numbers keep RocketMQ's units, and field names end in the unit. A field that another
 package uses has the name of that package's option (options.py). DERIVED, "" or None on a field marked "derived" stands
-for a value that depends on other fields; `__post_init__` fills it in, so a Config always shows the effective values.
-Creating a struct checks everything, and raises ConfigError with further errors in its `others`.
+for a value that depends on other fields. `__post_init__` fills it in, except for addresses that only the running node
+finds out (brokerIP1, brokerIP2, haMasterAddress). Creating a struct checks everything; it raises ConfigError for the
+first error, with the others in its `others`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Long = Annotated[int, Meta(ge=0, le=LONG_MAX)]
 Percent = Annotated[int, Meta(ge=1, le=99)]
 DerivedPort = Annotated[int, Meta(ge=DERIVED, le=65_535)]
 Name = Annotated[str, Meta(max_length=127, pattern=r"^[^\s@#;,]*$")]
-"""A name that can be used in file names, routes and log lines."""
+"""A name without spaces, and without characters that separate names in files, routes and log lines."""
 Host = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")]
 Addresses = Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]+:\d{1,5}(;[A-Za-z0-9._-]+:\d{1,5})*;?$")]
 Address = Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]+:\d{1,5}$")]
@@ -265,7 +266,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     master"""
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)
     """whether a slave tells a consumer whose offset is outside its queue to continue at the nearest valid one; if not,
-    the consumer repeats the same offset"""
+    the consumer retries at the same offset"""
     long_polling_enable: bool = _key("longPollingEnable", True)
     """whether a pull without messages waits for as long as the client asks; if not, for shortPollingTimeMills"""
     enable_property_filter: bool = _key("enablePropertyFilter", False)

@@ -14,10 +14,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def options_of(struct: type[S], config: msgspec.Struct, *, prefix: str = "", **values: Any) -> S:
-    """Creates `struct` from `values`, and from the fields of `config` that have the same name as one of its fields.
+    """Creates `struct` from `values` and from attributes of `config`.
 
-    In `config` the name may start with `prefix`. An option `x_s` also takes the field `x_ms`, converted to seconds.
-    Options without a field in `config` keep their defaults.
+    An option `x` that is not in `values` is copied from `{prefix}x` or, if `config` lacks that, from `x`. An option
+    `x_s` can also come from `{prefix}x_ms`, converted to seconds. Other options keep their defaults.
     """
     for name in struct.__struct_fields__:
         if name in values:

@@ -3,8 +3,8 @@
     key=value   key: value   key value   a backslash at the end continues a line   # and ! start a comment line
     \\t \\n \\r \\f \\uXXXX are escapes; a backslash before any other character is dropped
 
-Two differences: the text is UTF-8 (Java: Latin-1), and spaces at the end of a value are removed. RocketMQ does not
-recognise a number followed by a space, and silently keeps the default.
+Two differences: the text is UTF-8 (Java: Latin-1), and spaces at the end of a value are removed, because RocketMQ
+silently ignores a number that is followed by a space, and keeps the default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parse_properties(text: str) -> list[tuple[str, str]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields joined lines, without comments and empty ones, and the number of their first line."""
+    """Yields (number of its first line, text) for each logical line. Skips comments and blank lines."""
     parts: list[str] = []
     first = 0
     for number, natural in enumerate(re.split(r"\r\n|\r|\n", text), start=1):

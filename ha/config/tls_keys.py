@@ -1,7 +1,8 @@
-"""The TLS keys of all servers.
+"""The configuration keys of TLS on the ports of all servers.
 
 In RocketMQ, keys that start with `tls.` are JVM system properties, or are in the file named by `tls.config.file`
-(TlsSystemConfig); here they are ordinary keys. Unlike RocketMQ's, halog's defaults verify every certificate.
+(TlsSystemConfig); here they are ordinary keys. Unlike RocketMQ, halog by default verifies every certificate that a peer
+presents.
 """
 
 from __future__ import annotations

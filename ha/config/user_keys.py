@@ -1,4 +1,5 @@
-"""The keys of RocketMQ 5's ACL 2.0, whose users and policies a broker keeps as a table. See docs/security.md."""
+"""The configuration keys of RocketMQ 5's ACL 2.0, whose users and policies a broker keeps in a table. See
+docs/security.md."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class UserKeys(BrokerTlsKeys, frozen=True, kw_only=True):
     """requests that need no signature: request codes and names of gRPC messages, separated by `,`; a request that needs
     a permission must be in authorizationWhitelist too"""
     authorization_whitelist: str = _key("authorizationWhitelist", "")
-    """requests of users that need no permission: request codes and names of gRPC messages, separated by `,`"""
+    """requests for which users need no permission: request codes and names of gRPC messages, separated by `,`"""
 
 
 ParsedT = TypeVar("ParsedT", bound=msgspec.Struct)
@@ -46,21 +47,21 @@ class _InnerClient(msgspec.Struct):
 
 
 def parse_initial_user(secret: SecretStr) -> tuple[str, str]:
-    """Returns name and password of initAuthenticationUser. Raises ValueError, without quoting the value, if it is not
-    the expected JSON."""
+    """Returns the name and password of initAuthenticationUser. Raises ValueError, without quoting the value, if it is
+    not the expected JSON."""
     found = _parse(secret, _InitialUser)
     return found.username, found.password
 
 
 def parse_inner_client(secret: SecretStr) -> tuple[str, str]:
-    """Returns access key and secret key of innerClientAuthenticationCredentials. Raises ValueError, without quoting the
-    value, if it is not the expected JSON."""
+    """Returns the access key and secret key of innerClientAuthenticationCredentials. Raises ValueError, without quoting
+    the value, if it is not the expected JSON."""
     found = _parse(secret, _InnerClient)
     return found.accessKey, found.secretKey
 
 
 def check_users(keys: UserKeys) -> list[ConfigError]:
-    """Returns an error for each contradiction."""
+    """Returns an error for each contradiction, and for each value that is not JSON with a name and a password."""
     errors = []
     if keys.authorization_enabled and not keys.authentication_enabled:
         reason = "requires authenticationEnabled=true: rights belong to users who have signed"

@@ -1,4 +1,5 @@
-"""Elects the master of a failover group: the state that its members agree on, and the service that stores it (etcd).
+"""Elects the master of a failover group, whose members keep their shared state in etcd.
 
-Imports nothing of logs, of connections between brokers or of requests; the service is reached only through `Agreement`.
+Has no code for logs, for connections between brokers or for requests. Only the etcd modules know etcd; the others use
+the interface `Agreement`.
 """
