@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from html import unescape
 from urllib.parse import urlencode
 
@@ -22,6 +21,7 @@ from ha.admin.dashboard.source import (
     NewMessage,
     OffsetMove,
     Outcome,
+    SourceBusyError,
     Topic,
     TopicDetail,
 )
@@ -82,6 +82,31 @@ class Actions(Source):
     async def switch(self, to: int | None, reason: str, wait_s: float) -> Mapping[str, object]:
         self.done.append(("switch", to, reason))
         return {"is_done": self.is_good, "master_id": 2, "epoch": 7, "why_not": "it is fenced"}
+
+
+class PlannedTogether(Actions):
+    """Opens the gate when a form and then two confirmations of it are being planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_count = 0
+
+    async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
+        self.asked_count += 1
+        if self.asked_count == 3:
+            self.gate.set()
+        return await super().topic(name, begin=begin, count=count, at_ms=at_ms)
+
+
+class Busy(Actions):
+    """A source that can't read its files while `is_busy`."""
+
+    is_busy = False
+
+    async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
+        if self.is_busy:
+            raise SourceBusyError("too many open files")
+        return await super().planned_reset(group, topic, to_ms)
 
 
 class Growing(Actions):
@@ -228,15 +253,33 @@ async def test_offsets_of_other_queues_are_not_confirmed(offsets: str) -> None:
 
 
 async def test_what_is_confirmed_twice_at_once_is_done_once() -> None:
-    actions = Actions()
-    async with acting(actions) as client, trio.open_nursery() as nursery:
+    actions = PlannedTogether()
+    codes: list[int] = []
+    async with acting(actions) as client:
         asked = await act(client, "send", **SEND)
-        actions.gate, actions.arrived = trio.Event(), trio.Event()
-        nursery.start_soon(partial(confirm, client, "send", asked.text, **SEND))
+        actions.gate = trio.Event()
+
+        async def do() -> None:
+            codes.append((await confirm(client, "send", asked.text, **SEND)).status_code)
+
         with trio.fail_after(20):
-            await actions.arrived.wait()
-            assert (await confirm(client, "send", asked.text, **SEND)).status_code == 403
-        actions.gate.set()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(do)
+                nursery.start_soon(do)
+    assert (sorted(codes), len(actions.done)) == ([200, 403], 1)
+
+
+async def test_what_could_not_be_planned_can_be_confirmed_again() -> None:
+    actions = Busy()
+    values = {"group": "g", "topic": "t", "to": "last"}
+    async with acting(actions) as client:
+        asked = await act(client, "reset", **values)
+        actions.is_busy = True
+        assert (await confirm(client, "reset", asked.text, **values)).status_code == 503
+        assert actions.done == []
+        actions.is_busy = False
+        assert (await confirm(client, "reset", asked.text, **values)).status_code == 200
+        assert (await confirm(client, "reset", asked.text, **values)).status_code == 403
     assert len(actions.done) == 1
 
 

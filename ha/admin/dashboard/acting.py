@@ -3,8 +3,9 @@
     GET  /dashboard/act/NAME?…    the form, filled in from the query
     POST /dashboard/act/NAME      the page that asks for confirmation; with `confirmed`, carries the action out
 
-Every POST needs a session and a form token of that session (sessions.py). A confirmation uses up its token, so
-submitting it again does nothing. Each action leaves a log line, with its session and without the content of messages.
+Every POST needs a session and a form token of that session (sessions.py). An action uses up the token of its
+confirmation, so submitting that again does nothing. Each action leaves a log line, with its session and without the
+content of messages.
 """
 
 from __future__ import annotations
@@ -57,20 +58,17 @@ class Acting:
         session = self._guard.session_of(request.scope)
         token = values.pop("form_token", "")
         if session is None or not is_from_here(request) or not sessions.is_form_valid(session, token):
-            self._guard.log_rejected(request.scope, 403)
-            reason = (
-                f"This form has expired, was used already, is larger than {size(ACTION_SIZE_MAX)}, or is not from this "
-                "page. Nothing was done."
-            )
-            return self._page(request, "missing.html", 403, title="Not done", reason=reason)
+            return self._reject(request)
         is_confirmed = values.pop("confirmed", "") == "1"
-        if is_confirmed:
-            sessions.use_form(token)  # before the next await: otherwise a second request could use the form, too
         plan = await operation.plan(values)
         if isinstance(plan, Refusal):
             return self._show(request, operation, "form", values, error=plan.reason, status=400)
         if not is_confirmed:
             return self._show(request, operation, "confirm", {**values, **plan.values}, plan=plan)
+        # Only now: a form whose action could not be planned can be submitted again.
+        if not sessions.is_form_valid(session, token):
+            return self._reject(request)  # another request has used it meanwhile
+        sessions.use_form(token)
         outcome = await operation.run({**values, **plan.values})
         logger.warning(
             "admin.action_performed action=%s session=%s peer=%s done=%s request=%r outcome=%r",
@@ -82,6 +80,14 @@ class Acting:
             outcome.text[:200],
         )
         return self._show(request, operation, "done", values, outcome=outcome, status=200 if outcome.is_done else 409)
+
+    def _reject(self, request: Request) -> Response:
+        self._guard.log_rejected(request.scope, 403)
+        reason = (
+            f"This form has expired, was used already, is larger than {size(ACTION_SIZE_MAX)}, or is not from this "
+            "page. Nothing was done."
+        )
+        return self._page(request, "missing.html", 403, title="Not done", reason=reason)
 
     def _find(self, request: Request) -> Operation | Response:
         """Returns the operation that a path names, or a page that says why there is none."""
