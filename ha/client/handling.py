@@ -1,8 +1,9 @@
 """Runs the application's handler, and finishes, retries or sends back each message depending on the outcome.
 
 A message is handled when the handler returns; it has failed if the handler raises or takes too long. With CONCURRENTLY,
-a failed message is sent back to the broker for later redelivery; with ORDERLY, its queue waits and the message is
-retried here. Sources: ConsumeMessageConcurrentlyService, ConsumeMessageOrderlyService.
+a failed message is sent back to the broker for later redelivery, or dropped if the consumer is BROADCASTING. With
+ORDERLY, its queue waits and the message is retried here. Sources: ConsumeMessageConcurrentlyService,
+ConsumeMessageOrderlyService.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ Handler = Callable[[ReceivedMessage], Awaitable[None]]
 """Handles one message. If it raises, the message has failed; see PushConsumer."""
 
 _SEND_BACK_PAUSE_S = 5.0
-"""Pause in seconds before this consumer handles a failed message again because it could not be sent back to the
-broker."""
+"""Pause in seconds before this consumer retries a failed message that it could not send back to the broker."""
 _QUEUE_SLICE = 32
 """With ORDERLY: maximum number of messages of one queue that a worker handles before other queues are served."""
 
 
 class HandlingStatistics(msgspec.Struct, frozen=True):
-    """Handler calls that succeeded and that failed since the start, and seconds spent in them, by topic."""
+    """Since the start, by topic: handler calls that succeeded, calls that failed, and the seconds spent in both."""
 
     handled: dict[str, int]
     failed: dict[str, int]
@@ -82,7 +82,7 @@ class Handling:
         self._seconds: Counter[str] = Counter()
 
     def statistics(self) -> HandlingStatistics:
-        """Returns the numbers of handler calls and the time spent in them, since the start."""
+        """Returns a snapshot of the counters."""
         return HandlingStatistics(dict(self._handled), dict(self._failed), dict(self._seconds))
 
     def fill(self, held: HeldQueue, count: int) -> None:
@@ -95,8 +95,8 @@ class Handling:
             self._put_ready(held, held.process_queue)
 
     async def serve(self) -> None:
-        """Runs the handlers until cancelled, or until `finish` was called and all have ended. Raises TypeError if the
-        handler is not async."""
+        """Runs the handlers until cancelled, or until `finish` was called and all have ended. Raises TypeError, alone
+        or in an ExceptionGroup, if the handler is not async."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._timers.serve)
             async with anyio.create_task_group() as workers:
@@ -117,9 +117,9 @@ class Handling:
         self._ready_to_take.close()
 
     async def call(self, message: ReceivedMessage) -> Exception | None:
-        """Calls the handler. Returns None if it succeeded, otherwise its exception, or TimeoutError after
-        `consume_timeout_s`. Raises TypeError, and ends `serve` with it, if the handler is not async: it would fail for
-        every message."""
+        """Calls the handler. Returns None if it succeeded, otherwise its exception (see `failure_of`), or TimeoutError
+        after `consume_timeout_s`. If the handler is not async, raises TypeError, and `serve` ends with it: the handler
+        would fail for every message."""
         started = anyio.current_time()
         failure: Exception | None = None
         is_async = True
@@ -228,8 +228,9 @@ class Handling:
         held.is_scheduled = False
 
     async def _is_dead(self, message: ReceivedMessage, failure: Exception) -> bool:
-        """Makes a failed message a dead letter if it has no retries left (BROADCASTING: drops it instead). Returns
-        False if this consumer must handle it again."""
+        """Makes a failed message a dead letter if it should not be retried: it has no retries left, its body is
+        unreadable, or the handler raised `RetryLater(-1)`. With BROADCASTING, drops it instead. Returns False if this
+        consumer must handle it again."""
         if not isinstance(failure, RetryLater):
             _log.warning(
                 "client.message_failed message=%s topic=%s", message.message_id, message.topic, exc_info=failure

@@ -1,8 +1,9 @@
-"""Heartbeats: report a client's groups to brokers, every heartbeat_interval_s (30 s) and when the groups change.
+"""Sends heartbeats, which report a client's groups to brokers: every heartbeat_interval_s (30 s) and when a group is
+added. Unregisters groups that are removed.
 
 Brokers expire a client that is silent for 120 s or whose connection closes, so a heartbeat is sent at once on each new
-connection. A client with consumers sends heartbeats to all brokers of known routes, one with only producers to the
-masters. Source: MQClientInstance (sendHeartbeatToAllBroker, unregisterClient).
+connection. A client with consumers sends heartbeats to all brokers of known routes, a client without consumers only to
+the masters. Source: MQClientInstance (sendHeartbeatToAllBroker, unregisterClient).
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ _UNREGISTER_TIMEOUT_S = 1.0
 
 
 class HeartbeatStatistics(msgspec.Struct, frozen=True):
-    """Number of heartbeats that were answered, and that failed, since the start."""
+    """Counts of heartbeats since the start."""
 
     answered_count: int
+    """Heartbeats that the broker answered with SUCCESS."""
     failed_count: int
+    """Heartbeats that the broker rejected or did not answer."""
 
 
 class Heartbeats:
@@ -57,7 +60,7 @@ class Heartbeats:
         connections.on_new = self._on_new_connection
 
     def statistics(self) -> HeartbeatStatistics:
-        """Returns the numbers of answered and failed heartbeats since the start."""
+        """Returns a snapshot of the counters."""
         return HeartbeatStatistics(self._answered_count, self._failed_count)
 
     def add_producer(self, group: str) -> None:
@@ -68,8 +71,8 @@ class Heartbeats:
         self._woken.set()
 
     def add_consumer(self, group: str, describe: Callable[[], ConsumerData]) -> None:
-        """Adds the consumer of `group` to the heartbeats, with the data that `describe` returns each time. Call `beat`
-        to send one at once."""
+        """Adds the consumer of `group` to the heartbeats; `describe` is called for each and returns the consumer's
+        data. Call `beat` to send a heartbeat at once."""
         self._consumers[group] = describe
 
     async def remove_producer(self, group: str) -> None:
@@ -83,7 +86,8 @@ class Heartbeats:
         await self._unregister(UnregisterClientRequest(client_id=self._client_id, consumer_group=group))
 
     async def beat(self) -> None:
-        """Sends a heartbeat to all brokers of known routes and returns when each has answered or failed."""
+        """Sends a heartbeat to each broker of known routes, and returns when all are answered or have failed. Failures
+        are logged."""
         await self._send_to_all(self._routes.addresses())
 
     async def serve(self) -> None:
@@ -111,7 +115,8 @@ class Heartbeats:
                     tasks.start_soon(self._send_to, address)
 
     async def _send_to(self, address: str) -> None:
-        # Not made before: a group added since then would be missing in the body, and its broker count as informed.
+        # Encoded only here: otherwise a group added in the meantime would be missing in the body, although the broker
+        # counts as informed of it.
         command = RemotingCommand(RequestCode.HEART_BEAT, body=self._body())
         self._in_flight.add(address)
         try:

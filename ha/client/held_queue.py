@@ -1,7 +1,7 @@
 """A queue assigned to this consumer, until it is revoked, and the messages pulled from it.
 
-A held queue restarts, with a new process queue, if the broker moved its offset, an operator reset it, or its lock was
-lost.
+A held queue restarts, with a new process queue, when the broker moves the consumer's offset, when an operator resets
+the offset, and when a lock that was lost is granted again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class HeldQueue:
         self.process_queue: ProcessQueue | None = None
         """Messages fetched since the last restart; None until the start offset is known."""
         self.is_revoked = False
-        """Whether no further message may be handled: another member has the queue, or the consumer is closing."""
+        """Whether no further message may be handled, because the queue is no longer assigned to this consumer or the
+        consumer is closing."""
         self.saved_offset: int | None = None
-        """Position (queue offset) that was last saved; None: it must be saved even if it has not changed."""
+        """Position (queue offset) that was last saved or loaded; None: `position` must be saved in any case."""
         self.saved_loss_count = 0
         """`Positions.loss_count` when `saved_offset` was saved or loaded."""
         self.restart_count = 0
@@ -32,15 +33,17 @@ class HeldQueue:
         self.feeding = anyio.CancelScope()
         """Cancel scope of the task that fetches the queue's messages."""
         self.resume_at: int | None = None
-        """Queue offset at which the next process queue starts; None: at the saved position, if there is one."""
+        """Queue offset at which the next process queue starts; None: at the saved position or, without one, where
+        the consumer's `start_from` says."""
         self.resume_from = -1
-        """Minimum queue offset at which the next process queue starts; -1: no minimum."""
+        """If `resume_at` is None: minimum queue offset at which the next process queue starts; -1: no minimum."""
         self.locked_until = -math.inf
         """With ORDERLY: time at which the lock expires, on the event loop's clock."""
         self.lock_changed = anyio.Event()
         """Event that is set when the lock is granted, renewed or lost, and then replaced by a new one."""
         self.is_scheduled = False
-        """With ORDERLY: whether a worker has the queue, or the queue waits for one."""
+        """With ORDERLY: whether a worker has the queue, or the queue waits for a worker or for the next attempt at a
+        failed message."""
         self.handling_count = 0
         """Number of messages that handlers are working on."""
         self._idle: anyio.Event | None = None
@@ -66,8 +69,8 @@ class HeldQueue:
         return anyio.current_time() < self.locked_until
 
     def set_locked(self, until: float, now_ms: int) -> None:
-        """Records that the broker granted or renewed the lock, which is valid until `until` (event loop's clock). If it
-        was not held before, restarts the queue. `now_ms`: wall clock, for tools."""
+        """Records that the broker granted or renewed the lock, which is valid until `until` (event loop's clock). If
+        the lock had been lost or had expired, restarts the queue. `now_ms`: wall clock, for tools."""
         if not self.is_locked and self.process_queue is not None:
             # Another member may have held the lock meanwhile, and saved a higher position.
             self.restart(at=None)
@@ -89,11 +92,11 @@ class HeldQueue:
         self.saved_offset, self.saved_loss_count = offset, loss_count
 
     def begin_handling(self) -> None:
-        """Counts a handler that starts to work on a message of this queue."""
+        """Records that a handler starts to work on a message of this queue."""
         self.handling_count += 1
 
     def end_handling(self, now_ms: int) -> None:
-        """Counts a handler that ended, at `now_ms` (wall clock)."""
+        """Records that a handler has ended, at `now_ms` (wall clock)."""
         self.last_consume_ms = now_ms
         self.handling_count -= 1
         if self._idle is not None and self.handling_count == 0:

@@ -38,9 +38,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: float = 30.0
     """Interval between heartbeats. Brokers expire a client that is silent for 120 s."""
     default_topic_queue_nums: int = 4
-    """Number of queues per broker of a topic that a send creates."""
+    """Number of queues per broker of a topic that a send creates; at most that of the template topic, TBW102."""
     compression: Compression = Compression.ZLIB
-    """Compression of bodies that become shorter by it. `send_batch` does not compress."""
+    """Compression of bodies that it makes shorter. `send_batch` does not compress."""
     compress_from_bytes: int = 4096
     """Minimum size of bodies that are compressed."""
     batching: bool = False
@@ -50,7 +50,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum uncompressed size in bytes of a sent or received body. Set it to the brokers' maxMessageSize if that is
     raised."""
     frame_size_max: int = 16_777_216
-    """Maximum size in bytes of a response, and of the decompressed bodies that one pull or receive returns."""
+    """Maximum size in bytes of a response. Once the decompressed bodies add up to this size, the result of a pull ends
+    before the next compressed message, that of a receive before the next message of any kind."""
     outbox_size_max: int = 4 * 1024 * 1024
     """Number of buffered bytes per connection above which sends wait."""
     credentials: AclCredentials | None = None
@@ -59,7 +60,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext | ClientTls | None = None
     """Encryption of connections; None: as set in the environment (HALOG_TLS and the other variables of docs/tls.md)."""
     connect: Connect | None = None
-    """Function that opens the streams of connections, before TLS is added if `tls` is set; None: TCP."""
+    """Function that opens the streams of connections; TLS, if configured, is added on top. None: TCP."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if `compression` needs a package that is not installed."""
@@ -67,7 +68,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Parses `name_servers`: a list, or a string joined by ';' or ','; None: NAMESRV_ADDR of the environment.
+    """Returns the addresses in `name_servers`: a list, or a string with addresses separated by ';' or ','. None: uses
+    the environment variable NAMESRV_ADDR.
 
     Raises ValueError if there is no address, or one isn't host:port."""
     if name_servers is None:
@@ -83,7 +85,8 @@ def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None
 
 
 def own_address() -> bytes:
-    """Returns this machine's external IPv4 address, 4 bytes, for unique ids; 127.0.0.1 if it has none."""
+    """Returns this machine's external IPv4 address, 4 bytes, for unique ids and client ids; 127.0.0.1 if it has
+    none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends no packet; only selects the local address

@@ -1,6 +1,6 @@
-"""Stores consumer positions: a group's at the brokers, a BROADCASTING member's in a local file.
+"""Stores consumer positions: a CLUSTERING group's at the brokers, a BROADCASTING member's in a local file.
 
-Source: RemoteBrokerOffsetStore, LocalFileOffsetStore (same file format).
+Sources: RemoteBrokerOffsetStore, LocalFileOffsetStore (same file format).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BrokerPositions:
         return await self._requests.committed_offset(queue)
 
     def place_of(self, queue: MessageQueue) -> str:
-        """Returns the name of the broker set that has the queue, which saves its position."""
+        """Returns the name of the queue's broker set, which also stores the position."""
         return queue.broker_name
 
     @property
@@ -68,9 +68,9 @@ class BrokerPositions:
         """Commits `offsets` at the brokers: for each topic, one first and then the others concurrently.
 
         A RocketMQ broker creates a group's table for a topic at the first commit, in one of many threads and without a
-        lock. If concurrent commits all find no table, the last one's replaces the others', although each is answered
-        with SUCCESS (ConsumerOffsetManager.commitOffset). A killed broker may have lost the table, so every save has
-        to do this."""
+        lock (ConsumerOffsetManager.commitOffset). If concurrent commits find no table, each creates one, and the last
+        table replaces the others: their offsets are lost, although each commit is answered with SUCCESS. A killed
+        broker may have lost the table, so every save has to do this."""
         by_topic: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue in offsets:
             by_topic[queue.topic].append(queue)

@@ -18,7 +18,7 @@ _OVERHEAD = 1024
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True):
-    """Number of messages, and of their bytes, that a consumer holds over all queues."""
+    """Number of messages that a consumer holds over all queues, and their bytes (see `ProcessQueue.byte_count`)."""
 
     message_count: int
     byte_count: int
@@ -35,7 +35,7 @@ class Budget:
         self._room: anyio.Event | None = None  # exists only while a task waits: an event costs more than a message
 
     def statistics(self) -> BudgetStatistics:
-        """Returns the numbers of messages and bytes held at present."""
+        """Returns the messages and bytes held at present."""
         return BudgetStatistics(self._count, self._bytes)
 
     @property
@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def room_bytes(self) -> int:
-        """Number of bytes left within the limit; 0 or less if there is no room."""
+        """Number of bytes left within the limit; 0 or less if it is reached."""
         return self._bytes_max - self._bytes
 
     async def wait_room(self) -> None:
@@ -79,7 +79,7 @@ class ProcessQueue:
         self.next_offset = next_offset
         """Queue offset of the next pull."""
         self.is_dropped = False
-        """Whether it is closed: messages can't be added or taken, and `finish` has no effect."""
+        """Whether `drop` was called: no messages can be added or taken, and `finish` has no effect."""
         self._budget = budget
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -127,7 +127,7 @@ class ProcessQueue:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes left for this queue within its own and the consumer's limit; 0 or less if there is no room."""
+        """Bytes left for this queue within its own and the consumer's limit; 0 or less if one of them is reached."""
         return min(self._bytes_max - self._bytes, self._budget.room_bytes)
 
     async def wait_room(self) -> None:
@@ -142,7 +142,8 @@ class ProcessQueue:
             await self._budget.wait_room()
 
     def put(self, messages: list[ReceivedMessage], next_offset: int) -> None:
-        """Adds the messages of a pull; `next_offset` is the queue offset of the next pull."""
+        """Adds the messages of a pull; `next_offset` is the queue offset of the next pull. Don't call it after
+        `drop`."""
         assert not self.is_dropped
         size = sum(len(message.stored_body) + _OVERHEAD for message in messages)
         self._waiting.extend(messages)
@@ -157,7 +158,7 @@ class ProcessQueue:
         return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, message: ReceivedMessage) -> None:
-        """Returns a taken message to the front, to be handled again."""
+        """Puts a taken message back to the front, to be handled again. No effect after `drop`."""
         if not self.is_dropped:
             self._waiting.appendleft(message)
 
@@ -178,7 +179,7 @@ class ProcessQueue:
             self._room = None
 
     def drop(self) -> None:
-        """Discards the waiting messages. `commit_offset` does not change."""
+        """Discards the waiting messages. `commit_offset` no longer changes."""
         if not self.is_dropped:
             self.is_dropped = True
             self._waiting.clear()

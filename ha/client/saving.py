@@ -68,7 +68,8 @@ class Saving:
         await self._place_of(held).tried.wait()
 
     async def finish(self, queues: Iterable[HeldQueue]) -> None:
-        """Saves the positions of `queues` and those whose save is pending. Logs which ones could not be saved."""
+        """Saves the positions of `queues`, and waits until pending saves of other queues have ended. Logs the positions
+        that could not be saved."""
         self._is_finishing = True
         unsaved = {held.queue: held for held in queues}
         self._mark_lost(unsaved.values())
@@ -126,7 +127,7 @@ class Saving:
 
         def on_saved(queue: MessageQueue) -> None:
             held = place.in_hand[queue]
-            # A queue restarted meanwhile must save its position even if the offset is the same.
+            # A queue that was restarted meanwhile must save its position again, even if the offset is the same.
             if held.restart_count == restart_counts[queue]:
                 held.mark_saved(offsets[queue], loss_count)
             if self._is_finishing:

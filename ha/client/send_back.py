@@ -40,8 +40,9 @@ class SendBack:
         self._sender = Sender(client, _INNER_GROUP)
 
     async def redeliver(self, message: ReceivedMessage, delay_level: int) -> bool:
-        """Requests redelivery after `delay_level`; 0: the broker chooses by the number of deliveries, -1: no
-        redelivery, the message becomes a dead letter. Returns False if this failed, which is logged."""
+        """Requests redelivery after the delay of `delay_level`. 0: the broker chooses the delay by the number of
+        deliveries; -1: no redelivery, the message becomes a dead letter. If that fails, sends a copy, whose delay
+        always depends on the number of deliveries. Returns False if this failed, too; failures are logged."""
         try:
             await self._ask(message, delay_level)
             return True
