@@ -23,10 +23,12 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 StoredParts = RecordParts | tuple[tuple[Any, ...], bytes | None, bytes, str | None, Unreadable | None]
-"""The parts of a record, as `split_records` returns them, or those of a record with a compressed body: its fields, the
-body, the property string, and two more. These are None and None if the body is inflated; the name of the compression
-and None if the body is still compressed, because the compression's package is not installed; and the name and an
-`Unreadable`, with None as the body, if it can't be inflated."""
+"""The parts of a record, as `split_records` returns them: its fields, the body and the property string. If the record's
+body is compressed, two more follow:
+
+- None and None: the body has been decompressed.
+- The compression's name and None: the body is still compressed, because the compression's package is not installed.
+- The compression's name and an `Unreadable`: the body can't be decompressed, and is None here."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -46,11 +48,11 @@ class Message(msgspec.Struct, frozen=True):
 
     Delayed delivery is set by one of three fields: `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless the
     broker is configured otherwise), `delay_s` (from now), or `deliver_at_ms` (since 1970). The last two need halog or
-    RocketMQ 5, and allow any time within `timerMaxDelaySec` (halog 40 days, RocketMQ 3).
+    RocketMQ 5, and allow any time within `timerMaxDelaySec` (default: 40 days in halog, 3 days in RocketMQ).
 
     `priority`: in a topic with the attribute message.type=PRIORITY (halog, RocketMQ 5.4), SimpleConsumer and other POP
-    consumers receive the message before those with a lower one. 0 is the lowest, the topic's number of queues minus one
-    the highest; the message is stored in the queue of that number. No effect in other topics."""
+    consumers receive the message before those with a lower priority. The message is stored in the queue whose id is its
+    priority: 0 is the lowest; numbers above the last queue's id count as that id. No effect in other topics."""
 
     topic: str
     body: bytes
@@ -66,26 +68,26 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class SendStatus(Enum):
-    """How safely a message is stored; RocketMQ's names (SendStatus). With each of them the master has the message."""
+    """How safely a message is stored; RocketMQ's names (SendStatus). The master has the message in every case."""
 
     SEND_OK = "SEND_OK"
     """The message is flushed and replicated as the broker's configuration requires."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
     """The message was not flushed to the master's disk in time."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    """The message was not confirmed by a slave in time; it will be replicated when possible."""
+    """The message was not confirmed by enough slaves in time; it will be replicated when possible."""
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-    """No slave is available to confirm the message."""
+    """No slave is connected and in sync, so none can confirm the message."""
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where and how safely a message was stored. For `send_batch`, ids are joined with ',' and `queue_offset` is that
     of the first message.
 
-    `message_id` is the client's unique id (property UNIQ_KEY), shown by RocketMQ's tools; `offset_message_id` encodes
-    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK. `recall_handle` is for
-    `Producer.recall`, which takes back a message with `delay_s` or `deliver_at_ms` before it is delivered; None for
-    other messages, and from brokers that don't support recalls."""
+    `message_id` is the unique id that the client gave the message (property UNIQ_KEY), shown by RocketMQ's tools;
+    `offset_message_id` encodes the broker's address and the physical offset of the message. `remark` explains a
+    `status` other than SEND_OK. `recall_handle` is for `Producer.recall`, which takes back a message with `delay_s` or
+    `deliver_at_ms` before it is delivered; None for other messages, and from brokers that don't support recalls."""
 
     status: SendStatus
     message_id: str
@@ -103,8 +105,8 @@ class ReceivedMessage:
     also available as `tags` and `keys`. `body` is decompressed, unless that needs a package that is not installed:
     then `compression` names the compression.
 
-    A compressed body that is damaged, or longer than ClientOptions.message_size_max, can't be read: `body_error` has
-    the reason, `body` raises BodyUnreadable, and `stored_body` is the stored bytes.
+    A compressed body that is damaged, or that would be longer than ClientOptions.message_size_max when decompressed,
+    can't be read: `body_error` has the reason, `body` raises BodyUnreadable, and `stored_body` is the stored bytes.
 
     Immutable, and compared by value; not hashable, because `properties` is a dict."""
 
@@ -177,7 +179,7 @@ class ReceivedMessage:
 
     @property
     def message_id(self) -> str:
-        """The producer's unique id, or `offset_message_id` if there is none."""
+        """Unique id that the producer gave the message, or `offset_message_id` if there is none."""
         parts = self._parts
         if parts[2] is None:
             given: str = parts[5]
@@ -195,8 +197,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """The body as the producer sent it; see `compression` for an exception. Raises BodyUnreadable if `body_error`
-        is set."""
+        """The body, decompressed unless `compression` is set. Raises BodyUnreadable if `body_error` is set."""
         content: bytes | None = self._parts[1]
         if content is None:
             raise BodyUnreadable(self.message_id, self._parts[4].reason)
@@ -289,15 +290,15 @@ class ReceivedMessage:
 
     @property
     def compression(self) -> str | None:
-        """Name of the compression if the body is still compressed: its package is not installed, or the body can't be
-        read. Otherwise None."""
+        """Name of the compression if the body is still compressed, because the compression's package is not installed
+        or the body can't be decompressed (`body_error`); otherwise None."""
         parts = self._parts
         kind: str | None = parts[3] if len(parts) > 3 else None
         return kind
 
     @property
     def topic(self) -> str:
-        """Topic that the message was sent to, even if it was received from its group's retry topic."""
+        """Topic that the message was sent to, even if it was received from the consumer group's retry topic."""
         topic = self.queue.topic
         return self.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
@@ -353,15 +354,16 @@ class PullStatus(Enum):
     NO_NEW_MSG = "NO_NEW_MSG"
     """The queue ends at the requested offset, or the broker can't read the message there at present."""
     NO_MATCHED_MSG = "NO_MATCHED_MSG"
-    """No message matched the requested tags; continue at `next_offset`. Also sent by a slave that has not replicated
-    the offset yet."""
+    """No message matched the subscription; continue at `next_offset`. Also the result if a slave has not replicated the
+    requested offset yet."""
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
-    """The requested offset is outside the queue; `next_offset` is the nearest one inside."""
+    """The requested offset is outside the queue, or an operator has reset the group's offset. Continue at
+    `next_offset`: the nearest offset inside, or the one that the operator set."""
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """Result of one pull. Offsets are queue offsets; the queue held [min_offset, max_offset) when the broker
-    answered."""
+    """Result of one pull. Offsets are queue offsets; the queue held [min_offset, max_offset) when the broker answered.
+    The next pull continues at `next_offset`."""
 
     status: PullStatus
     messages: list[ReceivedMessage]
@@ -373,11 +375,11 @@ class PullResult(msgspec.Struct, frozen=True):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Consecutive messages of one queue: those that match within the queue offsets [begin_offset, next_offset).
+    """Consecutive messages of one queue: those at the queue offsets [begin_offset, next_offset) that match the tags.
 
     The queue ended at `max_offset` when the broker answered. `begin_offset` is higher than the `next_offset` of the
-    queue's previous stretch if the messages between were deleted or do not match, lower if the broker lost the end of
-    its queue."""
+    queue's previous stretch if the messages between were deleted or do not match, and lower if the broker has lost the
+    end of the queue."""
 
     queue: MessageQueue
     messages: list[ReceivedMessage]
@@ -387,7 +389,8 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class RawPull(msgspec.Struct, frozen=True):
-    """Undecoded result of one pull: `body` holds consecutive complete records as stored. Offsets as in PullResult."""
+    """Undecoded result of one pull: `body` holds complete records as stored, one after the other. Offsets as in
+    PullResult."""
 
     status: PullStatus
     body: bytes
@@ -396,14 +399,16 @@ class RawPull(msgspec.Struct, frozen=True):
     max_offset: int
     broker_id: int
     remark: str = ""
-    """RocketMQ's name of the result (GetMessageStatus), which is more specific than `status`."""
+    """RocketMQ's name of the result (GetMessageStatus), which is more specific than `status`; "" if the broker sent
+    none."""
 
 
 class ReadFrom(Enum):
     """Which broker of a set a consumer reads from."""
 
     SUGGESTED = "suggested"
-    """The master, or for pulls the slave that the last response suggested, as for RocketMQ's consumers."""
+    """For pulls, the slave that the last response for the queue suggested, if any. Otherwise the master or, without
+    one, the slave with the lowest id. As in RocketMQ's consumers."""
     MASTER = "master"
     SLAVE = "slave"
     """The slave with the lowest id. ConnectionFailed is raised while none is registered."""

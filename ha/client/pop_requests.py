@@ -1,7 +1,9 @@
-"""Sends a consumer's POP requests: to take messages, to acknowledge them, and to change when they become visible again.
+"""Sends a consumer's POP requests: to take messages, to wait for them, to acknowledge them, and to change when they
+become visible again.
 
-Only masters answer them. Brokers register the group by these requests, so a consumer need not send heartbeats. Sources:
-MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), pop.md of the specification.
+Only masters answer them. Brokers register the group when they get such a request, so a consumer need not send
+heartbeats. Sources: MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), pop.md of the
+specification.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ALL_QUEUES = -1
 _FROM_FIRST, _FROM_LAST = 0, 1
 """Values of the request field initMode: where a group without a committed offset starts."""
 _BORN_NOW = 0
-"""Value of the request field bornTime with which the broker uses its own clock, so that a client's wrong clock doesn't
+"""Value of the request field bornTime that makes the broker use its own clock, so that a client's wrong clock doesn't
 shorten a long poll."""
 _NOTHING_CODES = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 
@@ -35,7 +37,7 @@ _NOTHING_CODES = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_F
 class PopRequests:
     """Requests of one group. A source is a `MessageQueue` with queue id ALL_QUEUES.
 
-    All methods raise BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
+    The async methods raise BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
 
     def __init__(self, client: Client, group: str, start_from: StartFrom, *, is_ordered: bool = False) -> None:
         """`is_ordered`: a broker gives out a queue's next messages only after those that it gave out before are
@@ -63,8 +65,8 @@ class PopRequests:
         """Takes messages with one request, POP_MESSAGE (200050). Returns them and whether the broker has more; no
         messages if none arrive within `wait_s`, or the broker already holds its maximum number of long polls.
 
-        If the connection is lost, or this is cancelled, the broker may have taken messages, which become visible again
-        after `invisible_ms`; see `attempt`."""
+        If the connection is lost, the request times out or this is cancelled, the broker may have taken messages, which
+        become visible again after `invisible_ms`; see `attempt`."""
         header = PopMessageRequest(
             consumer_group=self._group,
             topic=source.topic,
@@ -102,8 +104,8 @@ class PopRequests:
             raise
 
     async def notify(self, source: MessageQueue, subscription: SubscriptionData, wait_s: float) -> bool:
-        """Waits until there may be messages to take, for at most `wait_s`: NOTIFICATION (200054). Returns whether there
-        may be."""
+        """Waits for at most `wait_s` until there may be messages to take: NOTIFICATION (200054). Returns False if there
+        are none."""
         header = NotificationRequest(
             consumer_group=self._group,
             topic=source.topic,
@@ -126,7 +128,7 @@ class PopRequests:
     async def change(
         self, source: MessageQueue, receipt: ReceiptHandle, invisible_ms: int, *, suspends: bool = False
     ) -> ReceiptHandle:
-        """Makes a message visible in `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its new
+        """Makes a message visible again `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its new
         handle.
 
         `suspends`: the next delivery does not count as a retry. A request that may have been executed is not repeated,

@@ -28,7 +28,7 @@ class LeaseState(Enum):
 class Lease:
     """A consumer's exclusive right to handle one message, until `expires_at` on the event loop's clock.
 
-    Async methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound,
+    The async methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound,
     RemoteProtocolError."""
 
     def __init__(self, requests: PopRequests, source: MessageQueue, receipt: ReceiptHandle, message_id: str) -> None:
@@ -46,7 +46,7 @@ class Lease:
 
     @property
     def is_expired(self) -> bool:
-        """Whether the message is visible to other members again."""
+        """Whether the invisible time has ended: unless the message was acknowledged, other members can receive it."""
         return anyio.current_time() >= self.expires_at
 
     async def ack(self) -> None:
@@ -61,8 +61,8 @@ class Lease:
     async def extend(self, invisible_s: float) -> None:
         """Keeps the message for `invisible_s` from now. Raises ValueError for an invalid time.
 
-        If this is cancelled, the broker may have replaced the handle without this lease knowing the new one: later
-        requests then have no effect."""
+        If this is cancelled, or the response is lost, the broker may have replaced the handle by one that this lease
+        doesn't know: later requests then have no effect."""
         async with self._settling:
             self._check_change(invisible_s)
             self._receipt = await self._change(invisible_s)
@@ -72,8 +72,8 @@ class Lease:
         """Makes the message visible after `delay_s`. `counts`: its next delivery counts as a retry. Raises ValueError
         for an invalid time.
 
-        If this is cancelled, or it is unknown whether the broker has executed it, the message counts as given back: it
-        is delivered again in any case, at the latest when its invisible time ends."""
+        If this is cancelled, or fails although the broker may have executed the request, the message counts as given
+        back: it is delivered again in any case, either after `delay_s` or when its invisible time ends."""
         async with self._settling:
             self._check_change(delay_s)
             self._state = LeaseState.RETURNED
@@ -121,15 +121,16 @@ class PoppedMessage(ReceivedMessage):
         """Acknowledges the message: it is not delivered again.
 
         No effect if it is acknowledged already. Raises ReceiptExpired if it will be delivered again because its
-        invisible time is over or `nack` was called, and BrokerError, RequestTimedOut, ConnectionFailed."""
+        invisible time is over or `nack` was called, and BrokerError, RequestTimedOut, ConnectionFailed,
+        RemoteProtocolError."""
         await self.lease.ack()
 
     async def nack(self, delay_s: float = 0.0) -> None:
         """Gives the message back: it is delivered again after `delay_s`, with `reconsume_times` one higher.
 
-        Raises the errors of `ack`, ReceiptExpired also if it is acknowledged, and ValueError for a delay that is
-        negative or above 1e9 s. After RequestTimedOut, ConnectionFailed with `was_sent`, or a cancellation, the message
-        counts as given back."""
+        Raises the errors of `ack`, ReceiptExpired also if the message is acknowledged already, and ValueError for a
+        delay that is negative or above 1e9 s. After RequestTimedOut, ConnectionFailed with `was_sent`, or a
+        cancellation, the message counts as given back."""
         await self.lease.give_back(delay_s)
 
 

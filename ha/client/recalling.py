@@ -21,8 +21,8 @@ _RETRYABLE_CODES = (
     ResponseCode.SLAVE_NOT_AVAILABLE,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 )
-"""Response codes of a broker that is not the master, or can't store messages at present. A recall may safely be
-repeated."""
+"""Response codes of a broker that is not the master, or can't store messages at present. They are retried, because a
+recall may safely be repeated."""
 
 
 async def recall(client: Client, group: str, handle: str, timeout_s: float) -> str:

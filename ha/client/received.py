@@ -47,10 +47,11 @@ def received_within(
     body: bytes, queue: MessageQueue, wanted: frozenset[str] | None, body_size_max: int, size_max: int
 ) -> tuple[list[ReceivedMessage], int | None]:
     """Returns the messages in the records of `body`, which came from `queue`, and the queue offset of the first message
-    left out; None if none is. `wanted`: tags to keep; None: all messages. `body_size_max`: as in `received`.
+    that was omitted because of `size_max`; None if all are included. `wanted`: tags of the messages to return; None:
+    all messages. `body_size_max`: as in `received`.
 
-    Once the bodies so far have `size_max` bytes, the next compressed message and all after it are left out. The first
-    message is always included. Raises RemoteProtocolError for invalid records."""
+    Once the bodies add up to `size_max` bytes, the result ends before the next compressed message. The first message is
+    always included. Raises RemoteProtocolError for invalid records."""
     records: list[StoredParts] = [*split_records(body)]
     if wanted is not None:
         records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
@@ -69,7 +70,7 @@ def received_within(
 
 def _inflated(body: bytes, sys_flag: int, size_max: int) -> tuple[bytes | None, str | None, Unreadable | None]:
     """Returns (inflated body, None, None); (stored body, name of the compression, None) if the compression's package is
-    not installed; or (None, name of the compression, error) if the body can't be inflated."""
+    not installed; or (None, name of the compression, `Unreadable`) if the body can't be inflated."""
     kind = kind_of(sys_flag)
     try:
         plain = inflated(body, kind, size_max)

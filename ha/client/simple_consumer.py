@@ -1,7 +1,7 @@
 """The SDK's simple consumer: receives messages by POP, and acknowledges each of them or gives it back.
 
-Source: SimpleConsumerImpl of RocketMQ's 5.x clients, which waits at one broker at a time; this one waits at all of
-them.
+Source: SimpleConsumerImpl of RocketMQ's 5.x clients, which waits at one broker at a time; this one waits at all of them
+at once.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ class SimpleConsumer(ClientUser):
         For `invisible_s` (0.001 … 1e9) no other member of the group gets them. With mode ORDERLY, handle those of a
         queue in the order of the list, and if you give one back, give back the later ones of its queue, too.
 
-        While all brokers fail with ConnectionFailed, or BrokerError with code 2 or 14, they are asked again for
-        request_timeout_s. If this is cancelled, messages that a broker has already taken for it stay invisible for
-        `invisible_s`; with mode ORDERLY, the next call gets them. Raises BrokerError (for example code 26: the group
-        does not exist), RouteNotFound, RequestTimedOut, ConnectionFailed, RemoteProtocolError, ValueError for arguments
-        out of range, and RuntimeError outside the block."""
+        While all brokers fail with ConnectionFailed, or BrokerError with code 2, 14 or 1500, they are asked again for
+        request_timeout_s, even after `wait_s`. If this is cancelled, messages that a broker has already taken for it
+        stay invisible for `invisible_s`; with mode ORDERLY, the next call gets them. Raises BrokerError (for example
+        code 26: the group does not exist), RouteNotFound, RequestTimedOut, ConnectionFailed, RemoteProtocolError,
+        ValueError for arguments out of range, and RuntimeError outside the block."""
         return await self._receive(self.open_arrivals(), max_messages, invisible_s, wait_s)
 
     def open_arrivals(self) -> Arrivals:
@@ -193,14 +193,14 @@ class SimpleConsumer(ClientUser):
         await message.lease.ack()
 
     async def change_invisible_time(self, message: PoppedMessage, invisible_s: float) -> None:
-        """Makes `message` invisible for `invisible_s` from now, instead of the rest of its time: call it when handling
-        takes longer than expected.
+        """Makes `message` invisible for `invisible_s` from now, instead of the rest of its time: call this when
+        handling takes longer than expected.
 
         `ack` and `nack` wait until this has ended. If this is cancelled, its request continues, so that they can use
-        the message's new handle. Raises ReceiptExpired if the invisible time is over or the message was settled,
-        BrokerError, RequestTimedOut, ConnectionFailed, ValueError for an `invisible_s` outside 0 … 1e9, and
-        RuntimeError outside the consumer's block. After RequestTimedOut, or ConnectionFailed with `was_sent`, the
-        message may be delivered again in spite of `ack`, because the new handle is unknown."""
+        the message's new handle. Raises ReceiptExpired if the invisible time is over or the message was acknowledged or
+        given back, BrokerError, RequestTimedOut, ConnectionFailed, RemoteProtocolError, ValueError for an `invisible_s`
+        outside 0 … 1e9, and RuntimeError outside the consumer's block. After RequestTimedOut, or ConnectionFailed with
+        `was_sent`, the message may be delivered again in spite of `ack`, because the new handle is unknown."""
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
         ended = anyio.Event()
@@ -232,14 +232,14 @@ class SimpleConsumer(ClientUser):
             async with self._receiving:
                 if not self._buffer:
                     messages = await self._receive(arrivals, max_messages, invisible_s, POLL_S)
-                    if arrivals.is_closed:  # those buffered before were given back by then
+                    if arrivals.is_closed:  # the end of the block gave back only messages that were buffered by then
                         await self._give_back([message.lease for message in messages])
                         raise self._closed()
                     self._buffer.extend(messages)
 
     async def _give_back(self, leases: Iterable[Lease]) -> None:
-        """Gives back the messages of `leases`, all at once, because each may wait for a broker that does not answer.
-        Failures are logged."""
+        """Gives back the messages of `leases` that have not expired, concurrently, because each request may wait for a
+        broker that does not answer. Failures are logged."""
 
         async def give_back_one(lease: Lease) -> None:
             try:
@@ -260,11 +260,14 @@ class SimpleConsumer(ClientUser):
     async def _receive_once(
         self, arrivals: Arrivals, max_messages: int, invisible_s: float, end: float
     ) -> list[PoppedMessage]:
-        """Pops from each source that is not postponed, until one has messages. If none has, waits until `end` or until
-        a source is notified, and returns none. Raises the last source's error if all are unavailable.
+        """Pops from each source that is not postponed, until one has messages, and returns those. If none has, waits
+        until `end` or until a broker reports that there may be messages, and returns []. Raises the last source's error
+        if the last pop of every source failed because its broker was unavailable or did not answer in time, and at
+        once any other error of a pop.
 
-        A single source in order mode is popped with a long poll instead of a notification: if that is cancelled, the
-        next pop gets the messages that the broker took for it. Without order they would stay invisible."""
+        A single source in order mode is popped with a long poll instead of waiting for a notification: if the long poll
+        is cancelled, the next pop gets the messages that the broker took for it. In the other mode, these messages
+        would stay invisible."""
         if arrivals.is_closed:
             raise self._closed()
         sources = await self._sources()
@@ -305,8 +308,9 @@ class SimpleConsumer(ClientUser):
         return []
 
     async def _sources(self) -> list[MessageQueue]:
-        """Returns the sources, each time starting with the next one (round robin). Broker sets without a master are
-        left out, unless none has one. Raises RouteNotFound, and ConnectionFailed if no broker has readable queues."""
+        """Returns the sources, each time starting with the next one (round robin). Omits broker sets without a master,
+        unless none has one. Raises the errors of `Routes.find`, and ConnectionFailed if no broker has readable
+        queues."""
         routes = self._client.routes
         found, without_master = list[MessageQueue](), list[MessageQueue]()
         for topic in self._subscriptions:
