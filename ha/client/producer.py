@@ -1,7 +1,7 @@
 """The SDK's producer.
 
 Any number of tasks can send concurrently through one producer; they share one connection per broker. With
-`ClientOptions.batching`, messages that arrive while a request is in flight are sent together as the next one
+`ClientOptions.batching`, messages that arrive while a request is in flight are sent together in the next request
 (`batching.py`). Source: DefaultMQProducer.
 """
 
@@ -33,11 +33,17 @@ class Producer(ClientUser):
 
     `name_servers`: host:port, several as a list or joined with ';', or a `Client`, to share its connections; None uses
     NAMESRV_ADDR from the environment.
-    `credentials`: for brokers with access control; None uses HALOG_ACCESS_KEY and HALOG_SECRET_KEY if they are set.
+    `credentials`: for brokers with access control; None uses those of `options` or, if it has none, of the environment
+    (HALOG_ACCESS_KEY with HALOG_SECRET_KEY or HALOG_SECRET_KEY_FILE).
     `check`: called to find out the outcome of a transaction that this producer, or another of its group, left open;
-    required for transactions. ValueError is raised for invalid arguments, and when the block is entered, for TLS files
-    that can't be used. Leaving the block closes the connections, unless the client is shared; sends in flight fail with
-    ConnectionFailed.
+    required for transactions.
+
+    Raises ValueError for invalid arguments, and TypeError if `check` is not async. Entering the block raises ValueError
+    for TLS files that can't be used, for an invalid group name, or if a shared client has a producer of the same group,
+    and RuntimeError if a shared client is not open.
+
+    Leaving the block closes the connections, and sends in flight fail with ConnectionFailed. With a shared client, the
+    connections stay open, and only sends with `ClientOptions.batching` fail.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class Producer(ClientUser):
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of `topic`, sorted. For a topic that does not exist yet, the queues that it will have
-        once a send has created it. Raises RouteNotFound, NameServersUnreachable, BrokerError."""
+        once a send has created it. Raises RouteNotFound, NameServersUnreachable, BrokerError, RemoteProtocolError."""
         return list((await self._client.routes.find_for_sending(topic)).write_queues)
 
     async def send(
@@ -93,11 +99,12 @@ class Producer(ClientUser):
         options.send_timeout_s); without `queue`, they continue until then while no name server or master can be
         reached.
 
-        Raises BrokerError if the broker rejected it, RouteNotFound, ConnectionFailed, RequestTimedOut (may be stored),
-        ValueError for a message that no broker would accept, LocalProtocolError for one that can't be encoded,
-        TypeError for a body that isn't bytes. The error is that of the last attempt; its `was_sent` says whether any
-        attempt may have stored the message. A retried send may be stored more than once. A cancelled one may be stored,
-        unless batching had not sent it yet."""
+        Raises BrokerError if the broker rejected the message, RouteNotFound, ConnectionFailed, RequestTimedOut,
+        RemoteProtocolError for a malformed response, ValueError for a message that no broker would accept,
+        LocalProtocolError for one that can't be encoded, TypeError for a body that isn't bytes. The error is that of
+        the last attempt; `was_sent` of BrokerError and ConnectionFailed says whether any attempt may have stored the
+        message. After RequestTimedOut or RemoteProtocolError, it may be stored. A retried send may be stored more than
+        once. A cancelled one may be stored, unless batching had not sent it yet."""
         _check_topic(queue, message)
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
@@ -113,8 +120,8 @@ class Producer(ClientUser):
 
         Messages share requests, regardless of ClientOptions.batching; those to a chosen `queue` are sent in order, one
         request after the other. All together take at most `timeout_s` (default options.send_timeout_s). Raises
-        ValueError, TypeError or LocalProtocolError, and sends nothing, if no broker would accept one of them. If
-        cancelled, any of them may be stored."""
+        ValueError, TypeError or LocalProtocolError, and sends nothing, if no broker would accept one of the messages.
+        If this is cancelled, any of them may be stored."""
         sender, messages = self._sender, list(messages)
         _check_topic(queue, *messages)
         outgoing = [sender.prepare_simple(message) or await sender.prepare(message) for message in messages]
@@ -138,7 +145,7 @@ class Producer(ClientUser):
 
         Waits for the route and the connection, and while the connection's outbox is full, for at most `timeout_s`
         (default options.send_timeout_s). Raises RouteNotFound, ConnectionFailed, RequestTimedOut, and ValueError,
-        TypeError or LocalProtocolError as `send`."""
+        TypeError or LocalProtocolError as `send` does."""
         _check_topic(queue, message)
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
 
@@ -148,7 +155,7 @@ class Producer(ClientUser):
         Once this has returned, a halog broker does not deliver the message; RocketMQ's brokers may, in the second
         before it is due. Retries for at most `timeout_s` (default options.send_timeout_s) while the broker can't be
         reached, for example because the master changes. Raises BrokerError if the broker rejected it (code 604: the
-        message is due), RouteNotFound, RequestTimedOut or ConnectionFailed (the message may be recalled),
+        message is due), RouteNotFound, RequestTimedOut or ConnectionFailed (the message may have been recalled),
         RemoteProtocolError if `recall_handle` is not a handle."""
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         return await recall(self._client, self._group, recall_handle, timeout_s)
@@ -165,11 +172,11 @@ class Producer(ClientUser):
         rolls it back, according to the result of `local`.
 
         If the half message was not stored safely (any status but SEND_OK), it is rolled back without calling `local`.
-        If `local` raises or returns UNKNOWN, or the outcome can't be delivered, brokers ask a producer of the group,
-        which calls `check`.
+        If `local` raises or returns UNKNOWN, or the outcome can't be delivered, the broker asks a producer of the
+        group, which calls `check`.
 
         Raises the errors of `send` before `local` is called, and those of `local`; ValueError without `check`, or for a
-        delayed message; TypeError if `local` is not async, or returns anything but a TransactionState (brokers ask
+        delayed message; TypeError if `local` is not async, or returns anything but a TransactionState (the broker asks
         then, too)."""
         if self._transactions is None:
             raise ValueError("transactions need a producer with check=…, which resolves those left open")

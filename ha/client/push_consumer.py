@@ -63,20 +63,25 @@ class PushConsumer(ClientUser):
 
     A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message has
     failed: it is redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise
-    `RetryLater` to choose the delay. With ORDERLY, it is retried after suspend_s, before later messages of its queue.
-    Delivery is at least once: handlers must tolerate repeated messages. `handler` must be async:
-    otherwise TypeError is raised, at the latest after its first call, which ends the consumer.
+    `RetryLater` to choose the delay. With ORDERLY, a failed message is retried after suspend_s, before later messages
+    of its queue. For BROADCASTING, see `MessageModel`. Delivery is at least once: handlers must tolerate repeated
+    messages.
+
+    `handler` must be async: TypeError is raised for a plain function. For other callables, this is known only at the
+    first call: the consumer then ends, and its block raises an ExceptionGroup that contains the TypeError.
 
     `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
     subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages
     stored at that time or later. `position_file`: where a BROADCASTING consumer keeps its positions; None: it starts
     at `start_from` each time. `name_servers`, `options` and `credentials` are those of Producer.
 
-    Entering the block raises BrokerError for an invalid Sql92, ValueError if a shared client has a consumer of the same
-    group, OSError or RemoteProtocolError for an unusable `position_file`, and NameServersUnreachable. Missing topics
-    are no error. Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters
-    from the brokers. It waits up to request_timeout_s for a broker that does not answer, and logs the positions that it
-    could not save.
+    Entering the block raises BrokerError for an invalid Sql92, ConnectionFailed or RequestTimedOut if a broker can't be
+    asked to check it, ValueError if a shared client has a consumer of the same group or TLS files can't be used,
+    OSError or RemoteProtocolError for an unusable `position_file`, and NameServersUnreachable. Missing topics are no
+    error.
+
+    Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters from the brokers.
+    It waits up to request_timeout_s for a broker that does not answer, and logs the positions that it could not save.
     """
 
     def __init__(
@@ -214,8 +219,8 @@ class PushConsumer(ClientUser):
         )
 
     async def _check_conditions(self, client: Client) -> None:
-        """Makes brokers check the SQL92 conditions, because an invalid condition silently matches nothing. Raises
-        BrokerError for an invalid one."""
+        """Makes brokers check the SQL92 conditions, because an invalid one would silently match nothing. Raises
+        BrokerError for an invalid condition, ConnectionFailed or RequestTimedOut if a broker does not answer."""
         for topic, subscription in self._subscriptions.items():
             route = client.routes.known(topic)
             if subscription.expression_type != SQL92 or route is None:
@@ -249,5 +254,6 @@ class PushConsumer(ClientUser):
 
     @property
     def subscriptions(self) -> list[SubscriptionData]:
-        """The subscriptions as sent to brokers, including the group's retry topic."""
+        """The subscriptions as sent to brokers, including the one to the group's retry topic, unless the consumer is
+        BROADCASTING."""
         return list(self._subscriptions.values())

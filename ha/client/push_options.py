@@ -14,11 +14,12 @@ class MessageModel(Enum):
     """One member of the group receives each message; brokers store the positions."""
     BROADCASTING = "BROADCASTING"
     """Every member of the group receives each message, and stores its own positions. A failed message is dropped, or
-    with ORDERLY retried here; it never becomes a dead letter."""
+    with ORDERLY retried by the same member; it never becomes a dead letter."""
 
 
 class ConsumeMode(Enum):
-    """Whether the messages of a queue are handled in order (PushConsumer), or received in order (SimpleConsumer)."""
+    """Whether the messages of a queue are consumed in order: PushConsumer then handles them in order, SimpleConsumer
+    receives them in order."""
 
     CONCURRENTLY = "CONCURRENTLY"
     """Messages of a queue are handled concurrently; the broker redelivers failed ones later."""
@@ -53,7 +54,8 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one queue's messages (decompressed bodies, plus 1 KiB for each message), waiting or being handled, at
     which pulling from the queue pauses."""
     queue_span_max: int = 2_000
-    """Maximum distance, in queue offsets, between the lowest unfinished message and the next pull."""
+    """Distance, in queue offsets, from the lowest unfinished message to the next pull, above which pulling from the
+    queue pauses."""
     total_count_max: int = 10_000
     """Number of messages of all queues, waiting or being handled, at which pulling pauses. Pulls in flight may exceed
     it."""
@@ -63,15 +65,17 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     long_poll_s: float = 15.0
     """Maximum time for which a broker may hold a pull until a message arrives; more than 60 s counts as 60 s."""
     pull_pause_s: float = 3.0
-    """Maximum pause after a failed pull; the first pause is 0.1 s, and each is twice as long as the one before."""
+    """Maximum pause after a failed pull. The first pause is 0.1 s, and each is twice as long as the one before; all are
+    shortened at random by up to half."""
     commit_interval_s: float = 5.0
     """Interval at which positions are saved."""
     rebalance_interval_s: float = 20.0
     """Maximum interval between two rebalances."""
     lock_interval_s: float = 20.0
-    """With ORDERLY: interval between lock renewals. Brokers drop a lock after 60 s."""
+    """With ORDERLY: interval between lock renewals. Brokers drop a lock that is not renewed for 60 s."""
     lock_valid_s: float = 30.0
-    """With ORDERLY: time after a renewal for which this member relies on its lock; less than 60 s."""
+    """With ORDERLY: time after a renewal for which this member relies on its lock; must be less than the brokers'
+    60 s."""
     consume_timeout_s: float = 900.0
     """Maximum time in seconds for a handler to handle one message; a handler that takes longer is cancelled, and its
     message has failed."""

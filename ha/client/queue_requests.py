@@ -86,8 +86,8 @@ class QueueRequests:
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> RawPull:
-        """Pulls once, and again from the chosen broker if a suggested slave lacks the messages; see
-        PullConsumer.pull_raw. Never includes a commit, because brokers could execute it after a commit that was sent
+        """Pulls once, and again from the broker that `read_from` selects if a suggested slave lacks the messages; see
+        PullConsumer.pull_raw. A pull never carries a commit: brokers could execute it after a commit that was sent
         later."""
         wait_s = min(wait_s, _LONG_POLL_S_MAX)
         header = PullMessageRequest(
@@ -117,7 +117,7 @@ class QueueRequests:
         is_inside = found.min_offset <= queue_offset <= found.max_offset
         now = anyio.current_time()
         if is_suggested and next_offset == queue_offset and not is_inside:
-            # The slave lacks the messages, perhaps for long; the master may suggest it all the same.
+            # The slave lacks the messages, perhaps for a long time; the master may suggest it all the same.
             self._lacking_until[queue] = now + _LACKING_S
             return await self.pull(
                 queue,
@@ -129,8 +129,9 @@ class QueueRequests:
                 wait_s=wait_s,
                 timeout_s=timeout_s,
             )
-        # A slave may lack the messages, so the next pull asks the master, even if the group's brokerId is the slave's.
-        # A long poll without result may also have ended within the slave's queue.
+        # A slave that returns the requested offset may lack the messages: then the next pull goes to the master, even
+        # if the slave suggests itself (the group's setting brokerId). An empty long poll inside the slave's queue
+        # doesn't count: it may simply have ended without new messages.
         is_lacking = broker_id != MASTER_ID and next_offset == queue_offset and not (waits and is_inside)
         if (
             self._read_from is ReadFrom.SUGGESTED
@@ -140,7 +141,8 @@ class QueueRequests:
         ):
             self._suggested[queue] = found.suggest_which_broker_id
         if self._read_from is not ReadFrom.SUGGESTED and next_offset == queue_offset < found.min_offset:
-            # A slave keeps the offset of messages that it lacks. No other broker was chosen that could have them.
+            # The program reads only from this broker. A slave that lacks messages returns the requested offset, at
+            # which the next pull would find nothing either.
             status, next_offset = PullStatus.OFFSET_ILLEGAL, found.min_offset
         remark = answer.remark or ""
         return RawPull(status, body, next_offset, found.min_offset, found.max_offset, broker_id, remark)
@@ -209,13 +211,14 @@ class QueueRequests:
         """Sends a request to the broker whose id `choose` returns, by default the one to read from, and returns the
         response, whatever its code.
 
-        `timeout_s`: timeout of each attempt; None: request_timeout_s. `waits`: the request is a long poll. If the
-        connection fails, the request is repeated for up to request_timeout_s after the first failure. It is not if
-        `retries` or ClientOptions.retry_unreachable is False, or if it may have been executed and `is_repeatable`
-        is False.
+        `timeout_s`: timeout of each attempt; None: request_timeout_s. `waits`: the request is a long poll.
+
+        If the connection fails, the request is repeated for up to request_timeout_s after the first failure, unless
+        `retries` or ClientOptions.retry_unreachable is False, the request may have been executed and `is_repeatable`
+        is False, or the client was closed.
         """
         client, options = self._client, self._client.options
-        routes, connections = client.routes, client.connections  # they may be closed during a pause
+        routes, connections = client.routes, client.connections  # a client that is closed during a pause has none
         backoff, give_up_at = Backoff(), math.inf
         timeout_s = options.request_timeout_s if timeout_s is None else timeout_s
         while True:

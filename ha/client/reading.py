@@ -1,6 +1,7 @@
 """Reads queues continuously, pulling ahead while the program works on the previous messages.
 
-One task per queue pulls, then waits until the messages were returned, so at most one response per queue is buffered.
+One task per queue pulls, then waits until the program has taken the messages, so at most one response per queue is
+buffered.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ _PAUSE_S = 1.0
 async def pull_on(
     pull: Callable[[MessageQueue, int], Awaitable[ResultT]], queue: MessageQueue, queue_offset: int
 ) -> ResultT:
-    """Pulls from `queue_offset` until a response moves on, or shows that the queue ends there; returns that response.
+    """Pulls from `queue_offset` until a response moves on (its `next_offset` is another), or shows that the queue ends
+    there; returns that response.
 
-    Other responses that don't move on are not the end. A slave that the program did not choose may lack the messages:
-    then the next pull goes to the master. If there is none, or a message can't be read at present, because it is
-    damaged and may be repaired or too many files are open, it is pulled again after a pause."""
+    If the first response of a slave does not move on, pulls again at once, because the slave may lack the messages:
+    this pull goes to the master, unless there is none or the program has chosen the slave. If the queue does not end at
+    `queue_offset`, but a response does not move on, the message there can't be read at present: it is damaged and may
+    be repaired, or the broker has too many files open. Then logs this once, and pulls again after a pause."""
     slave_id, is_logged = MASTER_ID, False
     while True:
         result = await pull(queue, queue_offset)
@@ -83,7 +86,7 @@ class Reading:
     ) -> None:
         self._is_open = False
         self._ready.clear()
-        # The error is the block's own: passing it through the task group would wrap it into an exception group.
+        # The error is the block's own: passing it through the task group would wrap it in an exception group.
         await self._stack.aclose()
 
     def __aiter__(self) -> Self:

@@ -104,8 +104,8 @@ class Rebalancer:
                 await wait_any(pause_s, self._woken, routes_changed)
 
     async def release(self) -> None:
-        """Revokes all queues, saves their positions and releases their locks. Call it when handlers have ended: a
-        handler that still runs no longer moves its queue's position."""
+        """Revokes all queues, saves their positions and releases their locks. Call it when the handlers have ended: one
+        that still runs no longer advances its queue's position."""
         releasing = [*self.held.values(), *self._releasing.values()]
         for held in releasing:
             held.revoke()
@@ -117,8 +117,8 @@ class Rebalancer:
                 await self._at_each_broker(self._unlock_at, releasing)
 
     async def _rebalance(self, topic: str, tasks: anyio.abc.TaskGroup) -> bool:
-        """Assigns and revokes queues of `topic`. Returns False if this has to be repeated soon, because it failed or a
-        queue is still being released."""
+        """Assigns and revokes queues of `topic`. Returns False if this has to be repeated soon, because it failed, this
+        consumer is not among the members of its group yet, or a queue is still being released."""
         is_settled = True
         try:
             route = await self._client.routes.find(topic)
@@ -166,7 +166,7 @@ class Rebalancer:
 
     async def _members(self, route: TopicRoute) -> list[str]:
         """Returns the client ids of the group's members, from any broker of the route. Raises ClientError if none
-        answers."""
+        returns them, and RemoteProtocolError for a malformed response."""
         header = GetConsumerListRequest(consumer_group=self._group)
         failure: ClientError = ConnectionFailed(route.topic, "no broker is registered for this topic")
         for name in random.sample(list(route.addresses), len(route.addresses)):
@@ -240,8 +240,8 @@ class Rebalancer:
             _log.warning("client.unlock_failed broker=%s reason=%r", broker_name, str(error))
 
     async def _ask_lock(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
-        """Sends a request to lock or unlock `queues`, which must all be of one broker set, to its master. Raises
-        ClientError."""
+        """Sends a request to lock or unlock `queues`, which must all be of one broker set, to the set's master. Raises
+        ClientError, RemoteProtocolError."""
         body = LockQueuesBody(
             client_id=self._client.client_id,
             consumer_group=self._group,

@@ -117,15 +117,15 @@ class Routes:
         """Event that is set when a route changes, and then replaced by a new one."""
 
     def known(self, topic: str) -> TopicRoute | None:
-        """Returns the cached route of `topic`, None if there is none or it was marked stale."""
+        """Returns the cached route of `topic`; None if there is none or it was marked stale."""
         return None if topic in self._stale else self._known.get(topic)
 
     async def find(self, topic: str) -> TopicRoute:
         """Returns the route of `topic`. Concurrent lookups share one request.
 
-        Raises RouteNotFound if the name server that answers does not know the topic, and no cached route is kept for
-        _UNKNOWN_ROUTE_KEPT_S. Without a cached route, also raises NameServersUnreachable, BrokerError or
-        RemoteProtocolError if the lookup fails."""
+        Raises RouteNotFound if the name server that answers does not know the topic. A cached route is returned instead
+        for _UNKNOWN_ROUTE_KEPT_S, unless it is the expected route of a topic that did not exist. Without a cached
+        route, also raises NameServersUnreachable, BrokerError or RemoteProtocolError if the lookup fails."""
         while True:
             route = self.known(topic)
             if route is not None:
@@ -187,8 +187,8 @@ class Routes:
             self._notify_changed()
 
     async def is_replaced(self, address: str) -> bool:
-        """Whether another master has replaced the one at `address`; refreshes a route with it to find out. If so, marks
-        the routes with that address stale.
+        """Whether another master has replaced the one at `address`; to find out, refreshes a route with this master. If
+        it was replaced, marks the routes with its address stale.
 
         False for an address that was never a master of a known route, and usually while no name server answers."""
         topic = next((topic for topic, route in self._known.items() if address in route.masters()), None)
@@ -305,7 +305,7 @@ class Routes:
 
     async def ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
         """Asks one name server after the other, starting with the one that answered last, until one responds. Raises
-        BrokerError if it rejects the request, and NameServersUnreachable if none responds."""
+        BrokerError if this one rejects the request, and NameServersUnreachable if none responds."""
         reasons = []
         count, first = len(self._name_servers), self._answering  # other lookups may change it meanwhile
         for turn in range(count):

@@ -1,9 +1,9 @@
 """Sends several messages in one request and returns a result for each.
 
-Messages can share a request if they have the same topic, `wait_stored` and compression. Delayed and transactional
-messages, which brokers store elsewhere, are sent alone, as is everything for a topic whose broker recently rejected a
-batch. A broker accepts or rejects a batch as a whole. A batch that was rejected for its content is sent again message
-by message, so that one invalid message does not affect the others.
+Messages can share a request if they have the same topic, `wait_stored` and compression. Messages with a delay or
+priority and half messages, which brokers store elsewhere, are sent alone, as are all messages of a topic whose broker
+recently rejected a batch. A broker accepts or rejects a batch as a whole. A batch that was rejected for its content is
+sent again message by message, so that one invalid message does not affect the others.
 """
 
 from __future__ import annotations
