@@ -4,20 +4,20 @@ Four kinds of keys below one prefix, `/halog/{cluster}/{brokerName}/`:
 
     group          GroupRecord    permanent: term, master, sync-state set
     master         MasterRecord   attached to the master's lease; without this key there is no master
-    members/{id}   MemberRecord   attached to that member's lease; only one of two processes with the same id has it
+    members/{id}   MemberRecord   attached to that member's lease; of two processes with the same id, only one owns it
     switch         SwitchRequest  an operator's request, or the reason why it was refused
 
 Contract for every implementation:
 
 * Linearizable. `view` shows the effect of every call that returned before it started. Each change is atomic, and has a
   `revision` higher than that of every change before it.
-* A lease, and the keys attached to it, lives for at least the granted time, counted from the execution of its grant or
-  last renewal, which is after the request was sent. It may live longer (etcd: by some seconds, and by another whole
-  period if its leader changes).
+* A lease and the keys attached to it live for at least the granted time, counted from the moment at which the service
+  executes the grant or the last renewal, not from the sending of the request. They may live longer (etcd: by some
+  seconds, and by another whole period if its leader changes).
 * Every call ends within its `timeout_s`, with AgreementUnavailable if it got no answer. A call that changes something
   may then have been executed, or may still be, unless `outcome_unknown` is false. Each method says in which state of
-  the group it may be executed late; in any other state it has no effect. To find out, read the view, then repeat the
-  change or make another: at most one of them is executed.
+  the group it may be executed late; in any other state it has no effect. To find out whether it was executed, read the
+  view. Then repeat the change or make another: of all changes with the same `group_revision` at most one is executed.
 * Cancelling a call has the same effect as its timeout.
 """
 
@@ -47,7 +47,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     master_id: int | None
     """Broker id of the present or last master, or of the member to which it handed over; None before the first."""
     sync_state_set: frozenset[int]
-    """Broker ids of the members that have every acknowledged byte."""
+    """Broker ids of the members whose acknowledgements sends wait for. If `ack_count` is None, each of them has
+    acknowledged every byte that was acknowledged to clients."""
     ack_count: int | None = None
     """Number of members of the sync-state set that acknowledge each message, the master included; None: all of them."""
     version: int = 0
@@ -55,8 +56,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def age(self) -> RecordAge:
-        """Epoch and version, which grow with each change of the record: a lower age shows that the service was rolled
-        back."""
+        """Epoch and version. This pair grows with each change of the record, so a lower one shows that the service was
+        rolled back."""
         return self.epoch, self.version
 
 
@@ -87,17 +88,18 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     priority: int = 0
     """Among candidates with equal logs, the one with the lowest priority is elected (brokerElectionPriority)."""
     drains: bool = False
-    """Whether the member is drained: it should not become master."""
+    """Whether the member's node is stopping, so that another member should become master."""
     run_id: int = 0
     """Identifies this process among those with the same broker id; 0: unknown."""
     stands_for: int = 0
     """Epoch of the election in which the member stands, 0 for none. Such a member no longer follows a master of a lower
     epoch, so its log ends at `max_offset` and will not grow before a master is elected."""
     is_complete: bool = True
-    """Whether its log still has every byte that it acknowledged. False after a stop that may have lost unwritten pages,
-    until it has caught up with a master (durable_state.py). True in records of earlier releases."""
+    """Whether the log is known to have every byte that the member acknowledged. False for example after a stop that may
+    have lost unwritten pages, until the member has caught up with a master (durable_state.py). True in records of
+    earlier releases."""
     is_new: bool = False
-    """Whether there has never been a log on its disk."""
+    """Whether the member started without a log on its disk, and its log has never been complete since."""
     known_epoch: int = 0
     known_version: int = 0
     """Version of the newest GroupRecord on its disk; `known_epoch` is the epoch of that record."""
@@ -235,7 +237,7 @@ class Agreement(Protocol):
         """Watches the group: the first view at once, then one after each later change."""
 
     async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Writes the first record of the group; returns its revision. Raises Outdated if there is one.
+        """Writes the first record of the group; returns its revision. Raises Outdated if there is one already.
 
         May be executed late, but only while there is no record.
         """
@@ -243,7 +245,7 @@ class Agreement(Protocol):
     async def change_group(
         self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """As master, replace the record with `group_revision` by `group`; return the new revision.
+        """As master: replaces the record that has `group_revision` by `group`; returns the new revision.
 
         Raises Outdated unless that record is unchanged and the master's key is the one created at `master_revision`.
         May be executed late, but only while both hold. Any other change of the record, even with the same content,
@@ -259,7 +261,7 @@ class Agreement(Protocol):
         group_revision: int,
         timeout_s: float = TIMEOUT_S,
     ) -> int:
-        """Becomes master: atomically replaces the record with `group_revision` by `group`, and creates the master's
+        """Becomes master: atomically replaces the record that has `group_revision` by `group`, and creates the master's
         key.
 
         Returns the revision of both. Raises Outdated if the record has changed or there is a master; LeaseLost if the
@@ -270,7 +272,8 @@ class Agreement(Protocol):
     async def hand_over(
         self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """As master, hand over: atomically do `change_group`, delete the master's key, and remove any switch request.
+        """As master: hands over. Atomically does `change_group`, deletes the master's key, and removes any request for
+        a switch.
 
         Returns the revision of this change. Fails, and may be executed late, like `change_group`.
         """
@@ -287,7 +290,7 @@ class Agreement(Protocol):
     async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
         """Renews the lease; returns the granted seconds. Raises LeaseLost if it has ended.
 
-        The service counts them from a moment during the call, so a safe deadline counts them from before the call.
+        The service counts these seconds from a moment during the call, so a safe deadline counts them from before it.
         """
 
     async def revoke(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> None:

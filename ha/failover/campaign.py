@@ -2,10 +2,10 @@
 
     at once      if the group's record names this member (the last master, or the one that it handed over to), and this
                  member has every acknowledged byte
-    otherwise    it publishes its log's end, reads the other members' ends, and waits for the delay that `evaluate`
-                 (election.py) returns: the better a candidate, the shorter
+    otherwise    it publishes its log's end, reads where the other members' logs end, and waits for the delay that
+                 `evaluate` (election.py) returns: the better a candidate, the shorter the delay
 
-A transaction whose answer was lost may or may not have made this member master: the view shows it.
+A transaction whose answer was lost may or may not have made this member master; the view shows whether it did.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Campaign:
         return view
 
     async def _take_at_once(self, view: GroupView, own: MemberRecord) -> None:
-        """Claims the master's key without an election: a planned switch saves two round trips to the service."""
+        """Claims the master's key without an election, if this member may. This saves two round trips to the service in
+        a planned switch."""
         membership = self._membership
         candidacy = appointed_candidacy(view, self._options.broker_id, own, self._options)
         if candidacy is None:
@@ -77,8 +78,8 @@ class Campaign:
             return True
         if view.group.epoch + 1 != membership.record().stands_for:
             return False  # there was another master meanwhile
-        # This member's published record is out of date or missing: the service was restored from an older state, or
-        # this member has learned of a newer group record since.
+        # The published record is out of date or missing if the service was restored from an older state, or if this
+        # member has learned of a newer group record since.
         if view.members.get(options.broker_id) != membership.record():
             self._keeper.republish()
             await membership.announce()
@@ -107,12 +108,12 @@ class Campaign:
         return True
 
     async def _wait_newer(self, view: GroupView, timeout_s: float = math.inf) -> None:
-        """Waits for a newer view."""
+        """Waits for a view with another revision than `view`, for at most `timeout_s`."""
         with trio.move_on_after(timeout_s):
             await self._known.latest.wait_value(lambda now: now.revision != view.revision)
 
     async def _create_group(self, view: GroupView) -> None:
-        """Writes the first record of the group."""
+        """Writes the first record of the group; if that is not allowed, waits for a newer view."""
         membership = self._membership
         refusal = why_not_create(view, membership.role.position, self._options)
         if refusal is not None:

@@ -10,13 +10,14 @@ A member is *complete* if its log still has every byte that it acknowledged. A s
 
 A member that can't prove it becomes complete once it has caught up with a master, or is elected itself, as the log of
 the elected member is the group's (`Role.wait_caught_up`). The file then says so for the present boot, so that another
-power loss makes it incomplete again.
+power loss makes the member incomplete again.
 
 A log without this file is from an earlier release; it is complete if its last stop was clean. A damaged file proves
 nothing.
 
-A store with neither this file nor a log is *new*: incomplete, and if it is in the sync-state set, its disk has been
-replaced. In a group that never had a master it becomes complete, as that group has acknowledged nothing.
+A store that started with neither this file nor a log is *new* until its log is marked complete. If the member of a new
+store is in the sync-state set, its disk has been replaced. A member that tries to become the first master of its group
+marks its log complete first, as such a group has acknowledged nothing.
 
 The group's record on disk shows whether the service was rolled back to an older state, for example by restoring a
 backup. A master writes the record to its disk before a new set counts for acknowledgements; other members write it when
@@ -93,12 +94,12 @@ class DurableState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the log has every byte that this member acknowledged."""
+        """Whether the log is known to have every byte that this member acknowledged."""
         return self._content.is_complete
 
     @property
     def is_new(self) -> bool:
-        """Whether this store has never had a log."""
+        """Whether the store had no log when its first state was written, and has never been complete since."""
         return self._content.is_new
 
     @property

@@ -3,32 +3,36 @@
 Only pure functions of a view of the group. A master is elected by one transaction of the service. These rules decide
 which member tries it, and when:
 
-- Only members of the sync-state set are candidates, because only they have every acknowledged byte. If a message is
-  acknowledged by n of the set (`ack_count`) and not by all, |set| - n + 1 of them have to stand, so that one of them
-  has every byte, and no candidate may have less of the log than any of them.
+- Normally only members of the sync-state set are candidates, because only they can be known to have every acknowledged
+  byte. If a message is acknowledged by n members of the set (`ack_count`) and not by all, |set| - n + 1 members of the
+  set have to stand, so that one of them has every byte, and only those with the longest log may be elected. In a group
+  that never had a master, every member is a candidate.
 - Only complete members count as having every byte (durable_state.py). A member that may have lost the end of its log in
-  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as the longest of the
-  members of the set that stand). The same holds for a log without a term: its first records may have been lost, or it
-  may have been deleted.
+  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as long as the longest
+  log among the members of the set that stand). The same holds for a log without a term: its first records may have been
+  lost, or it may have been deleted.
 - If there are too few complete members, the whole set has to stand. Then the longest log wins, even that of a member
-  outside the set: it holds everything that the set's longest log does. The member with it may be restarting, so the
-  election waits until no earlier lease can hold its key (campaign.py).
+  outside the set: it holds everything that the set's longest log does. A member with a longer log may be restarting, so
+  the election waits until no earlier lease can hold that member's key (campaign.py).
 - A candidate's log must not change. A member first stops following, then publishes how much of the log it has and for
   which election (`MemberRecord.stands_for`): an offset that may still grow proves nothing.
 - Candidates are ranked by higher epoch of the log, higher offset, being the member that the record names (the last
-  master, or the one that it handed over to), lower priority number, lower id. Members that drain come last; with
-  `ack_count` only after those with an equal log. Each waits for a delay according to its rank. That only avoids
-  contention: if two try, only one transaction succeeds. The confirm offset isn't used: of two logs of one epoch the
-  longer one contains the other, and with `ack_count` the member that holds the last acknowledged byte may have been
-  sent a lower confirm offset.
+  master, or the one that it handed over to), lower priority number, lower id. Members whose nodes are stopping
+  (`drains`) come last; with `ack_count`, only after those with an equal log. Each candidate waits for a delay according
+  to its rank. That only avoids contention: if two try, only one transaction succeeds. The confirm offset isn't used: of
+  two logs of one epoch the longer one contains the other, and with `ack_count` the member that holds the last
+  acknowledged byte may know only a lower confirm offset.
 - Nobody is elected while a live member knows a newer record of the group (`outdated_record`): the service was restored
   from an older state, whose set may contain members that were dropped since.
 - A member whose log contains an unknown term is never elected: either the service lost data, or the store belongs to
-  another group. Nor is a member of the set whose disk has never had a log: the disk has been replaced.
+  another group. Nor is a member of the set whose store is new (durable_state.py): the disk has been replaced.
+- With enableElectUncleanMaster, a member that these rules exclude may be elected nevertheless, after a longer delay.
+  Acknowledged messages may then be lost.
 
-The sync-state set after an election: if all of the set acknowledge, each complete member has every acknowledged byte.
-So all live complete members stay, and messages wait for their acknowledgement until replication removes them. Other
-members stay only if their log equals the winner's.
+The sync-state set after an election: if messages are acknowledged by the whole set, each complete member has every
+acknowledged byte. So all live complete members of the set stay, and messages wait for their acknowledgement until
+replication removes them. Other members stay only if their log equals the winner's. An unclean election leaves only the
+winner.
 """
 
 from __future__ import annotations
@@ -46,11 +50,11 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float
     """Seconds to wait after the earliest time for an election (campaign.py), so that better candidates go first."""
     group: GroupRecord
-    """The record that replaces the present one if it becomes master."""
+    """The record that replaces the present one if the member becomes master."""
     is_unclean: bool = False
-    """Whether acknowledged messages may be lost."""
+    """Whether the member may try only because of enableElectUncleanMaster; acknowledged messages may be lost."""
     doubt: str = ""
-    """Why acknowledged messages may be lost although all members of the set stand for election. "" if they can't be."""
+    """Why acknowledged messages may be lost although all members of the set stand for election; otherwise ""."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -150,9 +154,9 @@ def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
 def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
     """Returns the candidacy of `own_id` if it may become master without an election, otherwise None.
 
-    Only the member that the group's record names as next or last master may. If all of the set acknowledge, a complete
-    member has every acknowledged byte, whatever the others have, so it need not compare logs. `own`: the record of
-    `own_id`, which need not be in `view` yet.
+    Only the member that the group's record names as last or next master may. If the whole set acknowledges each
+    message, a complete member has every acknowledged byte, so it need not compare its log with the others'. `own`: the
+    record of `own_id`, which need not be in `view` yet.
     """
     group = view.group
     if group is None or group.master_id != own_id or acknowledges_by_count(group) or _refusal_of(group, own_id, own):
@@ -275,7 +279,8 @@ def _rank(id_: int, member: MemberRecord, group: GroupRecord) -> tuple[int | boo
 
 
 def acknowledges_by_count(group: GroupRecord) -> bool:
-    """Whether a message is acknowledged by a number of members: more than the master alone, not all of the set."""
+    """Whether a fixed number of members acknowledges each message (`ack_count` above 1), rather than the whole set or
+    the master alone."""
     return group.ack_count is not None and group.ack_count > 1
 
 

@@ -1,15 +1,17 @@
-"""The agreement of `agreement.py`, kept in etcd (3.4 and newer), over its JSON gateway.
+"""Implements `Agreement` (agreement.py) with etcd 3.4 or newer, through its JSON gateway.
 
-Every change of a group's keys is one transaction that compares the state for which it was made. A transaction whose
-answer is lost is sent again to the next endpoint. The comparison lets only one of them succeed, and the keys that a
-failed one returns show whether an earlier attempt succeeded.
+Every change of a group's keys is one transaction, which succeeds only if the keys have the revisions that the change is
+based on. If the answer is lost, the transaction is sent again to the next endpoint. At most one of these attempts
+succeeds, and the keys that a failed one returns show whether an earlier one succeeded.
 
-Leases: etcd counts whole seconds, so the requested time is rounded up, and has a minimum of one and a half times its
+Leases: etcd counts whole seconds, so the requested time is rounded up. The minimum is one and a half times etcd's
 election timeout, rounded up (2 s by default). The answer contains the granted time. The leader notices an expired lease
 within half a second, and removes it by a transaction; a new leader renews all leases. So a key is removed between 0 and
-about 1 s after its time, or a whole period later if etcd's leader changes. Releases of 3.4 and 3.5 without the fix of
-etcd's issue 15247 may also expire a lease too early, or renew one that has expired, after their leader was frozen. So
-leases serve to replace a dead owner, but don't guarantee that there is only one owner.
+about 1 s after its lease has expired, or a whole period later if etcd's leader changes.
+
+Releases of 3.4 and 3.5 without the fix of etcd's issue 15247 may also expire a lease too early, or renew one that has
+expired, after their leader was frozen. So leases serve to replace a dead owner, but don't guarantee that there is only
+one owner.
 """
 
 from __future__ import annotations
@@ -200,7 +202,7 @@ class EtcdAgreement:
         what, name = "writing this member's record", MEMBERS + b"%d" % broker_id
 
         def check(found: KeyValue) -> None:
-            # The comparison with the revision found ensures that the key is still attached to this lease.
+            # The next attempt succeeds only if the key still has the revision found here, and therefore this lease.
             if found.mod_revision and found.lease != lease.id:
                 try:
                     holder = record_of(found, MemberRecord)
@@ -241,9 +243,10 @@ class EtcdAgreement:
         timeout_s: float,
         lease: Lease | None = None,
     ) -> tuple[int, TxnAnswer, bool]:
-        """Executes a transaction, possibly more than once.
+        """Sends a transaction until an endpoint answers.
 
         Returns its revision (0 if a comparison failed), the answer, and whether an earlier attempt may have succeeded.
+        Raises AgreementUnavailable if there is no usable answer; LeaseLost if `lease` has ended.
         """
         request = txn_request(self._prefix, compare, operations)
         try:
@@ -272,8 +275,8 @@ class EtcdAgreement:
         """Changes the key `group`, whose revision is `group_revision`; returns the new revision.
 
         `is_ours`: returns whether a view shows this change; called if the answer to an attempt was lost. Raises
-        Outdated if the group has changed otherwise; AgreementUnavailable if it is not known whether this change was
-        made before that; LeaseLost if `lease` has ended.
+        Outdated if a comparison failed and this change was not made; AgreementUnavailable if it is not known whether
+        it was made, or there is no usable answer; LeaseLost if `lease` has ended.
         """
         compare = [*compare, is_unchanged(GROUP, group_revision)]
         revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)
@@ -302,7 +305,9 @@ class EtcdAgreement:
         """Replaces the present value of a key, and returns the new revision. No late attempt can be executed
         afterwards.
 
-        `check` gets the present value (revision 0: none) and raises if it must not be replaced.
+        `check` gets the present entry (revision 0: none) and raises if it must not be replaced. Raises
+        AgreementUnavailable if there is no usable answer or, without `lease`, if an attempt without an answer may have
+        been executed and its record replaced since; LeaseLost if `lease` has ended.
         """
         deadline = trio.current_time() + timeout_s
         key, expected = self._prefix + name, 0

@@ -2,11 +2,12 @@
 
 Knows HTTP, endpoints and tokens; a request is a path and a JSON object. The only module that imports httpx.
 
-A call is tried at one endpoint after the other until one answers, so it may be executed more than once: every call that
+A call is tried at one endpoint after another until one answers, so it may be executed more than once: every call that
 changes something must be safe to repeat. Each attempt has its own timeout, so that a frozen server costs little; the
 timeout doubles with each round of all endpoints, so that a slow service can still answer.
 
-A server without a leader refuses all requests (metadata `hasleader`), so one that is cut off is skipped.
+Each request has the metadata `hasleader`: a server that has no leader, for example because it is cut off, refuses the
+request, which is then sent to the next endpoint.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 ANSWER_SIZE_MAX = 4 << 20
-"""Maximum bytes of an answer; larger ones are refused. A group's keys take some kilobytes, and etcd accepts requests up
-to 1.5 MiB."""
+"""Maximum size of an answer in bytes; larger ones are discarded. A group's keys take some kilobytes, and etcd accepts
+requests up to 1.5 MiB."""
 PAUSE_S = 0.05
 """Mean pause in seconds after the first round in which no endpoint answered; doubled after each further round, up to
 PAUSE_MAX_S."""
 PAUSE_MAX_S = 0.5
 
 NOT_FOUND = 5
-"""gRPC's code of a request for a lease that does not exist."""
+"""gRPC status code of the answer to a request for a lease that does not exist."""
 _UNAUTHENTICATED = 16
-#: gRPC's codes of requests that were refused without effect. After other errors the outcome is unknown.
+#: gRPC status codes of requests that were refused without effect. After other errors the outcome is unknown.
 _REFUSED = frozenset({3, NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})
 _TOKEN_WANTED = ("invalid auth token", "user name is empty", "revision of auth store is old")
 #: Errors of a request that got no answer. The last two mean that the endpoint's host name or address is invalid.
@@ -94,7 +95,7 @@ class EtcdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     call_count: int
     failed_attempt_count: int
     watch_restart_count: int
-    """Number of watches that could not continue at their revision."""
+    """Number of times that a watch started over because it could not continue at its revision."""
     last_error: str
 
 
@@ -116,7 +117,7 @@ class _AttemptFailed(Exception):
 
 
 class _Trace:
-    """httpcore's trace extension for one request: records whether any byte of it was sent.
+    """httpcore's trace extension for one request: records whether sending it has begun.
 
     Also closes a connection whose TLS handshake is cancelled, which httpcore leaves open.
     """
@@ -164,7 +165,7 @@ class EtcdClient:
 
     async def call(self, what: str, path: str, request: Json, *, timeout_s: float, changes: bool) -> tuple[bytes, bool]:
         """Sends a request until an endpoint answers. Returns the answer, and whether an earlier attempt may have been
-        executed, too.
+        executed.
 
         `what` names the call in errors. `changes`: whether the request changes something. Raises AgreementUnavailable
         if there is no answer within `timeout_s`; Refused if etcd refuses the request.
@@ -217,7 +218,7 @@ class EtcdClient:
 
     @property
     def first_endpoint(self) -> int:
-        """Indexes of the endpoint that is tried first now."""
+        """Index in `EtcdOptions.endpoints` of the endpoint that is tried first now."""
         return self._first
 
     def forget_token(self) -> None:
@@ -362,7 +363,7 @@ def wants_token(message: str) -> bool:
 
 
 class _Body(httpx.AsyncByteStream):
-    """A request's body. httpx's own is a generator, for which Trio warns if sending it is cancelled."""
+    """A request's body. httpx's own is a generator, about which Trio warns if sending it is cancelled."""
 
     def __init__(self, body: bytes) -> None:
         self._pieces = [body]
@@ -390,7 +391,8 @@ def _request(url: str, body: bytes, token: str, trace: _Trace) -> httpx.Request:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the message of an error, or of its cause if it is empty, as httpx's is for a failed handshake."""
+    """Returns the message of an error. If it is empty, as httpx's is for a failed handshake, returns that of its cause;
+    if all are empty, the name of the error's type."""
     said: BaseException | None = error
     while said is not None:
         if str(said):

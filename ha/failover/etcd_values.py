@@ -1,7 +1,7 @@
 """Codec of etcd's JSON gateway: requests to bytes, answers to structs, keys and values to a group's view.
 
-The gateway's JSON has bytes in base64 and int64 as strings, and omits zero, empty and false values. Source: rpc.proto
-and kv.proto of etcd 3.4 (etcdserverpb, mvccpb), as grpc-gateway maps them.
+The gateway's JSON has bytes in base64 and int64 values as strings, and omits zero, empty and false values.
+Source: rpc.proto and kv.proto of etcd 3.4 (etcdserverpb, mvccpb), as grpc-gateway maps them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .agreement import GroupRecord, GroupView, MasterRecord, MemberRecord, Switc
 GROUP, MASTER, MEMBERS, SWITCH = b"group", b"master", b"members/", b"switch"
 
 _DIGITS_MAX = 19
-"""Maximum digits of an int64"""
+"""Maximum number of digits of an int64"""
 
 ValueT = TypeVar("ValueT")
 Json = dict[str, Any]
@@ -129,7 +129,7 @@ def encode(request: Json) -> bytes:
 
 
 def group_prefix(cluster: str, broker_name: str) -> bytes:
-    """Returns the prefix of a group's keys. No group's prefix contains another's, whatever the names are."""
+    """Returns the prefix of a group's keys. No group's prefix starts with another's, whatever the names are."""
     return f"/halog/{quote(cluster, safe='')}/{quote(broker_name, safe='')}/".encode()
 
 

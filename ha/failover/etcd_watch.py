@@ -1,8 +1,8 @@
-"""A watch of a group's keys in etcd: a view after each change, across lost connections, frozen servers, compactions.
+"""A watch of a group's keys in etcd: a view after each change, across lost connections, frozen servers and compactions.
 
-One task keeps a stream open at one endpoint after the other, and applies its events to the keys: one view for each
-revision. A new stream starts after the last revision, so that no change is reported twice or missed. If etcd has
-compacted the next revision, or was restored from a backup, the watch starts over with all keys.
+One task keeps a stream open, at the next endpoint if one fails, and applies the stream's events to the keys, which
+gives one view for each revision. A new stream starts after the last revision, so that no change is reported twice or
+missed. If etcd has compacted the next revision, or was restored from a backup, the watch starts over with all keys.
 
 A silent stream may have no events, or be dead: its server frozen or cut off, its connection lost. The gateway does not
 support progress requests on a stream (over HTTP/1.1 it reads the whole request before it answers), and etcd's own
@@ -152,7 +152,8 @@ class EtcdWatch:
         return not self._end_reason
 
     def _apply(self, answer: WatchAnswer) -> None:
-        """Publishes a view for each revision. An answer may contain several revisions, but none is split."""
+        """Publishes a view for each revision. An answer may contain several revisions, but no revision is split between
+        answers."""
         assert self._keys is not None
         events = [event for event in answer.result.events if event.kv.mod_revision > self._revision]
         keys = dict(self._keys)
@@ -168,8 +169,8 @@ class EtcdWatch:
     async def _check(self, scope: trio.CancelScope) -> None:
         """Cancels `scope` if the stream is dead, or if etcd was restored from a backup.
 
-        A restore ends all streams, so each new one is checked once. After that, a stream is checked whenever it was
-        silent for `watch_check_s`.
+        A restore ends all streams, so each new one is checked once. After that, a stream is checked whenever it
+        has been silent for `watch_check_s`.
         """
         options = self._client.options
         with trio.move_on_after(options.watch_check_s):
@@ -201,7 +202,8 @@ class EtcdWatch:
     def _went_back(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
         """Whether `keys`, read at `revision`, are older than what was published: etcd was restored from a backup.
 
-        The revision does not show that once it has passed the last published one, and leases may survive a restore.
+        Once etcd's revision has passed the last published one, it no longer shows a restore. Neither do the lease ids,
+        as leases may survive a restore.
         """
         for key, found in keys.items():
             published = None if self._keys is None else self._keys.get(key)

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownGroup:
-    """The newest known view of a group, which may be out of date. `watch` is its task; `latest` can be awaited."""
+    """The newest known view of a group, which may be out of date. `watch` is its task; others can wait on `latest`."""
 
     def __init__(self, agreement: Agreement, options: MemberOptions) -> None:
         self._agreement = agreement
@@ -70,7 +70,8 @@ class KnownGroup:
         return True
 
     async def watch(self) -> None:
-        """Adopts each view that the service's watch delivers, until cancelled."""
+        """Adopts the views that the service's watch delivers, until cancelled. If one is older than the known view,
+        reads the group instead."""
         async with self._agreement.watch() as watch:
             async for seen in watch:
                 if self.view is None or seen.view.revision >= self.view.revision:

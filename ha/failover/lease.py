@@ -2,12 +2,12 @@
 
     deadline = (time before the grant or renewal was sent) + granted seconds x (1 - drift)
 
-The service counts from when it processed the request, which is later than when it was sent, so its lease outlives this
+The service counts from when it processed the request, which is later than when it was sent, so the lease outlives this
 deadline as long as the two clocks disagree by no more than `drift` of the time they measure. A renewal whose answer was
 lost doesn't count; one that is answered late counts only for the time that is left of it.
 
-The clock is the event loop's, which can't be stepped. It is read for each question, and no answer is cached: a process
-that was stopped finds the deadline passed at the first question after it resumes. This does not hold if the clock stops
+The clock is the event loop's, which can't be stepped. It is read for each check, and no result is cached: a process
+that was stopped finds the deadline passed at the first check after it resumes. This does not hold if the clock stops
 as well: in a virtual machine that its host pauses, or on a suspended computer. In these cases the members of the
 sync-state set protect the log: they acknowledge nothing to a master of a lower epoch (docs/failover.md).
 
@@ -39,7 +39,7 @@ class LeaseDeadline:
         self._subscribers: list[Callable[[], None]] = []
 
     def renewed(self, sent_at: float, granted_s: float) -> None:
-        """Extends the deadline: the service granted `granted_s` seconds to a request sent at `sent_at` of the clock.
+        """Extends the deadline: the service granted `granted_s` seconds to a request sent at clock time `sent_at`.
 
         Answers may arrive out of order: an older one never shortens what a newer one granted.
         """
@@ -97,7 +97,7 @@ class MasterLease:
 
     @property
     def until(self) -> float:
-        """Times of the clock at which the right to act as master ends unless the lease is renewed; minus infinity if it
+        """Time of the clock at which the right to act as master ends unless the lease is renewed; minus infinity if it
         has ended."""
         return self._deadline.at if self.is_held else -math.inf
 
@@ -107,7 +107,8 @@ class MasterLease:
         return max(0.0, self._deadline.remaining_s) if self.is_held else 0.0
 
     def on_change(self, callback: Callable[[float], None]) -> None:
-        """Calls `callback` with `until` whenever that changes, for a caller that compares it with the clock itself."""
+        """Calls `callback` with `until` whenever that may have changed, for a caller that compares it with the clock
+        itself. Replaces any earlier callback."""
         self._on_change = callback
 
     def end(self) -> None:

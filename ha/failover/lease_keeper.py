@@ -1,17 +1,17 @@
-"""Keeps one member's lease alive and its record attached to it; finds out whether another process has its broker id.
+"""Keeps a member's lease alive and the member's record attached to it; detects another process with the same broker id.
 
-A member has one lease. Its own record is attached to it, and so is the master's key while it is master: a member that
-dies loses both at once. The lease is renewed every third of its time. If it is lost, the record is written again on a
-new lease, but the member is no longer master.
+A member has one lease. The member's record is attached to this lease and, while the member is master, so is the
+master's key: a member that dies loses both at once. The lease is renewed three times in its granted time. If it is
+lost, the record is written again on a new lease, but the member is no longer master.
 
 The lease of the record's key shows which process has the broker id. A member whose key is attached to another lease has
-no role: it follows no master and does not stand for election. That lease belongs to its own earlier process, and will
-expire, or to another process, in which case this process ends:
+no role: it follows no master and does not stand for election. The other lease may belong to an earlier process of this
+member; then it will expire. If it belongs to another process that is running, this process ends:
 
     not owned ──the record is written──▶ owned ──the key is on another lease──▶ not owned
         └──the other lease has not ended after FOREIGN_LEASE_PERIODS──▶ ConfigError
 
-A member that loses its key revokes its lease, and with it the master's key if that was attached to it.
+A member that loses its key revokes its own lease, which also deletes the master's key if that is attached to it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HeldLease(msgspec.Struct, frozen=True):
 
 
 class BrokerIdState(msgspec.Struct, frozen=True, kw_only=True):
-    """Owner of a member's broker id, as far as is known."""
+    """Owner of a member's broker id, as far as known."""
 
     is_owned: bool = False
     """Whether the member's key was written on this process's lease and has not been found on another one since."""
@@ -78,7 +78,7 @@ class LeaseKeeper:
     """One member's lease. `run` is its task; `held` is the present lease, None while there is none."""
 
     def __init__(self, agreement: Agreement, options: MemberOptions, record: Callable[[], MemberRecord]) -> None:
-        """`record` returns the member's record; called each time it is written."""
+        """`record` returns the member's record as it should be published now; called by each `publish`."""
         self._agreement = agreement
         self._options = options
         self._record = record
@@ -100,8 +100,7 @@ class LeaseKeeper:
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
-        """Holds a lease and keeps the member's record on it, until `revoke`, or until cancelled: the lease then
-        expires.
+        """Holds a lease and keeps the member's record on it. Ends after `revoke`; if cancelled, the lease expires.
 
         Raises ConfigError if another process has this member's broker id.
         """
@@ -136,8 +135,8 @@ class LeaseKeeper:
     async def publish(self) -> None:
         """Writes the member's record as it is now, unless that was written already.
 
-        Raises AgreementUnavailable, also if the member has no lease; LeaseLost if its lease has ended; BrokerIdTaken,
-        after which this member has no role.
+        Raises AgreementUnavailable if the service does not answer or the member has no lease; LeaseLost if the lease
+        has ended; BrokerIdTaken if the key is attached to another lease, after which this member has no role.
         """
         async with self._write_lock:
             held, record = self.held.value, self._record()
@@ -159,7 +158,10 @@ class LeaseKeeper:
             self.broker_id.value = BrokerIdState(is_owned=True)
 
     def check_view(self, view: GroupView) -> None:
-        """Writes the record again soon if its key in `view` is missing or attached to another lease."""
+        """Makes `run` write the record again if its key in `view` is missing, or attached to an unknown lease.
+
+        Ignores views that are older than the record's last write.
+        """
         held, taken = self.held.value, self.broker_id.value.taken
         if held is None or view.revision < self._published_revision or not (self._published_revision or taken):
             return
@@ -170,7 +172,7 @@ class LeaseKeeper:
             self._wake.set()
 
     def republish(self) -> None:
-        """Writes the record soon although it was written on this lease: the service may have lost it."""
+        """Makes `run` write the record although it was written on this lease: the service may have lost it."""
         self._published = None
         self._published_revision = 0
         self._wake.set()
@@ -181,8 +183,8 @@ class LeaseKeeper:
         return held
 
     async def wait_fit(self) -> HeldLease | None:
-        """Waits for a lease with enough time left to start a term, renewing it once if need be; None if too little is
-        left.
+        """Waits for a lease, and returns it if enough of its time is left to start a term, if necessary after one
+        renewal. Returns None if too little is left even then.
         """
         held = await self.wait_held()
         if not held.is_fit:
@@ -192,14 +194,14 @@ class LeaseKeeper:
         return held if held.is_fit else None
 
     def mark_lost(self, lease: Lease) -> None:
-        """Stops using `lease`: the service says that it has ended."""
+        """Stops using `lease`, if it is the present one: it has ended, or will be revoked."""
         held = self.held.value
         if held is not None and held.lease.id == lease.id:
             held.deadline.end()
             self.held.value = None
 
     async def revoke(self) -> None:
-        """Ends the lease for good. Raises AgreementUnavailable if the service does not answer: the lease then
+        """Ends the lease, and with it `run`. Raises AgreementUnavailable if the service does not answer; the lease then
         expires."""
         self._is_revoked = True
         held = self.held.value
@@ -229,7 +231,8 @@ class LeaseKeeper:
             self._revoking = None
 
     def _foreign_lease_pause_s(self, taken: BrokerIdTaken) -> float:
-        """Returns the pause before the next try to write the key. Raises ConfigError after FOREIGN_LEASE_PERIODS."""
+        """Returns the pause before the next try to write the key. Raises ConfigError after FOREIGN_LEASE_PERIODS
+        lease times."""
         held = self.held.value
         lease_s = self._options.lease_ttl_s if held is None else held.lease.ttl_s
         now = trio.current_time()

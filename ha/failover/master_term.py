@@ -1,7 +1,7 @@
-"""One term of a member as master: the lease's deadline, changes of the sync-state set, the handover.
+"""One term of a member as master: the lease's deadline, changes of the sync-state set, and the handover.
 
 Every change of the group's record during a term is made here, one at a time, and names the revision of the master's
-key: a term that is over can change nothing.
+key, so a term that is over can change nothing.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ class MasterTerm:
                 await latest.wait_value(lambda now: now.switch_revision != view.switch_revision)  # noqa: B023
 
     async def hand_over(self, request: SwitchRequest, *, leaves: bool = False) -> str:
-        """Hands over to another member. Returns why that was not possible, or "" if this term has ended.
+        """Hands over to another member. Returns "" if that has ended this term, otherwise why it was not possible.
 
         A failure before the next master has the whole log changes nothing. After that the term is over, even if the
-        transaction fails; if its answer is lost, it may be executed later. `leaves`: also remove this member from the
+        transaction fails; if its answer is lost, it may be executed later. `leaves`: also removes this member from the
         sync-state set, unless the group acknowledges by count (`acknowledges_by_count`).
         """
         await self._started.wait()
@@ -236,5 +236,5 @@ class MasterTerm:
 
 
 def _live_members(view: GroupView) -> dict[int, int]:
-    """Returns broker id -> run id of each member with a lease."""
+    """Returns the run id (0 if unknown) of each member with a lease, by broker id."""
     return {broker_id: member.run_id for broker_id, member in view.members.items()}

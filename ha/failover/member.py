@@ -15,8 +15,9 @@ these until a newer view requires another:
 The member has a role only while its own key is attached to its own lease (lease_keeper.py): of two processes with one
 broker id only one follows, stands for election or is master.
 
-A change whose answer was lost may or may not have happened: the view shows it. A member recognizes its own key by the
-lease that it is attached to, so that it does not mistake the key of an earlier process for its own.
+A change whose answer was lost may or may not have happened; the view shows whether it did. A member recognizes the
+master's key as its own by the lease to which the key is attached, not by the broker id, which an earlier process may
+have written.
 
 While the service can't be reached, a slave keeps its master, and a master continues until its lease's deadline.
 """
@@ -51,10 +52,10 @@ from ha.failover.switchover import SwitchoverRequests
 
 
 class Member:
-    """A member of a failover group. `run` is its task; `progress`, `known`, `keeper` and `state` are for readers."""
+    """A member of a failover group. `run` is its task. Others may read `progress`, `known`, `keeper` and `state`."""
 
     def __init__(self, agreement: Agreement, role: Role, options: MemberOptions, state: DurableState) -> None:
-        """`state`: its method `begin` must have returned before."""
+        """`state`: its `begin` must already have returned."""
         self._agreement = agreement
         self._role = role
         self._options = options
@@ -112,7 +113,7 @@ class Member:
                 self.keeper.republish()
 
     async def leave(self) -> None:
-        """Prepares the node's stop: hands over if this member is master and another can take over, then ends the
+        """Prepares for the node's stop: hands over if this member is master and another can take over, then ends the
         lease."""
         self._membership.is_leaving = True
         if self._term is not None:
@@ -152,7 +153,7 @@ class Member:
                 self.keeper.check_view(view)
 
     async def _wait_id(self, view: GroupView) -> None:
-        """Holds the node as a slave without a master until this member's key is attached to its own lease."""
+        """Keeps the node a slave without a master until this member's key is attached to its own lease."""
         epoch = 0 if view.group is None else view.group.epoch
         broker_id = self.keeper.broker_id
         while not (state := broker_id.value).is_owned:
@@ -173,7 +174,8 @@ class Member:
             nursery.cancel_scope.cancel()
 
     async def _follow(self, view: GroupView, master: MasterRecord) -> None:
-        """Follows the master, or nobody if this member must not follow it, until there is another master or none."""
+        """Follows the master, or nobody if this member must not follow it, until there is another master or none, or
+        the reason not to follow has changed."""
         epoch = master.epoch
         own_epoch = self._role.position.epoch
         outdated = outdated_record(view, self.state.known_age)
@@ -204,9 +206,9 @@ class Member:
         await self._role.become_slave(epoch, None)
 
     async def _end_own_key(self, view: GroupView, epoch: int, outdated: Refusal | None) -> bool:
-        """Becomes a slave, and removes this member's own master key, as its term is over.
+        """Becomes a slave, and removes this member's own master key if its term here is over, or must not begin.
 
-        Return whether the key was removed. If an earlier process of this member created the key, it has to expire.
+        Returns whether the key was removed. The key of an earlier process of this member is left to expire.
         """
         self.progress.become_following(None, epoch, "the key of this member's earlier term has not ended yet")
         await self._role.become_slave(epoch, None)
@@ -276,7 +278,7 @@ async def open_member(
     *,
     leave_timeout_s: float = 3.0,
 ) -> AsyncIterator[Member]:
-    """Runs a member while the block runs; at its end call `Member.leave`, for at most `leave_timeout_s`."""
+    """Runs a member while the block runs; then calls `Member.leave`, for at most `leave_timeout_s`."""
     member = Member(agreement, role, options, state)
     async with trio.open_nursery() as nursery:
         await nursery.start(member.run)

@@ -60,7 +60,7 @@ class MemberProgress:
         """State and `master_id`, for tasks that wait for a change."""
 
     def become_following(self, master_id: int | None, epoch: int, reason: str = "") -> None:
-        """Enters FOLLOWING: the member follows `master_id`, or with None no master, for `reason`."""
+        """Enters FOLLOWING. `master_id`: the master that the member follows; None: no master, for `reason`."""
         self._move(MemberState.FOLLOWING, master_id, epoch, reason)
 
     def become_candidate(self, epoch: int) -> None:

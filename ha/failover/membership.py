@@ -89,12 +89,12 @@ class Membership:
 
     @property
     def is_electable(self) -> bool:
-        """Whether there is no master, as far as is known, and this member may become it."""
+        """Whether the newest view has no master, and this member may become master."""
         view = self.known.view
         return view is not None and view.master is None and not self.why_not_stand
 
     async def announce(self) -> None:
-        """Publishes the member's record, retrying until that succeeds, then reads the group."""
+        """Publishes the member's record, retrying until that succeeds, then calls `KnownGroup.refresh` once."""
         while True:
             await self.keeper.wait_held()
             try:
@@ -115,8 +115,8 @@ class Membership:
         A service that was restored from an older state may have lost the leases of live members, or have an earlier
         lease of a member that has restarted since: its key then shows what the earlier process knew, and the present
         one can't write it. So a member that has just started or was cut off waits as long as a foreign lease can hold a
-        key. The wait is not needed if the group's record has changed since then: the master that changed it knew the
-        newest record.
+        key. The wait is not needed if the group's record has changed since this member first published its own on
+        this lease: the master that changed it knew the newest record.
         """
         since = max(held.since, self.known.rolled_back_at)
         has_changed = since == held.since and view.group_revision > self.keeper.first_revision > 0

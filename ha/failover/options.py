@@ -30,7 +30,7 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_ttl_s: float = 3.0
     """Requested time of the lease (leaseTtl): the group notices after this time that its master has failed. A master
-    that can't renew its lease stops a little earlier."""
+    that can't renew its lease gives up its role a little earlier."""
     drift: float = DRIFT
     """Share (0 to 1) of a measured time by which the clocks of the member and of the service may disagree."""
     call_timeout_s: float = 1.0
@@ -44,6 +44,6 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     unclean_delay_s: float = 10.0
     """Delay of an unclean candidate, so that a member with all acknowledged messages can be elected before it."""
     switch_timeout_s: float = 2.0
-    """Maximum time that puts are on hold until the next master has the whole log."""
+    """Maximum time for which puts are on hold in a switchover while the next master copies the rest of the log."""
     retry_s: float = 0.2
     """Pause before the next call after the agreement service could not be reached."""

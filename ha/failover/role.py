@@ -63,23 +63,24 @@ class Role(Protocol):
         """
 
     async def wait_wanted_set(self) -> frozenset[int]:
-        """As master: wait until replication wants another sync-state set than the confirmed one, and return it.
+        """As master: waits until replication wants a sync-state set other than the confirmed one, and returns it.
 
-        From before this returns until `confirm_set`, messages need the acknowledgement of both sets, and the wanted set
-        does not change.
+        When this returns, messages already need the acknowledgements of both sets. They do so until `confirm_set`, and
+        the wanted set does not change until then.
         """
 
     def set_live_members(self, members: Mapping[int, int]) -> None:
-        """As master: replace the members that are known to have a lease: broker id -> run id, 0 if unknown."""
+        """As master: sets which members are known to have a lease, in place of those set before. `members`: run id (0
+        if unknown) by broker id."""
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
-        """As master: from now on require only the acknowledgement of this set, which the group's record has now."""
+        """As master: requires only the acknowledgements of this set from now on. The group's record contains it now."""
 
     def hold_puts(self) -> None:
-        """As master: accept no messages until `release_puts` or the end of the term."""
+        """As master: accepts no messages until `release_puts` or the end of the term."""
 
     async def wait_replicated_to(self, broker_id: int) -> None:
-        """As master, with puts on hold: wait until member `broker_id` has the whole log, and all puts are answered."""
+        """As master, with puts on hold: waits until member `broker_id` has the whole log, and all puts are answered."""
 
     def release_puts(self) -> None:
-        """As master: accept messages again after `hold_puts`."""
+        """As master: accepts messages again after `hold_puts`."""

@@ -17,7 +17,7 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a request for a switch."""
 
     is_done: bool
-    """Whether the requested member is master."""
+    """Whether the requested member is master or, if none was named, another member than before."""
     master_id: int | None
     """Broker id of the current master; None if there is none, or it is unknown."""
     epoch: int
@@ -25,9 +25,9 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Seconds from the request until the outcome was known, or until the wait ended without one."""
     why_not: str = ""
-    """Why the requested member is not master; "" if it is."""
+    """Why the switch is not done; "" if it is."""
     is_known: bool = True
-    """Whether this result is final: a request that is not answered in time stays until the master's term ends."""
+    """Whether this result is final. If not, the request may still be served until the master's term ends."""
 
 
 def is_open(request: SwitchRequest | None) -> bool:

@@ -1,4 +1,4 @@
-"""The gRPC transport on Trio: HTTP/2, calls and connections, without knowledge of methods and messages."""
+"""The gRPC transport on Trio: HTTP/2, connections and calls. Knows no methods or messages."""
 
 from .connection import Call, EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, Service
 from .frames import Status
