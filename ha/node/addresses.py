@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from ipaddress import ip_address
 
 import msgspec
 
@@ -34,9 +35,24 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     """Port of the node's own name server; None without one."""
 
 
-def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:
-    """Binds the ports of `config` until `bound` is closed. Raises AddressInUse, with the port's key, if one that the
-    node needs can't be bound."""
+async def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:
+    """Binds the ports of `config` until `bound` is closed. A worker thread looks up host names; cancellation waits for
+    the lookup. Raises AddressInUse, with the port's key, if one that the node needs can't be bound."""
+    if _is_numeric(config.bind_address) and _is_numeric(config.admin_bind_address):
+        return _bind_ports(config, platform, bound)
+    ports: NodePorts = await platform.run_blocking(_bind_ports, config, platform, bound)
+    return ports
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _bind_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:
     remoting, ha, admin = [
         bound.enter_context(platform.bind(key, host, port))
         for key, host, port in (

@@ -61,7 +61,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
     """
     platform = Platform() if platform is None else platform
     with RecentEvents().kept() as events, ExitStack() as bound:
-        ports = take_ports(config, platform, bound)
+        ports = await take_ports(config, platform, bound)
         advertised = await advertise(config, platform, ports)
         tls = await load_tls(config, platform)
         access = await read_access(config, platform)

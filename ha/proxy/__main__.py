@@ -25,7 +25,10 @@ BODY_SIZE_MAX = FRAME_SIZE_MAX - MESSAGE_OVERHEAD
 
 @asynccontextmanager
 async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
-    """Runs a front during the block, and yields its READY line. Raises AddressInUse, ConfigError."""
+    """Runs a front during the block, and yields its READY line. Raises AddressInUse, ConfigError.
+
+    A worker thread looks up the name in bindAddress; cancellation waits for the lookup.
+    """
     from ha.grpc import GrpcOptions, GrpcServer
     from ha.poller import open_poller
     from ha.remoting import BoundPort, RemotingClientOptions
@@ -38,7 +41,8 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
 
     tls = FrontTls(config, wall_clock_ms)
     access = await read_access(config)
-    with BoundPort("grpcListenPort", config.bind_address, config.grpc_listen_port) as bound:
+    wanted = "grpcListenPort", config.bind_address, config.grpc_listen_port
+    with await trio.to_thread.run_sync(BoundPort, *wanted) as bound:
         listeners = bound.listen()
     host, port = listeners[0].socket.getsockname()[:2]
     front_options = FrontOptions(message_size_max=min(config.message_size_max, BODY_SIZE_MAX))

@@ -1,6 +1,7 @@
 """What a node tells others about where it is, and what a slave makes of what it is told."""
 
 import socket
+import threading
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -85,23 +86,23 @@ async def test_asking_a_rocketmq_master_for_its_first_offset(
 async def test_a_host_that_can_be_no_name_is_an_error_of_its_key(host: str) -> None:
     config = load_config(Config, settings=["listenPort=0", f"brokerIP1={host}", "bindAddress=127.0.0.1"]).config
     with ExitStack() as bound, pytest.raises(ConfigError, match=f"brokerIP1: {host}: it is no host name"):
-        await advertise(config, Platform(), take_ports(config, Platform(), bound))
+        await advertise(config, Platform(), await take_ports(config, Platform(), bound))
 
 
-def test_a_node_starts_without_the_default_grpc_port_but_not_without_one_that_is_set() -> None:
+async def test_a_node_starts_without_the_default_grpc_port_but_not_without_one_that_is_set() -> None:
     def bind(key: str, host: str, port: int) -> AbstractContextManager[Port]:
         if port == 8081:
             raise AddressInUse(key, host, port, "Address already in use")
         return BoundPort(key, host, 0)
 
     with ExitStack() as bound:
-        assert take_ports(load_config(Config).config, Platform(bind=bind), bound).grpc is None
+        assert (await take_ports(load_config(Config).config, Platform(bind=bind), bound)).grpc is None
         chosen = load_config(Config, settings=["grpcListenPort=8081"]).config
         with pytest.raises(AddressInUse, match="grpcListenPort: can't listen on"):
-            take_ports(chosen, Platform(bind=bind), bound)
+            await take_ports(chosen, Platform(bind=bind), bound)
 
 
-def test_the_fast_port_does_not_take_that_of_the_name_server() -> None:
+async def test_the_fast_port_does_not_take_that_of_the_name_server() -> None:
     taken: set[int] = set()
 
     def bind(key: str, host: str, port: int) -> AbstractContextManager[Port]:
@@ -111,11 +112,11 @@ def test_the_fast_port_does_not_take_that_of_the_name_server() -> None:
         return BoundPort(key, host, 0)
 
     with ExitStack() as bound:
-        ports = take_ports(load_config(Config, settings=["listenPort=9878"]).config, Platform(bind=bind), bound)
+        ports = await take_ports(load_config(Config, settings=["listenPort=9878"]).config, Platform(bind=bind), bound)
         assert (ports.fast is None, ports.name_server is None) == (True, False)
 
 
-def test_the_default_grpc_port_is_bound_if_it_is_free() -> None:
+async def test_the_default_grpc_port_is_bound_if_it_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
     settings = ["listenPort=0", "haListenPort=0", "adminListenPort=0"]
@@ -123,7 +124,7 @@ def test_the_default_grpc_port_is_bound_if_it_is_free() -> None:
         load_config(Config, settings=settings).config, grpc_listen_port=OptionalPort(number)
     )
     with ExitStack() as bound:
-        port = take_ports(config, Platform(bind=BoundPort), bound).grpc
+        port = (await take_ports(config, Platform(bind=BoundPort), bound)).grpc
         assert port is not None
         assert port.port == number
 
@@ -137,12 +138,28 @@ async def test_a_node_that_listens_on_ipv6_reports_an_ipv6_address() -> None:
     settings = [f"{key}=0" for key in ("listenPort", "haListenPort", "adminListenPort", "grpcListenPort")]
     config = load_config(Config, settings=[*settings, "bindAddress=::"]).config
     with ExitStack() as bound:
-        ports = take_ports(config, Platform(), bound)
+        ports = await take_ports(config, Platform(), bound)
         told = await advertise(config, Platform(), ports)
         assert socket.inet_pton(socket.AF_INET6, told.client_host)
         [listener] = ports.remoting.listen()
         async with listener, await trio.open_tcp_stream(told.client_host, told.client_port):
             pass
+
+
+async def test_host_names_of_ports_are_looked_up_in_a_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, look_up = {}, socket.getaddrinfo
+
+    def look_up_here(host: str, *arguments: Any, **options: Any) -> Any:
+        threads[host] = threading.get_ident()
+        return look_up("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    settings = [f"{key}=0" for key in ("listenPort", "haListenPort", "adminListenPort", "grpcListenPort")]
+    for key in ("bindAddress", "adminBindAddress"):
+        config = load_config(Config, settings=[*settings, f"{key}={key}.invalid"]).config
+        with ExitStack() as bound:
+            await take_ports(config, Platform(), bound)
+        assert threads[f"{key}.invalid"] != threading.get_ident()
 
 
 def test_addresses_as_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -417,6 +418,19 @@ async def test_a_front_listens_on_those_addresses_of_its_host_that_are_of_this_m
     async with serve_proxy(load_config(ProxyConfig, settings=keys).config) as line:
         assert line.startswith("READY role=PROXY grpc=127.0.0.1:")
     assert "node.address_unavailable key=grpcListenPort address=192.0.2.1 " in caplog.text
+
+
+async def test_the_lookup_of_its_host_does_not_block_the_programs_of_a_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, look_up = {}, socket.getaddrinfo
+
+    def look_up_here(host: str, *arguments: Any, **options: Any) -> Any:
+        threads[host] = threading.get_ident()
+        return look_up("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    keys = ("grpcListenPort=0", "namesrvAddr=127.0.0.1:1", "bindAddress=front.invalid")
+    async with serve_proxy(load_config(ProxyConfig, settings=keys).config):
+        assert threads["front.invalid"] != threading.get_ident()
 
 
 async def test_a_front_accepts_what_a_frame_can_hold() -> None:
