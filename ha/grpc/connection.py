@@ -1,9 +1,9 @@
-"""gRPC calls, and one connection that carries them on Trio: drives an `Http2Protocol` over a stream that it owns.
+"""One gRPC connection on Trio, and its calls. The connection drives an `Http2Protocol` over a stream that it owns.
 
-The reader passes a unary call to the service once it is complete, and a streaming call with its first message. Calls
-that `Service.take` serves need no task: they are served in the turns of the poller (ha/poller.py), like requests of
-remoting connections. Each other call is served by a separate task in the connection's nursery. When the connection
-ends, these tasks are cancelled.
+A unary call is passed to the service once its message is complete, a streaming call with its first message. Calls that
+`Service.take` serves need no task: they are served in the turns of the poller (ha/poller.py), like requests of remoting
+connections. Each other call is served by a separate task in the connection's nursery. When the connection ends, these
+tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ streams within `pending_bytes_max`."""
 SERVED_PIECE_BYTES = 16_384
 """Maximum number of received bytes that are parsed at a time."""
 TASKS_PER_SLICE_MAX = 64
-"""Maximum number of tasks that one time slice starts, because they run together and delay the other tasks."""
+"""Maximum number of tasks that one time slice starts. These tasks all run in the same pass of the event loop, and delay
+the others."""
 
 WITHOUT_TLS = "without TLS (tls.server.mode, tls.server.certPath)"
 
@@ -46,8 +47,8 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 
 
 class Call:
-    """A received call. Messages are sent in the order of the method calls; once the call has ended, methods do
-    nothing."""
+    """A received call. Messages are sent in the order of the method calls; while `send` waits in a message of more than
+    PENDING_PIECE_BYTES, nothing else may be sent. Once the call has ended, sending does nothing."""
 
     __slots__ = ("_stream", "connection", "message", "messages_in", "messages_out", "method", "received_at", "scope")
 
@@ -67,7 +68,8 @@ class Call:
         """Messages of a streaming call; ends when the peer has sent its last one. None for a unary call"""
 
     def metadata(self, name: bytes) -> str:
-        """Returns the header `name` (lower case), or "" without one. Bytes that are not UTF-8 become U+FFFD."""
+        """Returns the value of the header `name`, which must be in lower case; "" if the call does not have it. Bytes
+        that are not UTF-8 become U+FFFD."""
         return self._stream.headers.get(name, b"").decode("utf-8", "replace")
 
     @property
@@ -83,7 +85,7 @@ class Call:
         return self._stream.is_closed
 
     def respond(self, message: bytes) -> None:
-        """Queues the only message and the status OK, however long the message is. Closes the connection if more than
+        """Queues the call's only message, however long it is, and the status OK. Closes the connection if more than
         `pending_bytes_max` then wait for the peer's window."""
         self.connection.protocol.respond(self._stream, message)
         self.connection.flush_soon()
@@ -100,7 +102,8 @@ class Call:
         self.finish()
 
     async def send(self, message: bytes) -> None:
-        """Sends one message of several. Waits as `respond_all` does; not always a checkpoint."""
+        """Sends one message of several. Waits as `respond_all` does; not always a checkpoint. If cancelled, it may have
+        sent part of the message; then nothing more may be sent."""
         await self._send(message)
         self.connection.flush_soon()
 
@@ -135,12 +138,13 @@ class Service(Protocol):
         ...
 
     def take(self, call: Call) -> bool:
-        """Serves a unary call if that needs no task that waits: answers it now, or later in a callback. Returns whether
+        """Serves a unary call if that requires no waiting task: answers it now, or later in a callback. Returns whether
         it serves the call. Not called for streaming calls. Must not raise."""
         ...
 
     async def serve(self, call: Call) -> None:
-        """Serves a call that `take` did not serve. Cancelled when the call or its connection ends early."""
+        """Serves a call that `take` did not serve. Cancelled when the call or its connection ends early. Must not
+        raise."""
         ...
 
 
@@ -155,20 +159,20 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     """Maximum number of connections. Beyond it, a new connection takes the place of the oldest one that has made no
     call and has been open for `open_timeout_s`; if there is none, the new connection is closed at once."""
     connections_per_host_max: int = 2048
-    """Maximum number of connections from one IP address; beyond it, `connections_max` describes which connection is
-    closed."""
+    """Maximum number of connections from one IP address. Beyond it, a new connection is handled as described for
+    `connections_max`, but can only take the place of one from the same address."""
     chunk_size_max: int = 262_144
     """Maximum bytes of one read."""
     partial_total_bytes_max: int = 256 << 20
-    """Maximum size of incomplete messages on all connections, but at least twice `message_size_max`. Beyond it, the
-    connection that has most of them is closed."""
+    """Maximum bytes of incomplete messages on all connections together, but at least twice `message_size_max`. Beyond
+    it, the connection with the most of these bytes is closed."""
     outbox_high_bytes: int = 1 << 20
     """Bytes queued for the kernel above which nothing is read from the connection, and streaming responses wait."""
     idle_timeout_s: float = 120.0
     """Time without a call after which a connection is closed, as by RocketMQ's proxy."""
     ping_after_s: float = 60.0
-    """Time without a byte from the peer during a call after which it is sent a PING. This detects a machine that lost
-    its power: its connection stays open, and its Telemetry stream would never end."""
+    """A peer with a call in progress is sent a PING after this time without a byte from it. Otherwise the connection of
+    a machine that has lost power would stay open, because its Telemetry stream would never end."""
     ping_timeout_s: float = 20.0
     """Time after a PING within which the peer must send something; otherwise the connection is closed (gRPC's
     default)."""
@@ -176,7 +180,7 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     """Age from which a connection that has never made a call may be closed, to make room for another one."""
     send_timeout_s: float = 60.0
     """Time after which a connection with waiting responses is closed, if in that time the peer's window has allowed no
-    byte or the system has not accepted a whole piece (`SEND_PIECE_BYTES`)."""
+    byte or the kernel has not accepted a whole piece (`SEND_PIECE_BYTES`)."""
 
 
 class EndCause(StrEnum):
@@ -205,8 +209,8 @@ class PartialMessages:
         self.byte_count = 0
 
     def add(self, byte_count: int) -> None:
-        """Adds the change in one connection's incomplete bytes, which may be negative. While the total exceeds the
-        limit, closes the connection that has most of them."""
+        """Adds the change in one connection's incomplete bytes, which may be negative. If the total then exceeds the
+        limit, closes the connection that has the most."""
         self.byte_count += byte_count
         if self.byte_count > self._bytes_max:
             fullest = max(self._connections, key=lambda each: each.protocol.partial_bytes, default=None)
@@ -242,7 +246,8 @@ class GrpcConnection:
         self.allowed_bytes = 0
         """`Http2Protocol.allowed_bytes` at `allowed_at`"""
         self.pinged_at: float | None = None
-        """Time at which a PING was sent (Trio's clock); None once the peer has sent anything since"""
+        """Time at which a PING was sent (Trio's clock); None if the peer has sent anything since, or no PING was
+        sent"""
         self.call_count = 0
         """Number of calls received"""
         self.cause: EndCause | None = None
@@ -272,8 +277,8 @@ class GrpcConnection:
         self._close_callbacks: set[Callable[[GrpcConnection], None]] = set()
 
     def on_close(self, callback: Callable[[GrpcConnection], None]) -> None:
-        """Calls `callback` with this connection when it has ended; once, even if it is added again. It must not
-        raise."""
+        """Calls `callback` with this connection when the connection has ended; only once, even if the same callback is
+        added again. The callback must not raise."""
         self._close_callbacks.add(callback)
 
     def close(self, cause: EndCause, detail: str = "") -> None:
@@ -331,8 +336,9 @@ class GrpcConnection:
     # Reading
 
     async def _receive_first(self) -> bytes:
-        """Returns the first chunk, after the TLS handshake if the peer begins one. Raises HandshakeFailed, and
-        RemoteProtocolError if the port does not serve such a peer (with or without TLS)."""
+        """Returns the first chunk, after the TLS handshake if the peer begins one; b"" if the stream has ended. Raises
+        HandshakeFailed if the handshake fails. Raises RemoteProtocolError if the port requires TLS and the peer does
+        not use it, or if the peer uses TLS and the port does not offer it."""
         chunk = await self._transport.receive()
         stream = await secured(self._stream, chunk, self._tls, without_tls=WITHOUT_TLS)
         if stream is not None:
@@ -353,8 +359,9 @@ class GrpcConnection:
         self.close(EndCause.END_OF_STREAM)
 
     def _serve_now(self, chunk: bytes) -> bool:
-        """Serves a chunk for one time slice, because it may contain thousands of calls. Returns False if the reader
-        must serve the rest, or wait until responses are sent. Raises RemoteProtocolError."""
+        """Serves a chunk for at most one time slice, because it may contain thousands of calls. Returns False if the
+        reader must serve the rest, or wait until responses are sent. Raises RemoteProtocolError if the peer has
+        violated the protocol."""
         self.received_at, self.pinged_at = trio.current_time(), None
         self._unserved = self._steps(chunk)
         self._serve_slice()
@@ -397,7 +404,8 @@ class GrpcConnection:
     def _steps(self, chunk: bytes) -> Iterator[Event | None]:
         """Yields the events of a chunk, and None after each piece, because frames without events take time, too.
 
-        Tasks of aborted calls are cancelled first: a task that ran before that would take its answer for sent.
+        Before it yields a piece's events, it cancels the tasks of the calls that the piece aborts. Otherwise such a
+        task could run first, and would assume that its response was sent.
         """
         for begin in range(0, len(chunk), SERVED_PIECE_BYTES):
             events = self.protocol.receive(chunk[begin : begin + SERVED_PIECE_BYTES])

@@ -1,7 +1,9 @@
-"""The wire format of HTTP/2 frames and of gRPC's headers (RFC 9113, and gRPC over HTTP/2). No state. Sizes in bytes:
+"""The wire format of HTTP/2 frames (RFC 9113), and of gRPC's messages and headers (gRPC over HTTP/2). No state.
 
-frame     length 3 | type 1 | flags 1 | stream id 4 | payload
-message   compressed 1 | length 4 | bytes         in the payloads of DATA frames, in pieces of any size
+Sizes in bytes:
+
+    frame     length 3 | type 1 | flags 1 | stream id 4 | payload
+    message   compressed 1 | length 4 | bytes         in the payloads of DATA frames, in pieces of any size
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 
 
 class ErrorCode(IntEnum):
-    """HTTP/2 error codes of RST_STREAM and GOAWAY that this side uses."""
+    """Some of HTTP/2's error codes, as used in RST_STREAM and GOAWAY."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -45,7 +47,7 @@ class ErrorCode(IntEnum):
 
 
 class Status(IntEnum):
-    """Status codes of gRPC calls that this server uses."""
+    """Some of gRPC's status codes."""
 
     OK = 0
     UNKNOWN = 2

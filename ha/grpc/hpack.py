@@ -1,8 +1,8 @@
 """Decodes HTTP/2 header blocks (RFC 7541). Sans-IO: bytes in, names and values out.
 
-Only decoding: the few header blocks that a gRPC server sends are constants (frames.py), which need no dynamic
-table. The package `hpack` does the same at seven times the cost (75 µs instead of 10 for the headers of a send), which
-is more than the rest of a send costs; tests compare the two.
+Does not encode: the few headers that a gRPC server sends are literals (frames.py), which need no dynamic table. The
+package `hpack` took seven times as long to decode (75 µs instead of 10 for the headers of a send), which is more than
+the rest of a send took; tests compare the results of both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ expires from host if-match if-modified-since if-none-match if-range if-unmodifie
 max-forwards proxy-authenticate proxy-authorization range referer refresh retry-after server set-cookie
 strict-transport-security transfer-encoding user-agent vary via www-authenticate
 """
-"""The static table (RFC 7541, appendix A), in order; "_" stands for a blank."""
+"""The static table (RFC 7541, appendix A), in order; "_" stands for a space."""
 
 _CODE_LENGTHS = """
 13 23 28*7 24 30 28*2 30 28*8 30 28*9 6 10*2 12 13 6 8 11 10*2 8 11 8 6*3 5*3 6*7 7 8 15 6 12 10 13 6 7*22 8 7 8 13 19
@@ -119,7 +119,7 @@ class HeaderDecoder:
     """The decoder of one connection, with its dynamic table. Unusable after an error."""
 
     def __init__(self, list_size_max: int) -> None:
-        """`list_size_max`: maximum size of a header list: its bytes, plus ENTRY_OVERHEAD for each header."""
+        """`list_size_max`: maximum size of a header list in bytes, counting ENTRY_OVERHEAD more for each header."""
         self._list_size_max = list_size_max
         self._entries: deque[Header] = deque()
         self._size = 0

@@ -1,8 +1,8 @@
 """The server's side of one HTTP/2 connection that carries gRPC calls. Sans-IO.
 
 `receive` takes bytes and returns the events of the calls; `send_message` and `finish` queue responses, which
-`data_to_send` returns as far as the peer's windows allow. It does what gRPC needs and no more: no push, no priorities,
-no compression, and response headers that are constants. h2 does all of HTTP/2 at several times the cost.
+`data_to_send` returns as far as the peer's windows allow. Only what gRPC needs is implemented: no push, no priorities,
+no compression, and few response headers. The package h2 implements all of HTTP/2, and took several times as long.
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum size of all incomplete messages of a connection; the call that exceeds it fails with RESOURCE_EXHAUSTED.
     One message alone may always have `message_size_max` bytes."""
     header_list_size_max: int = 16_384
-    """Maximum size of the headers of a call in bytes, plus 32 for each header; a call with more fails with
+    """Maximum size in bytes of the headers of a call, counting 32 more for each header; a call with more fails with
     RESOURCE_EXHAUSTED."""
     header_block_size_max: int = 65_536
-    """Maximum size in bytes of the encoded headers of a call; a connection with more is closed."""
+    """Maximum size in bytes of the encoded headers of a call; a connection that exceeds it is closed."""
     streams_max: int = 1_024
     """Maximum number of concurrent calls; further ones are refused (REFUSED_STREAM)."""
     resets_max: int = 512
     """Maximum number of calls that the peer has cancelled, or that were reset because of its mistakes, minus calls
-    answered since then; a connection with more ends."""
+    answered since then; a connection that exceeds it is closed."""
     window_changes_max: int = 1_024
-    """Maximum number of changes of the initial window by the peer, each of which visits every stream; a connection with
-    more ends."""
+    """Maximum number of times that the peer may change the initial window, because each change visits every stream; a
+    connection that exceeds it is closed."""
     pending_bytes_max: int = 64 << 20
     """Maximum size of responses that wait for the peer's window, but at least twice `message_size_max`; a connection
-    with more ends. Bytes that the window has allowed are limited by `GrpcOptions.outbox_high_bytes`."""
+    that exceeds it is closed. Bytes that the window has allowed are limited by `GrpcOptions.outbox_high_bytes`."""
     window_size: int = 1 << 20
     """Flow-control window of each stream; the connection's window is four times as large."""
 
@@ -484,8 +484,8 @@ class Http2Protocol:
         self._flush(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
-        """Ends a call with `status` once its messages are sent. Does nothing if it has ended, or this was called
-        before."""
+        """Ends a call with `status` once its messages are sent. Does nothing if the call has ended, or `finish` was
+        called before."""
         if stream.is_closed or stream.trailers is not None:
             return
         trailers = TRAILERS_OK if status is Status.OK and not message else status_trailers(status, message)
@@ -501,7 +501,7 @@ class Http2Protocol:
         self._events.append(Aborted(stream))
 
     def _answer_http(self, stream: Stream) -> None:
-        """Answers a request that is not a gRPC call, for example of a browser, with HTTP status 415."""
+        """Answers a request that is not a gRPC call, for example one from a browser, with HTTP status 415."""
         stream.is_head_sent = True
         self._queue(frame(HEADERS, END_HEADERS, stream.id, HTTP_HEAD))
         stream.pending.append(HTTP_TEXT)
@@ -522,7 +522,7 @@ class Http2Protocol:
             self._queue(frame(GOAWAY, 0, 0, payload))
 
     def data_to_send(self) -> bytes:
-        """Returns all queued bytes and empties the outbox: they count as sent."""
+        """Returns all queued bytes, which count as sent from then on; b"" if there are none."""
         outbox = self._outbox
         if not outbox:
             return b""
@@ -536,7 +536,8 @@ class Http2Protocol:
         self.outbox_bytes += len(data)
 
     def _flush(self, stream: Stream) -> None:
-        """Moves what the peer's windows allow of a stream's pending messages to the outbox, then its trailers."""
+        """Moves a stream's pending messages to the outbox, as far as the peer's windows allow, and after the last one
+        its trailers."""
         pending = stream.pending
         while pending:
             piece = pending[0]

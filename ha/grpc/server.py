@@ -1,4 +1,5 @@
-"""The gRPC server: accepts connections, limits their number and duration, and passes their calls to a service."""
+"""The gRPC server: accepts connections, limits their number, closes idle and unresponsive ones, and passes their calls
+to a service."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ class GrpcServer:
         raise AssertionError("a server ends by cancellation only")
 
     def stop(self) -> None:
-        """Stops accepting connections, and sends GOAWAY on all of them: further calls are refused, and calls in
+        """Stops accepting connections, and sends GOAWAY on the open ones: further calls are refused, and calls in
         progress may finish."""
         self._accept_scope.cancel()
         for connection in self.connections:

@@ -48,9 +48,9 @@ class Stream:
         self.received = bytearray()
         """Bytes received of the incomplete message"""
         self.is_complete = False
-        """Whether the only message of a unary call was returned"""
+        """Whether the only message of a unary call was reported"""
         self.size_expected = -1
-        """Bytes of the request that are still to come, by its content-length; -1 if that is unknown"""
+        """Bytes of the request that are still to come, according to its content-length; -1 if unknown"""
         self.unacknowledged = 0
         """Received bytes that no WINDOW_UPDATE has given back to the stream's window yet"""
         self.send_window = send_window
