@@ -19,14 +19,14 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout of at least processor.TIMEOUT_MIN_S."""
 
     order_message_enable: bool = False
-    """Whether routes contain the queues that the settings in namespace ORDER_TOPIC_CONFIG list for their topic."""
+    """Whether the route of a topic includes the topic's setting in namespace ORDER_TOPIC_CONFIG (see settings.py)."""
 
     brokers_max: int = 4096
     topics_max: int = 200_000
     queue_entries_max: int = 1_000_000
     """Maximum number of pairs of a topic and a broker name."""
     config_entries_max: int = 10_000
-    """Maximum number of key-value settings. These four limits are far above any real cluster; a request that exceeds
-    one is rejected."""
+    """Maximum number of key-value settings. This and the three limits above are far beyond what any real cluster needs;
+    a request that exceeds one is rejected."""
 
     remoting: RemotingServerOptions = RemotingServerOptions()

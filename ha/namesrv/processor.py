@@ -56,7 +56,7 @@ BODY_SIZE_MAX = 262_144
 """Maximum size in bytes of a request's body; registrations may be larger."""
 
 LARGE_COUNT = 500
-"""Number of brokers or topics in a response above which it is encoded in a worker thread. Encoding 1,000 brokers takes
+"""Number of brokers or topics in a response above which it is encoded in a worker thread. Encoding 1,000 brokers took
 about 5 ms."""
 
 RunBlocking = Callable[..., Awaitable[Any]]
@@ -99,7 +99,7 @@ class NameServerProcessor:
         expect_expiry: Callable[[float], None],
         run_blocking: RunBlocking,
     ) -> None:
-        """`expect_expiry` is called with the deadline (trio clock) of each registered broker."""
+        """`expect_expiry` is called at each registration, with the broker's deadline (trio clock)."""
         self._expect_expiry = expect_expiry
         self._run_blocking = run_blocking
         # Workers read one body and encode one answer at a time, so that waiting requests hold no decoded tables.
@@ -209,7 +209,8 @@ class NameServerProcessor:
         )
 
     def _accepted_topics(self, broker_name: str, topics: Topics, now: float) -> Topics:
-        """Returns `topics` without those whose names are too long, which would make the whole registration fail."""
+        """Returns `topics` without those whose names exceed NAME_LENGTH_MAX, and logs how many are ignored
+        (rate-limited)."""
         if max(map(len, topics), default=0) <= NAME_LENGTH_MAX:
             return topics
         accepted = {name: topic for name, topic in topics.items() if len(name) <= NAME_LENGTH_MAX}

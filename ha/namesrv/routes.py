@@ -1,4 +1,4 @@
-"""The registered brokers and the queues of their topics, which are the state of a name server.
+"""The registered brokers of a name server, and the queues of their topics.
 
 No sockets and no clock: callers pass `now` in seconds of the trio clock. The rules are those of RouteInfoManager in
 RocketMQ 5.x; methods document differences.
@@ -25,7 +25,7 @@ DUPLICATES_MAX = 256
 """Maximum number of duplicate brokers that are remembered."""
 
 DUPLICATE_S = 120.0
-"""Time that a duplicate is remembered, in seconds; brokers register every 30 s."""
+"""Time for which a duplicate is remembered, in seconds; brokers register every 30 s."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,19 +125,23 @@ class RouteTable:
     # Registration
 
     def register(self, broker: Registration, now: float) -> MasterAddresses:
-        """Registers a broker. Returns the addresses of its master; both are None for a master, for a slave without a
-        registered master in its cluster, and for a broker that is ignored.
+        """Registers a broker, in place of its earlier registration. Returns the addresses of its master; both are None
+        for a master, for a slave without a registered master in its cluster, and for a broker that is ignored.
 
-        A broker is ignored if another address with a newer state version has its ID. Raises RemoteProtocolError, and
-        changes nothing, if a limit is exceeded, or if a broker registers a single topic, because such a body is an
-        update of one topic, while its ID is not registered or it has changed its name or cluster. RocketMQ 5 accepts
-        the update if only the cluster changed. Here, the broker keeps the routes of its earlier registration until it
-        registers all its topics, which brokers do every 30 s.
+        A broker is ignored, and its earlier registration removed, if another address is registered under its name and
+        ID with a newer state version.
+
+        Raises RemoteProtocolError, and changes nothing, if a limit is exceeded, or if a registration with a single
+        topic, which is an update of that topic, can't be applied: no broker is registered under the name and ID, or the
+        broker has changed its name or cluster. The broker then keeps the routes of its earlier registration until it
+        registers all its topics, which brokers do every 30 s. RocketMQ 5 accepts the update if only the cluster has
+        changed.
         """
         self._check_bounds(broker)
         key = (broker.cluster_name, broker.broker_address)
         before = self._live.get(key)
-        # From before the broker changed its cluster. RocketMQ 5 removes its route once such a registration ends.
+        # Registrations from before the broker changed its cluster. RocketMQ 5 keeps them, and removes the broker's
+        # route when one of them ends.
         outdated = self._in_other_clusters(broker)
         if before is not None and before.broker_name != broker.broker_name:
             # The broker was renamed. RocketMQ keeps the address under the old name as well until a restart.
@@ -195,7 +199,8 @@ class RouteTable:
         ]
 
     def _note_duplicate(self, broker: Registration, holder: LiveBroker, now: float) -> None:
-        """Records that `broker` replaced `holder`, unless `broker` has a newer state version (a new term)."""
+        """Records that `broker` replaced `holder`, unless `broker` has a newer state version than `holder` (a new
+        term)."""
         if _state_version(broker) > _state_version(holder):
             return
         key = (broker.broker_name, broker.broker_id)
@@ -403,7 +408,8 @@ class RouteTable:
 
     def set_write_permission(self, broker_name: str, *, is_on: bool) -> int:
         """Removes write permission from the queues of a broker name, or gives them read and write permission (`is_on`),
-        until its topics change. Returns the number of topics."""
+        until the broker's topics change or it restarts. Returns the number of topics; 0 if the name is not
+        registered."""
         group = self._groups.get(broker_name)
         if group is None:
             return 0

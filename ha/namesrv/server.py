@@ -40,7 +40,8 @@ class NameServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameServer:
-    """A name server. `serve` runs it; its state is kept in memory only, as in RocketMQ."""
+    """A name server. `serve` runs it. Its state is kept in memory only; a RocketMQ name server also stores the
+    key-value settings in a file."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The name server's key-value settings, by namespace; kept in memory only. RocketMQ: KVConfigManager."""
+"""The name server's key-value settings, by namespace; kept in memory only. RocketMQ: KVConfigManager, which also stores
+them in a file."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from ha.errors import RemoteProtocolError
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of ordered topics. Each key is a topic; its value lists broker names with their number of queues
-("b0:4;b1:4"). NameServerOptions.order_message_enable includes the value in routes."""
+("b0:4;b1:4"). With NameServerOptions.order_message_enable, the topic's route includes the value."""
 
 ENTRY_SIZE_MAX = 65_536
 """Maximum characters of namespace, key and value together."""
