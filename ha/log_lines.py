@@ -1,7 +1,7 @@
 """Writes log lines in a thread, so that logging never waits for a file system or for the reader of a pipe.
 
 A write to a file on a disk that is busy deleting a segment took 12 to 68 ms, during which it would block the event
-loop; a pipe that is not read would block the event loop for ever.
+loop; a pipe that is not read would block the event loop forever.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogLines:
 
     def write(self, line: str) -> None:
         """Queues a line, or drops it if LINE_COUNT_MAX lines are waiting. Never waits."""
-        # The thread itself logs only how many lines were dropped.
+        # The thread's own lines are always queued: they only report how many lines were dropped.
         if self._queue.qsize() < LINE_COUNT_MAX or threading.current_thread() is self._thread:
             self._queue.put(line)
         else:

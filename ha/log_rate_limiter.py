@@ -13,8 +13,8 @@ LINE_COUNT_MAX = 30
 class LogRateLimiter:
     """Admits one line per key and interval, and at most `line_count_max` lines per interval overall.
 
-    Remembers the KEY_COUNT_MAX keys that occurred last, and forgets the suppressed counts of others. Times are in
-    seconds of one clock, which the caller chooses.
+    Remembers only the KEY_COUNT_MAX keys that occurred last. The next line of a forgotten key is treated as its first
+    one, and the number of its suppressed lines is lost. Times are in seconds of one clock, which the caller chooses.
     """
 
     def __init__(self, interval_s: float = INTERVAL_S, *, line_count_max: int = LINE_COUNT_MAX) -> None:

@@ -1,4 +1,4 @@
-"""`python -m ha.master`: runs a master, and a name server inside it while `namesrvAddr` is unset."""
+"""`python -m ha.master`: runs a master, and a name server inside it if `namesrvAddr` is not set."""
 
 from __future__ import annotations
 

@@ -89,10 +89,8 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 
 
 def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
-    """Binds grpcListenPort; returns None if it is 0, or if it is the default port and in use.
-
-    So a node with default settings also runs beside RocketMQ's proxy. Raises AddressInUse for a configured port.
-    """
+    """Binds grpcListenPort. Returns None if it is 0, or if it is not set and the default port is in use, so that a node
+    with default settings can run beside RocketMQ's proxy. Raises AddressInUse if a configured port is in use."""
     port = config.grpc_listen_port
     if not port:
         return None

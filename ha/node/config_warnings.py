@@ -49,8 +49,9 @@ def _warn_about_plaintext(config: Config) -> None:
 
 
 def _warn_about_replicas(config: Config) -> None:
-    """Warns if RocketMQ 5's keys for replicas are set, but have no effect because the node is an ASYNC_MASTER, or let a
-    SYNC_MASTER answer SEND_OK although no slave has the message, as their defaults do."""
+    """Warns in two cases if RocketMQ 5's keys for replicas are set: they ask for slaves, but the node is an
+    ASYNC_MASTER, which ignores them; or the node is a SYNC_MASTER, and they let it answer SEND_OK although no slave has
+    the message, as the default values do."""
     policy = replica_policy(config)
     if policy is None:
         return

@@ -41,7 +41,8 @@ from .ports import join
 from .status import describe
 
 SEARCH_S = 2.0
-"""Maximum duration of a search of all topics, in seconds; after it, the search returns the messages found so far."""
+"""Time in seconds after which a search of all topics skips the remaining topics, and returns the messages found so
+far."""
 MEMBER_COUNT_MAX = 200
 """Maximum number of listed members of a group."""
 

@@ -57,7 +57,7 @@ class GroupProgress:
         return GroupQueue(shown, committed, None if pulled < 0 else pulled, behind_count)
 
     def readable_queues(self, topic: str) -> int:
-        """Returns the number of queues that consumers of a topic read."""
+        """Returns the number of queues that consumers of a topic read; 0 if the topic does not exist."""
         config = self._tables.topics.get_readable(topic)
         return 0 if config is None else config.read_queue_nums
 

@@ -1,7 +1,7 @@
 """The gRPC port of a node: the front (ha/proxy) over this node's own broker, without a socket in between.
 
-It serves while the broker is a master, and only its broker's queues. Clients of a failover group have the addresses of
-all members; a member that is not master closes their connections, so that they try the next address.
+The port serves only its broker's queues, and only while the broker is a master. Clients of a failover group have the
+addresses of all members; a member that is not master closes their connections, so that they try the next address.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .platform import Port
 
 
 class OwnBroker:
-    """Implements `ha.proxy.brokers.Brokers` for the node's own broker. Each gRPC client is a connection of the broker,
+    """Implements `ha.proxy.brokers.Brokers` for the node's own broker. To the broker, each gRPC client is a connection,
     as over remoting."""
 
     def __init__(self, broker: Broker, processor: Processor) -> None:

@@ -59,12 +59,12 @@ class History:
         self._counts: dict[str, deque[tuple[float, int]]] = {}
 
     def lag(self, group: str) -> Sequence[LagPoint]:
-        """Returns the lag of a group over the last hour, oldest first."""
+        """Returns the lag of a group over the last hour, oldest first; empty if the group is not sampled."""
         series = self._lags.get(group)
         return () if series is None else series.points()
 
     def per_s(self, topic: str) -> float | None:
-        """Returns the messages per second that a topic got in the last minute; None if unknown."""
+        """Returns the number of messages per second that a topic received in the last minute; None if unknown."""
         points = self._counts.get(topic)
         if points is None or len(points) < 2:
             return None

@@ -1,9 +1,9 @@
 """Runs a node in a thread, with its own Trio loop, for a program that runs on asyncio.
 
 The two loops only exchange callbacks (`call_soon_threadsafe`, `run_sync_soon`), so neither ever waits for the other's
-thread. Attributes with a comment "Trio" are used in the node's thread only, the others in asyncio's. Two attributes are
-read in both threads: `_token`, which the node's thread sets, and `_stop_at`, which asyncio's sets. Each thread sets its
-attribute before it reads the other's, so that a request to stop is not lost while the node opens.
+thread. Attributes with a comment "Trio" are used only in the node's thread. Of the others, two are set after the thread
+has started, and read in both threads: `_token`, which the node's thread sets, and `_stop_at`, which asyncio's sets.
+Each thread sets its attribute before it reads the other's, so that a request to stop is not lost while the node opens.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class NodeInThread:
 
 @asynccontextmanager
 async def open_node_in_thread(config: Config) -> AsyncIterator[NodeInThread]:
-    """Runs a node in a thread during the block, and raises what `open_node` raises.
+    """Runs a node in a thread during the block. Raises what `open_node` raises, always in exception groups.
 
     If the node fails, the block is cancelled and the error raised, as in an asyncio.TaskGroup. Leaving or cancelling
-    the block stops the node and waits for it, at most for shutdownTimeout; after that it raises TimeoutError, and the
-    thread goes on.
+    the block stops the node and waits for its end. If that takes longer than shutdownTimeout, TimeoutError is raised,
+    and the thread continues.
     """
     thread = _NodeThread(config)
     async with asyncio.TaskGroup() as tasks:

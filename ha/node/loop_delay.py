@@ -1,6 +1,6 @@
 """Measures the delay of the event loop with a task that is due five times a second.
 
-ha/admin/loop_watch.py finds the causes on request.
+ha/admin/loop_watch.py finds the causes of delays on request.
 """
 
 from __future__ import annotations

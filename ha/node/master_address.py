@@ -25,7 +25,8 @@ def split(address: str) -> tuple[str, str]:
 
 
 def master_broker_address(reported: MasterAddresses | None, ha_address: str | None) -> str | None:
-    """Returns the address of the master's remoting port; None until a name server has reported it.
+    """Returns the address of the master's remoting port; None while nothing is `reported`. `ha_address`: address of the
+    master's HA port; if None, the reported one.
 
     A master that reports a loopback address to clients (brokerIP1, for example behind a container's published port) is
     not reachable there from another machine. Its remoting and HA ports listen on the same addresses, so the HA host is
@@ -56,7 +57,8 @@ async def ask_runtime_info(client: RemotingClient, address: str) -> Mapping[str,
 
 
 async def ask_min_offset(client: RemotingClient, address: str | None) -> int | None:
-    """Asks the master at `address` for its minimum physical offset; None if that fails, or if `address` is None."""
+    """Asks the master at `address` for its minimum physical offset. Returns None if that fails, if the master has none,
+    or if `address` is None."""
     if address is None:
         return None
     try:

@@ -44,7 +44,7 @@ LEAVE_SHARE = 0.3
 STATE_FILE = "memberstate"
 """Name of the file with the member's durable state, in the store's directory."""
 STATE_RETRY_S = 1.0
-"""Interval of attempts to write the state while the disk is full, in seconds."""
+"""Interval in seconds between attempts to write the state while the disk is full or too many files are open."""
 
 FROM_GROUP_RECORD = "from the group's record"
 SWITCHING = "the group is switching to another master; send again"
@@ -96,7 +96,8 @@ class NodeRole:
         self._client = node.ha_client
         self._leadership = node.ha_service.leadership
         self._is_promoted = False
-        """Whether `become_master` was called since the last `become_slave`, which then has to undo its steps."""
+        """Whether `become_master` was called since the last `become_slave`; the next `become_slave` then undoes its
+        steps."""
 
     @property
     def position(self) -> LogPosition:
@@ -207,7 +208,8 @@ class NodeRole:
 @asynccontextmanager
 async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncIterator[Member]:
     """Makes the node a member of its group during the block. Store, replication and broker must be open before the
-    block begins and stay open until it has ended."""
+    block begins and stay open until it has ended. Raises ConfigError if httpx is not installed, DiskFailed if the
+    member's state can't be read or written."""
     config = node.config
     async with node.platform.open_agreement(config, etcd_password, node.tls.etcd_context) as agreement:
         options = make.member_options(config, node.ha_address, node.remoting_address, node.run_id)
@@ -267,7 +269,8 @@ def describe_member(member: Member) -> Mapping[str, object]:
 
 
 async def switch_master(node: Node, to: int | None, reason: str, wait_s: float) -> Mapping[str, object]:
-    """Switches the group to another master, and returns the outcome. Used by the admin port."""
+    """Switches the group to another master (see `SwitchoverRequests.request`), and returns the outcome. Used by the
+    admin port."""
     if node.member is None:
         outcome = SwitchOutcome(is_done=False, master_id=None, epoch=0, seconds=0.0, why_not=NOT_JOINED)
     else:

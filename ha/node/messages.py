@@ -37,7 +37,7 @@ from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
-"""Number of bytes of records that a search for a key has read when it ends, although it could find more messages."""
+"""Number of bytes of records after which a search for a key ends, even if there may be more messages."""
 PREVIEW_BYTES = 256
 """Maximum number of bytes of a body that a list of messages shows."""
 _LATEST_MS = (1 << 63) - 1
@@ -215,7 +215,8 @@ def _line(record: MessageRecord) -> MessageLine:
 
 
 def _shown_body(record: MessageRecord, size_max: int) -> tuple[bytes, bool, str]:
-    """Returns the decompressed body, whether it is cut, and a note for the user."""
+    """Returns up to `size_max` bytes of the body, decompressed if possible; whether it is cut; and a note for the user,
+    "" for a body that was sent uncompressed."""
     body, kind = record.body, kind_of(record.sys_flag)
     stored = body[:size_max], len(body) > size_max
     if kind is Compression.NONE:
