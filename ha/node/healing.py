@@ -2,8 +2,7 @@
 
 A node asks the HA ports in healFrom first, then, on a slave, its master, then the other brokers of its name; slaves
 have HA ports, too. Name servers report the remoting addresses of those brokers. The HA port is assumed to be the next
-port number (RocketMQ's rule and halog's default); if a slave has another HA port, list its HA address in
-healFrom.
+port number (RocketMQ's rule and halog's default); if a slave has another HA port, list its HA address in healFrom.
 """
 
 from __future__ import annotations
