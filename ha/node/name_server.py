@@ -1,4 +1,4 @@
-"""The name server that runs inside a master while namesrvAddr is unset."""
+"""The name server inside a master without namesrvAddr, and the node's connections to it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OWN_CONNECTIONS_MAX = 4
 
 
 class OwnNameServer:
-    """Starts the name server, and opens a node's connections to it and to other servers."""
+    """Starts the node's own name server, and opens the node's connections to it and to other servers."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](OWN_CONNECTIONS_MAX)
 
     async def start(self, port: Port, nursery: trio.Nursery) -> None:
-        """Starts the name server in `nursery`; returns when it serves."""
+        """Starts the name server in `nursery`; returns when it serves. Raises AddressInUse if the port is in use."""
         node = self._node
         options = NameServerOptions(
             host=port.host,
@@ -36,7 +36,7 @@ class OwnNameServer:
         nursery.start_soon(self._serve_own, name_server)
 
     async def connect(self, address: str) -> trio.abc.Stream:
-        """Opens a stream to a name server or a master's remoting port. Raises OSError if that fails.
+        """Opens a stream to a name server or to a broker's remoting port. Raises OSError if that fails.
 
         With TLS or access control, the node reaches its own name server through a socket pair instead of the network,
         because it has no certificate or access key to present to itself.

@@ -2,7 +2,7 @@
 
 A name server lists the brokers of the cluster (GET_BROKER_CLUSTER_INFO, 106). halog's brokers report their addresses
 among their runtime statistics (GET_BROKER_RUNTIME_INFO, 28); RocketMQ's don't. The name server and the brokers are
-asked at most once in REFRESH_S seconds, and only while somebody looks at the dashboard.
+asked at most once every REFRESH_S seconds, and only while somebody looks at the dashboard.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}")
 def own_addresses(node: Node) -> Mapping[str, str]:
     """Returns the addresses that this node reports among its runtime statistics.
 
-    adminUrl: the admin port, on brokerIP1 if it listens on all addresses; haAddress: as announced to slaves;
-    haClientAddress: the local end of the connection to its master, "" without one.
+    adminUrl: URL of the admin port, with the host of brokerIP1 if the port listens on all addresses. haAddress: the
+    HA port's address, as slaves get it from name servers. haClientAddress: local address of the connection to the
+    master; "" if there is none.
     """
     link = node.ha_client
     host, port = split(node.admin_address)
@@ -63,8 +64,8 @@ class Neighbours:
         self._wanted = trio.Event()
 
     def known(self) -> Sequence[Neighbour]:
-        """Returns the other brokers, sorted by name and ID; none before `serve` has asked. If the answers are older
-        than REFRESH_S, makes `serve` ask again, and returns the old ones."""
+        """Returns the other brokers, sorted by name and ID; none before `serve` has asked for the first time. If the
+        answers are older than REFRESH_S, returns them nevertheless, and makes `serve` ask again."""
         if trio.current_time() - self._asked_at >= REFRESH_S:
             self._wanted.set()
         return self._known
@@ -90,8 +91,8 @@ class Neighbours:
         return [found[key] for key in sorted(found)]
 
     async def _brokers(self) -> list[tuple[str, int, str]]:
-        """Returns name, ID and address of the other brokers of the cluster that a name server knows. The brokers with
-        this node's brokerName come first."""
+        """Returns name, ID and address of the cluster's other brokers; those with this node's brokerName come first.
+        They are from the first name server that has registered this node and answers; empty if there is none."""
         config, own = self._node.config, self._node.remoting_address
         for server, state in self._node.registration.states.items():
             if not state.is_registered:

@@ -46,8 +46,8 @@ _HOST_SIZES = len(encode_host("127.0.0.1", 0)), len(encode_host("::1", 0))
 
 
 class Node:
-    """A running broker node. Users need `put`, `read`, `messages` and the addresses; the parts are public for tests and
-    tools."""
+    """A running broker node. Programs that embed it need `put`, `put_many`, `read`, `messages` and the addresses; the
+    parts are public for the rest of ha/node, tests and tools."""
 
     config: Config
     poller: Poller
@@ -96,17 +96,19 @@ class Node:
         self.name_server_address = None if own is None else join(reachable(own.host), own.port)
 
     async def put(self, message: Message) -> PutResult:
-        """Stores a message, and waits until it is flushed and replicated as the configuration requires. See
-        `put_many`."""
+        """Stores a message, waits until it is flushed and replicated as the configuration requires, and returns the
+        result. See `put_many`."""
         [result] = await self.put_many([message])
         return result
 
     async def put_many(self, messages: list[Message]) -> list[PutResult]:
-        """Stores messages in order with one append. On a slave, each result is SERVICE_NOT_AVAILABLE.
+        """Stores messages in order, and returns their results in the same order. On a slave, the status of each is
+        SERVICE_NOT_AVAILABLE.
 
-        As for a client's send, the topic is created if autoCreateTopicEnable allows it, and a missing born timestamp
-        or UNIQ_KEY is added. The caller chooses the queue IDs. A message whose topic can't be created, or whose values
-        don't fit into a record, gets MESSAGE_ILLEGAL; the others are stored. A cancelled put may still be stored.
+        As for a client's send, a missing topic is created if autoCreateTopicEnable allows it, and a missing born
+        timestamp or UNIQ_KEY is added. The caller chooses the queue IDs. A message whose topic is missing and can't be
+        created, or whose values don't fit into a record, gets the status MESSAGE_ILLEGAL, without an effect on the
+        others. If the call is cancelled, the messages may still be stored. Raises DiskFailed.
         """
         if self.broker.standing.is_slave:
             return await self.broker.put_service.put(messages)
@@ -126,14 +128,15 @@ class Node:
     async def read(self, topic: str, queue_id: int, queue_offset: int, *, count_max: int = 32) -> ReadResult:
         """Reads up to `count_max` messages (at most 256, or 1 MiB) of a queue from `queue_offset` on.
 
-        Begins at the queue's first message if earlier ones were deleted. At the end of the queue, the result has no
-        messages."""
+        Begins at the queue's first message if `queue_offset` is before it. At the end of the queue, the result has no
+        messages. Raises OSError if the disk can't read."""
         return await read_queue(self.store, topic, queue_id, queue_offset, count_max)
 
     def messages(self, topic: str, queue_id: int, queue_offset: int = 0) -> Reading:
         """Returns an endless async iterator over the messages of a queue from `queue_offset` on.
 
-        It waits for messages that are not stored yet, and skips those that were deleted."""
+        It waits for messages that are not stored yet, and skips those that were deleted or are damaged beyond repair.
+        """
         return Reading(partial(wait_messages, self.store, topic, queue_id), queue_offset)
 
     async def _topic_fault(self, topic: str, queue_id: int) -> str:
@@ -217,8 +220,8 @@ class Node:
 
 
 class _Storable(msgspec.Struct):
-    """The types and ranges of the fields of a `Message` that fit into a record, to check messages of programs that
-    embed the node."""
+    """The types and ranges that a record requires of the fields of a `Message`. Used to check the messages of programs
+    that embed the node."""
 
     topic: str
     queue_id: Annotated[int, Meta(ge=0, lt=QUEUE_COUNT_MAX)]
@@ -252,7 +255,7 @@ def _unique_ids(address: str, platform: Platform) -> UniqueIdGenerator:
 
 
 def _month_ms(now_ms: int) -> tuple[int, int]:
-    """Returns the starts of the month of `now_ms` in local time and of the next month, in ms since the epoch."""
+    """Returns the start of the month of `now_ms` and of the next month, both in local time, as Unix time in ms."""
     now = datetime.fromtimestamp(now_ms / 1000)
     month = now.year * 12 + now.month - 1
     start, end = (datetime(each // 12, each % 12 + 1, 1).timestamp() for each in (month, month + 1))

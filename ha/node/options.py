@@ -1,7 +1,8 @@
 """Translates Config into the options of each package; nothing else reads both.
 
-An option takes the value of the configuration field of the same name (see ha/config/options.py). Listed here are the
-options whose value depends on more than one key, or on something besides the configuration.
+By default, an option takes the value of the configuration field of the same name (see ha/config/options.py). The
+functions below compute the others, for example those with another name or unit, and those whose value depends on
+several keys or on something besides the configuration.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def replica_policy(config: Config) -> ReplicaPolicy | None:
 def promised_copies(config: Config) -> int:
     """Returns the number of nodes that a SYNC_MASTER with this configuration is expected to store each message on.
 
-    It is at least 2 if sends wait for all slaves or members in sync, although they also succeed while there are none.
+    It is at least 2 if sends wait for all slaves or members in sync, although sends also succeed while none is in sync.
     """
     policy = replica_policy(config)
     if policy is None:
@@ -150,10 +151,11 @@ def promised_copies(config: Config) -> int:
 
 
 def ack_count(config: Config) -> int | None:
-    """Returns how many members of the sync-state set, including the master, must acknowledge a message; None: all.
+    """Returns how many members of the sync-state set, including the master, must acknowledge a message; None: all. For
+    an ASYNC_MASTER, that is the master alone.
 
-    RocketMQ's default is the master alone. Here it is all, because a failover group exists to keep acknowledged
-    messages.
+    For a SYNC_MASTER, RocketMQ's default is the master alone, too. Here the default is all, because a failover group
+    exists to keep acknowledged messages.
     """
     if config.broker_role == "ASYNC_MASTER":
         return ALONE
@@ -186,9 +188,9 @@ def member_options(config: Config, ha_address: str, broker_address: str, run_id:
 
 
 def remoting_options(config: Config, open_files_max: int = OPEN_FILES_UNLIMITED) -> RemotingServerOptions:
-    """Returns the options of the broker's remoting ports and of the embedded name server's.
+    """Returns the options of the broker's remoting ports and of the embedded name server's port.
 
-    Connections are limited to a share of the open files, so that clients can't exhaust those that the store needs.
+    Connections may use only a share of the limit of open files, so that clients leave enough of it to the store.
     """
     connections_max = min(config.connections_max, max(1, open_files_max // CLIENTS_SHARE))
     return options_of(RemotingServerOptions, config, connections_max=connections_max)

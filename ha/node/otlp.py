@@ -2,7 +2,7 @@
 
 Metrics are those of /metrics, with the same names. Sends that are answered together form a group, and one group in
 otelTraceEvery gets a span. The span is created when the group is answered, so that the hot path carries no context.
-Without a collector, this module is not imported. The SDK's readers and processors are not used, because each has its
+Without otelEndpoint, this module is not imported. The SDK's readers and processors are not used, because each has its
 own thread; requests are sent one at a time in a Trio worker thread. A stopping node waits at most twice EXPORT_S_MAX
 for a collector that does not respond.
 """
@@ -84,12 +84,13 @@ class Otlp:
         self._untraced_count = 0
         self._log_limiter = LogRateLimiter()
         self.takes_metrics = True
-        """Whether the last request with metrics succeeded. Some collectors take no traces."""
+        """Whether the last request with metrics succeeded; True before the first. Requests with traces don't count,
+        because some collectors accept only metrics."""
 
     def note(self, began: float, ended: float, puts: Sequence[PutRequest]) -> None:
-        """Creates a span, at every otelTraceEvery-th call, for `puts` that were answered together.
+        """At every otelTraceEvery-th call, creates a span for `puts`, which were answered together.
 
-        They arrived at `began` and were answered at `ended` (Trio's clock, seconds).
+        The sends of these puts arrived at `began` and were answered at `ended` (Trio's clock, in seconds).
         """
         self._untraced_count += 1
         if self._untraced_count < self._trace_every:
@@ -128,7 +129,8 @@ class Otlp:
             await self.send()
 
     async def send(self) -> None:
-        """Sends metrics and spans, in at most twice EXPORT_S_MAX. Failures are logged."""
+        """Sends metrics and spans, which takes at most twice EXPORT_S_MAX. Failures are logged; the spans of a failed
+        request are lost."""
         self.takes_metrics = await self._export(
             "metrics", self._metric_exporter.export, self._metrics(), MetricExportResult.SUCCESS
         )
@@ -206,7 +208,8 @@ class Otlp:
 
 @asynccontextmanager
 async def open_otlp(node: Node, samples: Samples) -> AsyncIterator[None]:
-    """Exports metrics and traces during the block, and once more at its end if the collector takes metrics."""
+    """Exports metrics and traces during the block, and once more after it unless the block raised or the last request
+    with metrics failed."""
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # otlp.export_failed reports the same, rate-limited
     otlp = Otlp(node, samples)
     node.broker.sender.on_answered = otlp.note

@@ -1,4 +1,4 @@
-"""Requests to the node's own broker, without a socket, for the gRPC port and the dashboard."""
+"""Sends requests to the node's own broker without a socket, for the gRPC port and the dashboard."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ async def ask_own_broker(
 ) -> RemotingCommand | None:
     """Returns the broker's response to a request whose permissions the caller has checked.
 
-    None if the connection has ended. Raises trio.TooSlowError after `timeout_s`; the request may still be carried out
-    then.
+    None if the connection has ended. Raises trio.TooSlowError after `timeout_s` seconds. After that, or if the call is
+    cancelled, the broker may still execute the request.
     """
     done = trio.Event()
     answers: list[RemotingCommand | None] = []

@@ -53,7 +53,7 @@ class Port(Protocol):
 
 
 def open_files_max() -> int:
-    """Returns the limit of open files of this process."""
+    """Returns this process's limit of open files; OPEN_FILES_UNLIMITED if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft > 0 else OPEN_FILES_UNLIMITED
 
@@ -63,8 +63,8 @@ class Platform:
     """Everything that a node needs from outside; simulations replace it. `bind(key, host, port)` binds a port (raises
     AddressInUse); `connect("host:port")` opens a stream (raises OSError).
 
-    `own_address` returns this machine's address for ports that listen on a wildcard ("0.0.0.0" or "::"), `resolve` a
-    numeric address of a name (raises OSError); both block.
+    `own_address` returns the address of this machine to report for ports that listen on a wildcard ("0.0.0.0" or "::");
+    `resolve` returns a numeric address of a host name (raises OSError). Both block.
     `open_files_max`: limit of open files, of which connections get a share.
     `process_id` and `process_hash` (31 bits) are parts of unique message IDs; handshakes use `random_bytes`.
     `jitter` returns numbers in [0, 1) that vary the time between attempts.

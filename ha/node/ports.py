@@ -15,8 +15,8 @@ def resolve(host: str) -> str:
 
 
 def own_address(wildcard: str) -> str:
-    """Returns the address that this machine uses for outgoing traffic, an IPv6 address if `wildcard` is one, otherwise
-    an IPv4 address; a loopback address if it has no route."""
+    """Returns the address that this machine uses for outgoing traffic, or a loopback address if it has no route. The
+    result is an IPv6 address if `wildcard` is one, otherwise an IPv4 address."""
     is_ipv6 = ":" in wildcard
     with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,5 +1,5 @@
-"""Reads a node's own queues, for a program that embeds the node. Messages are those that clients would get: bytes from
-disk are verified, and a member of a failover group returns only confirmed messages.
+"""Reads a node's own queues, for a program that embeds the node. The program gets the same messages as clients: bytes
+from disk are verified, and a member of a failover group returns only confirmed messages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ UNREADABLE_RETRY_S = 1.0
 class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one read. Offsets are queue offsets; the queue holds [min_offset, max_offset).
 
-    Continue reading at `next_offset`. If it is the requested offset, the queue ends there; but if it is below
-    `max_offset`, the messages there can't be read at present: they are damaged and may still be repaired, or too many
-    files are open.
+    Continue reading at `next_offset`. If `next_offset` is the requested offset, nothing was read: at or above
+    `max_offset`, because the queue ends there; below it, because the messages can't be read at present (they are
+    damaged and may still be repaired, or too many files are open).
     """
 
     messages: list[MessageRecord]
@@ -40,7 +40,7 @@ class Reading:
     def __init__(self, wait: Callable[[int], Awaitable[list[MessageRecord]]], queue_offset: int) -> None:
         """`wait` returns messages from a queue offset on, at least one."""
         self.next_offset = queue_offset
-        """The queue offset after the last message returned."""
+        """The queue offset after the last message returned; before the first one, the offset to start at."""
         self._wait = wait
         self._ready: deque[MessageRecord] = deque()
 
@@ -48,7 +48,8 @@ class Reading:
         return self
 
     async def __anext__(self) -> MessageRecord:
-        """Returns the next message, and waits for it if necessary. Safe to cancel."""
+        """Returns the next message, and waits for it if necessary. Raises OSError if the disk can't read. After a
+        cancellation or an error, the next call returns the same message."""
         if not self._ready:
             self._ready.extend(await self._wait(self.next_offset))
         message = self._ready.popleft()
@@ -57,7 +58,8 @@ class Reading:
 
 
 async def wait_messages(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> list[MessageRecord]:
-    """Returns at least one message of a queue from `queue_offset` on; waits until there is one."""
+    """Returns at least one message of a queue from `queue_offset` on; waits until there is one. Raises OSError if the
+    disk can't read."""
     dispatched = store.log.dispatched_offset
     while True:
         seen = dispatched.value

@@ -27,7 +27,8 @@ GRACE_SHARE = 0.1
 async def start_replication(
     node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery, handshake: HandshakeOptions | None
 ) -> None:
-    """Starts the HA port, and the link of a slave or member. A slave can have slaves, as in RocketMQ."""
+    """Starts the HA port and, on a slave or member, the link to the master. A slave also serves the HA port, because it
+    can have slaves of its own, as in RocketMQ. Raises AddressInUse if the port is in use."""
     options = msgspec.structs.replace(ha_options(node.config, node.platform.open_files_max), handshake=handshake)
     config = node.config
     member = node.store if config.is_member else None
@@ -71,8 +72,8 @@ def master_address(node: Node) -> str | None:
 
 
 async def follow_master(node: Node, ha_client: HAClient) -> None:
-    """Follows the master that name servers report, until cancelled: sets its address for replication, unless
-    haMasterAddress is set, and requests a sync of the tables whenever it changes."""
+    """Follows the master that name servers report, until cancelled. Whenever its addresses change, requests a sync of
+    the tables and, unless haMasterAddress is set, makes `ha_client` connect to the new HA address."""
     while True:
         found = await node.registration.master.wait_value(lambda now: now != node.master_addresses)
         node.master_addresses = found
@@ -83,9 +84,9 @@ async def follow_master(node: Node, ha_client: HAClient) -> None:
 
 
 async def sync_tables(node: Node, ha_client: HAClient) -> None:
-    """Requests a sync of the tables whenever the link to the master is connected, until cancelled.
+    """Requests a sync of the tables whenever the link to the master has been established, until cancelled.
 
-    A master that was restarted needs the consumer offsets that were committed on this slave meanwhile.
+    The sync also sends the master the consumer offsets that were committed on this slave while the master was down.
     """
     while True:
         await ha_client.state.wait_transition(HAClientState.TRANSFER)
@@ -94,8 +95,8 @@ async def sync_tables(node: Node, ha_client: HAClient) -> None:
 
 
 async def finish_waiting_puts(node: Node) -> None:
-    """Waits for the slaves in sync to acknowledge the whole log (at most GRACE_SHARE), then answers the puts that still
-    wait for a slave.
+    """Waits until the slaves in sync have acknowledged the whole log, for at most the time that GRACE_SHARE describes,
+    then answers the puts that still wait for a slave.
 
     The broker must still be able to send responses, but no longer read requests: a message that arrived now would be
     stored without a slave or without a response.

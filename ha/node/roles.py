@@ -45,13 +45,13 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a master during the block, by default an ASYNC_MASTER on the default ports that takes little space on the
     disk (preallocateCommitLog=false), and yields its `Node`.
 
-    Raises TypeError for anything but a Config, and AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError.
-    Errors during the block, and some before it, are raised in exception groups; `except*` catches both forms. Leaving
-    or cancelling the block answers or fails the requests in flight and flushes the log.
+    Raises TypeError for anything but a Config, ConfigError if brokerRole is SLAVE or etcdEndpoints is set, and the
+    errors of `open_node`. Errors during the block, and some before it, are raised in exception groups; `except*`
+    catches both forms. Leaving or cancelling the block answers or fails the requests in flight and flushes the log.
 
     Under asyncio the node runs in a thread with its own Trio loop, and the block gets a `NodeInThread`, which has
     `put`, `put_many`, `read`, `messages` and the addresses. If the node fails, the block is cancelled and the error
-    raised. Leaving the block takes at most shutdownTimeout.
+    raised. The end of the block waits for the node for at most shutdownTimeout, then raises TimeoutError.
     """
     config = Config(preallocate=False) if config is None else config
     _check_type(config)
@@ -66,7 +66,8 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
-    """Runs a slave during the block, by default of the master on the default ports; otherwise as `open_master`."""
+    """Runs a slave during the block, by default a slave of the master on this machine's default ports. Raises
+    ConfigError if brokerRole is not SLAVE. In all other respects like `open_master`."""
     config = Config(broker_role="SLAVE", preallocate=False) if config is None else config
     _check_type(config)
     if not config.is_slave:
@@ -77,7 +78,12 @@ async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def open_member_node(config: Config) -> AsyncIterator[Node]:
-    """Opens a member of a failover group, and yields it when it has its first role. See `open_node`."""
+    """Runs a member of a failover group during the block.
+
+    The block begins when the member is master or has a master to follow, and has tried to register at each name server;
+    it waits for name servers for at most REGISTRATION_WAIT_S_MAX. Raises ConfigError if etcdEndpoints is not set, and
+    the errors of `open_node`.
+    """
     if not config.is_member:
         raise ConfigError("etcdEndpoints", "is required for a member", "the URLs of the etcd servers")
     async with open_node(config) as node:

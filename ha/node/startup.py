@@ -54,10 +54,11 @@ GRPC_MODULE = "ha.node.grpc"
 async def open_node(config: Config, platform: Platform | None = None) -> AsyncIterator[Node]:
     """Runs a broker node during the block. `platform` is its environment, by default the operating system.
 
-    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError (for example an address that can't be
-    resolved). Errors during the block, and some before it, are raised in exception groups; `except*` catches both
-    forms. Leaving or cancelling the block stops the node in order: it accepts no new requests, answers or fails those
-    in flight, flushes the log and writes the checkpoint.
+    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed, DiskFull, ConfigError (for example for an address that
+    can't be resolved), and OSError if the store's directories can't be created or locked. Errors during the block, and
+    some before it, are raised in exception groups; `except*` catches both forms. Leaving or cancelling the block stops
+    the node in order: it accepts no new requests, answers or fails those in flight, flushes the log and writes the
+    checkpoint.
     """
     platform = Platform() if platform is None else platform
     with RecentEvents().kept() as events, ExitStack() as bound:
@@ -134,7 +135,7 @@ async def _serving(
                 open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
             ):
                 if node.broker.slave_sync is not None:
-                    # The name servers have been asked by now: if they reported no master, it is down.
+                    # The name servers have been asked by now. If they reported no master, the master is down.
                     node.broker.slave_sync.sync_soon()
                 yield
             node.broker.stop_reading()
@@ -226,7 +227,7 @@ def _open_admin(
 
 @asynccontextmanager
 async def _open_grpc(node: Node, port: Port | None) -> AsyncIterator[None]:
-    """Serves gRPC clients, if there is a port for them. Only then imports protobuf."""
+    """Serves gRPC clients during the block if the node has a port for them. Imports protobuf only in that case."""
     if port is None:
         yield
         return
@@ -238,7 +239,8 @@ async def _open_grpc(node: Node, port: Port | None) -> AsyncIterator[None]:
 
 
 def _open_otlp(node: Node) -> AbstractAsyncContextManager[None]:
-    """Sends metrics and traces to a collector, if one is configured."""
+    """Sends metrics and traces to a collector during the block, if one is configured. Raises ConfigError if the extra
+    `halog[otel]` is not installed."""
     if not node.config.otel_endpoint:
         return nullcontext()
     try:

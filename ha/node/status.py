@@ -90,9 +90,10 @@ def count_tasks() -> int:
 
 
 def degraded_reason(node: Node, ha: HAStatistics) -> str:
-    """Returns why sends to this node fail, or reach fewer nodes than a SYNC_MASTER is configured for; or "".
+    """Returns why sends to this node fail, or reach fewer nodes than a SYNC_MASTER is configured for. "" if neither is
+    the case, and on a slave, which accepts no sends.
 
-    A slave takes no sends. `ha status --check`, `ha doctor` and the dashboard report this text.
+    `ha status --check`, `ha doctor` and the dashboard report this text.
     """
     if node.role == "SLAVE":
         return ""
@@ -113,7 +114,8 @@ def degraded_reason(node: Node, ha: HAStatistics) -> str:
 
 
 def single_copy_reason(node: Node, ha: HAStatistics) -> str:
-    """Returns why no slave of this master is in sync, so that new messages are on this node only; or ""."""
+    """Returns why no slave of this master is in sync, so that new messages are on this node only. "" if one is in sync,
+    and on a slave."""
     if node.role == "SLAVE" or ha.in_sync_replicas_nums > 1:
         return ""
     return node.ha_service.explain(ha.max_offset) or "no slave is in sync"

@@ -1,13 +1,15 @@
-"""The credentials of a node's ports and connections.
+"""The TLS credentials of a node's ports and connections, by role.
 
-port or connection to                             credentials
-remoting ports                                    server; clients' certificates if tls.server.need.client.auth says so
-gRPC port                                         as the remoting ports, and h2 as the protocol (ALPN)
-HA port                                           server; slaves' certificates, signed by haTlsTrustCertPath
-admin port                                        server
-etcd with https                                   etcd
-name servers, master's remoting port (tls.enable) client
-master's HA port (haTls=enforcing)                client
+role    used for                                        own certificate      certificate of the peer
+server  remoting ports and embedded name server         tls.server.certPath  see tls.server.need.client.auth
+grpc    gRPC port, with the ALPN protocol h2            tls.server.certPath  see tls.server.need.client.auth
+ha      HA port                                         tls.server.certPath  required, see haTlsTrustCertPath
+admin   admin port                                      tls.server.certPath  not requested
+client  with tls.enable, connections to name servers    tls.client.certPath  see tls.client.authServer
+        and to remoting ports of other brokers; with
+        haTls=enforcing, connections to the master's
+        HA port
+etcd    connections to etcd with https                  etcdCertPath         required, see etcdTrustCertPath
 """
 
 from __future__ import annotations
@@ -80,12 +82,12 @@ class NodeTls:
         ]
 
     async def keep_fresh(self) -> None:
-        """Reloads changed files until cancelled."""
+        """Reloads changed files until cancelled. Returns at once if the node uses no TLS."""
         if self._all:
             await keep_fresh(self._all, self._platform.file_check_interval_s, self._platform.run_blocking)
 
     def status(self) -> Mapping[str, object]:
-        """Returns modes, certificates and handshakes for the status page."""
+        """Returns modes, certificates in use and counts of handshakes, for /status."""
         return {
             "remoting_mode": self._config.tls_server_mode if self._server is not None else "disabled",
             "ha_mode": self._config.ha_tls,
@@ -131,7 +133,11 @@ class NodeTls:
         return None if self._ha is None else self._secure_slave
 
     async def _secure_slave(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream, str | None]:
-        """Returns a slave's stream and its certificate's common name (None for plaintext). Raises HandshakeFailed."""
+        """Returns a slave's stream and the common name in the slave's certificate (None for plaintext).
+
+        Closes the stream and raises HandshakeFailed if the slave sends nothing in time, sends plaintext although
+        haTls=enforcing, fails the handshake, or has a name that haTlsSubjects does not contain.
+        """
         assert self._ha is not None
         config = self._config
         # RocketMQ's slaves send nothing before haSendHeartbeatInterval; with TLS, a slave starts at once.
@@ -170,7 +176,7 @@ class NodeTls:
 
     @property
     def connect(self) -> Connect:
-        """The function that connects to name servers and to the master's remoting port."""
+        """The function that connects to name servers and to the remoting ports of other brokers."""
         return self._connect if self._config.tls_enable else self._platform.connect
 
     @property
@@ -185,7 +191,7 @@ class NodeTls:
 
 
 async def load_tls(config: Config, platform: Platform) -> NodeTls:
-    """Loads the files of `config`. Raises ConfigError with the key of an unusable file."""
+    """Loads the TLS files that `config` names. Raises ConfigError with the key of an unusable file."""
     loaded: list[NodeTls] = []
     await platform.run_blocking(lambda: loaded.append(NodeTls(config, platform)))
     return loaded[0]
