@@ -315,7 +315,7 @@ class ConnectionFailed(ClientError):
     or recall with several attempts, whether that holds for any of them.
     """
 
-    _text: ClassVar[str] = "connection to {address}: {reason}"
+    _text: ClassVar[str] = "{address}: {reason}"
 
     def __init__(self, address: str, reason: str, *, was_sent: bool = False) -> None:
         super().__init__(self._text.format(address=address, reason=reason))

@@ -42,4 +42,4 @@ def reason_of_os(error: OSError) -> str:
 
 
 def _plain(reason: str) -> str:
-    return reason.replace("connection to ", "").replace("can't connect: ", "")
+    return reason.replace("can't connect: ", "")

@@ -261,7 +261,7 @@ class Sender:
         retries_left = options.send_retries
         backoff = Backoff()
         tried: set[str] = set()
-        failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "closed by this client")
+        failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "this client was closed")
         was_sent = False  # by any attempt
         try:
             while True:

@@ -90,7 +90,7 @@ class SharedRequests:
             for places in batches:
                 try:
                     if not self._sender.is_open:  # closed during an earlier request
-                        raise ConnectionFailed(messages[places[0]].topic, "closed by this client")
+                        raise ConnectionFailed(messages[places[0]].topic, "this client was closed")
                     results = await self.results([messages[place] for place in places], queue, deadline)
                 except HalogError as error:
                     results = [error] * len(places)

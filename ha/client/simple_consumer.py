@@ -204,7 +204,9 @@ class SimpleConsumer(ClientUser):
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
         ended = anyio.Event()
-        failure: Exception | None = ConnectionFailed(message.queue.broker_name, "closed by this client", was_sent=True)
+        failure: Exception | None = ConnectionFailed(
+            message.queue.broker_name, "the consumer was closed", was_sent=True
+        )
 
         async def extend() -> None:
             nonlocal failure
@@ -253,7 +255,7 @@ class SimpleConsumer(ClientUser):
                     tasks.start_soon(give_back_one, lease)
 
     def _closed(self) -> ConnectionFailed:
-        return ConnectionFailed(", ".join(self._subscriptions), "closed by this client")
+        return ConnectionFailed(", ".join(self._subscriptions), "the consumer was closed")
 
     # ---- sources: all queues of one topic on one broker
 

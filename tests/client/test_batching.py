@@ -501,6 +501,7 @@ async def test_closing_fails_waiting_sends_and_batches_in_flight() -> None:
         await world.send(b"waits for queue 1", QUEUE)
         await world.send(b"waits for queue 1, too", QUEUE)
     assert isinstance(world.outcomes.pop(b"first"), SendResult)
+    assert str(world.outcomes[b"waits"]) == "T: the producer was closed"
     may_be_stored = set()
     for body, outcome in world.outcomes.items():
         assert isinstance(outcome, ConnectionFailed)

@@ -180,6 +180,7 @@ async def test_closing_fails_requests_in_flight_and_later_ones(*, count: int) ->
         world.tasks.start_soon(send)
         await world.came(1)
     assert {type(outcome) for outcome in world.outcomes.values()} == {ConnectionFailed}
+    assert ("T: this client was closed" in map(str, world.outcomes.values())) == (count > 3)
 
 
 @on_both_backends(open_world_of_one, WITHOUT)
