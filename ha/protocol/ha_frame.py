@@ -55,10 +55,10 @@ def encode_transfer_header(physical_offset: int, body_size: int) -> bytes:
 class ReportParser:
     """Parses reports from a slave.
 
-    Of several complete reports in one chunk only the last is returned, as in RocketMQ, where acknowledgements are
-    cumulative and even the request offset of a connection is the last report of the first read. Unlike RocketMQ, the
-    others are checked: a slave's reports never decrease, so other data that ends in zeros is not taken for a report.
-    Buffers at most 7 bytes.
+    Of several complete reports in one chunk, only the last is returned, as in RocketMQ: acknowledgements are
+    cumulative, and even the request offset of a connection is the last report of the first read. Unlike RocketMQ, the
+    parser also checks the others. A slave's reports never decrease, so data of another protocol is usually rejected
+    even if its last 8 bytes could be a report, such as zeros. Buffers at most 7 bytes.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class MasterStreamParser(ABC, Generic[HeadT]):
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the bytes received end with a complete frame."""
+        """Whether all frames received so far are complete."""
         return not self._partial and not self._body_missing
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[HeadT | TransferBody]:
@@ -129,7 +129,7 @@ class MasterStreamParser(ABC, Generic[HeadT]):
 
         The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
         as long as `chunk` is unchanged. Raises RemoteProtocolError for an invalid head or a body above the size limit,
-        after the events before it; the parser must not be used again.
+        after yielding the events before it; the parser must not be used after that.
         """
         view = memoryview(chunk)
         position, end = 0, len(view)

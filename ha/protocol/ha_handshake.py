@@ -12,10 +12,11 @@
 The HA protocol then starts as usual. 8, 64 and 12 + 32 are sizes in bytes. (p, n) is the header of a transfer frame
 with physical offset p and body size n; no master sends a physical offset of -2.
 The first message is the range question: a RocketMQ master ignores it, a halog master without a secret answers with its
-range, and no RocketMQ slave sends it. So the first answer, or its absence, shows each side what its peer is. Both
-proofs contain both nonces, so neither can be replayed; their labels differ, so neither can be reflected. A slave that
-does not know the secret receives 32 random bytes. A master that does not know it receives a nonce and a proof, with
-which it can try out guesses offline, so the secret must not be guessable.
+range, and no RocketMQ slave sends it. By the first message, the master therefore recognizes a RocketMQ slave; by the
+answer, or its absence, the slave recognizes a master that is RocketMQ's or has no secret. Each proof covers both
+nonces, so it can't be replayed, and the label of its side, so it can't be reflected. A slave that does not know the
+secret receives only 32 random bytes. A master that does not know it receives a nonce and a proof, with which it can
+test guesses offline, so the secret must not be guessable.
 
 The handshake encrypts nothing and does not protect later messages. Against an attacker who can modify packets, use TLS;
 the two can be combined.

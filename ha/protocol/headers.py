@@ -1,8 +1,8 @@
-"""Typed ext fields of the remoting requests and responses that halog serves.
+"""Typed ext fields of remoting requests and their responses.
 
-On the wire every ext field is a string. `parse_header` converts them to a struct and checks presence, type and range
-(int32 and int64 as in Java); `to_ext_fields` converts them back and omits None. Unknown fields are ignored. Booleans:
-"true" in any letter case is true, anything else false; "1", false in Java, is read as true (no client sends it).
+On the wire, all ext fields are strings. `parse_header` converts them to a struct and checks presence, type and range
+(int32 and int64 as in Java); `to_ext_fields` converts them back and omits None. Unknown fields are ignored. A boolean
+is true if its text is "true" in any letter case, or "1" (false in Java, but no client sends it), and otherwise false.
 
     request                                          ext fields                   ext fields of the response
     SEND_MESSAGE (10)                                SendMessageRequest           SendMessageResponse
@@ -19,7 +19,7 @@ On the wire every ext field is a string. `parse_header` converts them to a struc
     GET_ROUTEINFO_BY_TOPIC (105)                     GetRouteInfoRequest          -
     RECALL_MESSAGE (370)                             RecallMessageRequest         RecallMessageResponse
 
-Field names are RocketMQ's in snake case; the wire names follow from them except where `name=` says so. Sources: the
+Field names are RocketMQ's in snake case; the wire names are derived from them unless `name=` sets another. Sources: the
 classes of org.apache.rocketmq.remoting.protocol.header with the same names plus "Header".
 """
 
@@ -233,7 +233,7 @@ class GetMinOffsetRequest(Header):
 
 
 class SearchOffsetRequest(Header):
-    """Request SEARCH_OFFSET_BY_TIMESTAMP (29); `timestamp` in ms."""
+    """Request SEARCH_OFFSET_BY_TIMESTAMP (29). `timestamp` in ms; `boundary_type`: "lower" or "upper" (any case)."""
 
     topic: str
     queue_id: Int32
@@ -300,7 +300,7 @@ def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> Head
     """Returns the typed header in `ext_fields`. Raises RemoteProtocolError if a field is missing or invalid; the error
     names the field.
 
-    `SendMessageRequest` is accepted under either set of names; the result is then a `SendMessageRequestV2`.
+    For `SendMessageRequest`, one-letter names are accepted too; the result is then a `SendMessageRequestV2`.
     """
     wanted: type[Any] = header_type
     if wanted is SendMessageRequest and "a" in ext_fields:

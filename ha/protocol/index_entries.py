@@ -15,12 +15,13 @@ SECONDS_MAX = 0x7FFFFFFF
 
 @with_compiled_twin
 def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[bytes, int]:
-    """Returns the entries of `keys` (`record_digest.KEY`), numbered from `first`, and the number of slots that were
-    free. `slots` is not changed: see `link_slots`.
+    """Returns the entries of `keys` (`record_digest.KEY`), numbered from `first`, and the number of slots that get
+    their first entry. Does not change `slots`; `link_slots` does.
 
-    `slots` holds the number of the newest entry of each slot (0: none). Entries hold their time in seconds since
-    `begin_ms`, the file's begin timestamp. A new file (`first` is 1) has none yet: pass the end timestamp of the
-    previous file (0: none), which applies to entry 1; the store time of entry 1 applies to the entries after it.
+    `slots` holds the number of the newest entry of each slot (0: none). An entry's time is in seconds since `begin_ms`,
+    the file's begin timestamp (0 if `begin_ms` is 0). A new file (`first` is 1) has no begin timestamp yet: pass the
+    end timestamp of the previous file (0: none). It is used for entry 1 only; the later entries use the store time of
+    entry 1, which becomes the begin timestamp.
     """
     slot_count = len(slots)
     staged: dict[int, int] = {}
@@ -51,8 +52,8 @@ def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) ->
 
 @with_compiled_twin
 def count_used(slots: Slots, stop: int) -> int:
-    """Returns how many of `slots` are not 0; -1 if one of them is negative, or `stop` or above. Raises ValueError
-    without slots."""
+    """Returns how many of `slots` are not 0; -1 if one of them is negative, or not below `stop`. Raises ValueError if
+    there are no slots."""
     if min(slots) < 0 or max(slots) >= stop:
         return -1
     return len(slots) - slots.tolist().count(0)
@@ -64,8 +65,8 @@ def follow_chains(entries: bytes, newest: Slots, first: int, last_physical: int)
 
     `newest` holds the number of the newest preceding entry of each slot (0: none) and is updated; `last_physical` is
     the physical offset in the preceding entry. Returns the number of valid entries before the first invalid one, how
-    many of them were the first in their slot, and the physical offset in the last of them. The compiled twin releases
-    the GIL: a file may have 20 million entries.
+    many of them are the first in their slot, and the physical offset in the last of them (`last_physical` if there is
+    none). The compiled twin releases the GIL, because a file may have 20 million entries.
     """
     slot_count = len(newest)
     fitting_count = free_count = 0

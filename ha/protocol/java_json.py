@@ -6,9 +6,9 @@ In addition to standard JSON, fastjson writes and this module reads:
 * objects as map keys: `{{"brokerName":"b0","queueId":1,"topic":"t"}:9}`
 * references to objects that occurred before: `{"$ref":"$.dataVersion"}`
 
-The output has no whitespace, because the Go client splits brokerAddrs at "," and ":" in the raw text. In loaded
-values, integer keys are strings, bare or not (`read_as` converts them if the type has int keys), and object keys are
-tuples of (name, value) pairs.
+The output of `dumps` has no whitespace, because the Go client splits brokerAddrs at "," and ":" in the raw text. In
+loaded values, integer keys are strings, bare or not (`read_as` converts them if the type has int keys), and object keys
+are tuples of (name, value) pairs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _decode_standard = msgspec.json.Decoder().decode
 def dumps(value: Any, *, bare_integer_keys: bool = True) -> bytes:
     """Returns `value` (builtins and msgspec structs) as JSON in UTF-8 without whitespace.
 
-    Struct fields and dict entries that are None are omitted. With `bare_integer_keys` the text is what a JVM writes by
-    default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers of RocketMQ 4.9.4 or
-    later (VERSION_STANDARD_JSON).
+    Struct fields and dict entries that are None are omitted. With `bare_integer_keys`, the text is as RocketMQ writes
+    it by default. Without, integer keys are quoted and non-ASCII characters escaped, which makes it standard JSON, for
+    peers of RocketMQ 4.9.4 or later (VERSION_STANDARD_JSON).
     """
     parts: list[str] = []
     quote = encode_basestring if bare_integer_keys else encode_basestring_ascii
@@ -168,7 +168,7 @@ def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> Va
     """Returns the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec supports.
 
     As lenient as the Java side: numbers may be strings, integer keys may be quoted, unknown keys are ignored.
-    Raises RemoteProtocolError if the text is not JSON or does not match the type.
+    Raises RemoteProtocolError as `loads`, or if the value does not match the type.
     """
     return as_type(value_type, loads(raw))
 
@@ -291,8 +291,8 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,9})\]")
 def _resolve(root: Any) -> Any:
     """Returns `root` with each `{"$ref":"$.path"}` replaced by the value at that path.
 
-    Raises RemoteProtocolError if a referenced value contains references itself, or all of them together exceed
-    REFERENCED_VALUES_MAX values.
+    Raises RemoteProtocolError if a reference is invalid, if its target contains a reference, or if all targets together
+    consist of more than REFERENCED_VALUES_MAX values.
     """
     budget = REFERENCED_VALUES_MAX
 
@@ -334,8 +334,8 @@ def _follow(root: Any, path: Any) -> Any:
 
 
 def _size_without_references(value: Any, limit: int) -> int:
-    """Counts the values in `value`, up to `limit`. Raises RemoteProtocolError if there are more or a reference among
-    them."""
+    """Returns the number of values in `value`, itself included. Raises RemoteProtocolError if there are more than
+    `limit`, or if one of them is a reference."""
     count, pending = 0, [value]
     while pending:
         count += 1

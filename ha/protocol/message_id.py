@@ -4,7 +4,8 @@
     unique id           own address 4 or 16 | pid int16 | process hash int32 | ms since the start of the month int32
                         | counter int16                                                             32 or 56 characters
 
-A broker returns the first in its answer to a send; a client generates the second (property UNIQ_KEY), which users see.
+A broker returns the first in its answer to a send. The sender generates the second and stores it in the property
+UNIQ_KEY; clients show it to users as the message id.
 Sources: MessageDecoder.createMessageId, MessageClientIDSetter.
 """
 
@@ -45,11 +46,12 @@ def decode_message_id(message_id: str) -> tuple[str, int, int]:
 
 
 class UniqueIdGenerator:
-    """Generates unique ids. `address` is the packed IP address of this host (4 or 16 bytes; LocalProtocolError for
-    another size), `process_hash` any int32 that stays the same while the process runs.
+    """Generates unique ids.
 
-    `wall_clock_ms` returns ms since the epoch; `month_ms` returns, for such a time, the starts of its local month and
-    of the next. The counter wraps after 65536 ids, so more than that within one ms would repeat.
+    `address`: packed IP address of this host; raises LocalProtocolError if it does not have 4 or 16 bytes.
+    `process_hash`: any int32 that stays the same while the process runs. `wall_clock_ms` returns ms since the epoch;
+    `month_ms` returns, for such a time, the starts of its local month and of the next. The counter wraps after 65536
+    ids: ids repeat if more are generated within one ms.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ BATCH_ACK_COUNT_MAX = 4096
 ATTEMPT_ID_SIZE_MAX = 255
 """Maximum characters of an attempt id; clients send UUIDs"""
 INVISIBLE_MS_MAX = 1 << 62
-"""Maximum invisible time in ms, so that due times are 64-bit numbers"""
+"""Maximum invisible time in ms; due times then fit in an int64"""
 
 NORMAL, RETRY_V1, RETRY_V2 = 0, 1, 2
 """Flags of a receipt handle: the message was read from the topic itself, or from its retry topic of version 1 or 2"""
@@ -64,8 +64,8 @@ priority"""
 
 
 class PopMessageRequest(Header):
-    """Request POP_MESSAGE (200050). `queue_id` −1: all queues. `init_mode`: where a group starts that has no consumer
-    offset yet; 0: at the first message of a queue, 1: at the last."""
+    """Request POP_MESSAGE (200050). `queue_id` -1: all queues. `init_mode`: where a group without a consumer offset
+    starts; 0: at the first message of a queue, 1: at the last."""
 
     consumer_group: str
     topic: str
@@ -119,8 +119,8 @@ class PeekMessageRequest(Header):
 
 
 class AckMessageRequest(Header):
-    """Request ACK_MESSAGE (200051). `topic` is the one read from, so possibly a retry topic; `extra_info` is the
-    handle."""
+    """Request ACK_MESSAGE (200051). `topic`: the topic that the message was read from, which may be a retry topic.
+    `extra_info`: the receipt handle."""
 
     consumer_group: str
     topic: str
@@ -250,9 +250,10 @@ class PopInfo:
         self._messages.append(f"{flag} {queue_id} {','.join(map(str, offsets))}")
 
     def add_counts(self, flag: int, queue_id: int, counts: Iterable[tuple[int, int]], count_min: int) -> None:
-        """Adds how often messages of one queue were popped before, in order mode: (offset, times).
+        """Adds how often messages of one queue, popped in order mode, were popped before.
 
-        `count_min`: the lowest count of all popped messages, those that are not in `counts` included.
+        `counts`: (queue offset, times) of each message popped before. `count_min`: the lowest count of all messages
+        popped from the queue now, including those not in `counts`.
         """
         self._counts += [f"{flag} qo{queue_id}%{offset} {times}" for offset, times in counts]
         self._counts.append(f"{flag} {queue_id} {count_min}")
@@ -302,7 +303,7 @@ class BatchAck(msgspec.Struct, kw_only=True):
 
     group: str = field(name="c")
     topic: str = field(name="t")
-    """The topic that was popped; its messages may come from the group's retry topic for it"""
+    """The topic that the pop asked for, even if `flag` says that the messages were read from a retry topic"""
     flag: str = field(default="0", name="r")
     start_offset: _Count = field(name="so")
     queue_id: _Count = field(name="q")
@@ -319,7 +320,7 @@ class BatchAck(msgspec.Struct, kw_only=True):
         return retry_topic(self.group, self.topic, is_v2=self.flag == "2")
 
     def offsets(self) -> Iterator[int]:
-        """Yields the acknowledged queue offsets. Raises RemoteProtocolError if the bits are not Base64 or too many."""
+        """Yields the acknowledged queue offsets. Raises RemoteProtocolError if `bits` is not Base64 or too long."""
         try:
             raw = binascii.a2b_base64(self.bits.encode(), strict_mode=True) if self.bits else b""
         except (ValueError, UnicodeEncodeError):
@@ -366,7 +367,7 @@ class QueryAssignmentBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class AssignedQueue(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """A MessageQueue in an assignment; `queue_id` −1: all queues of the broker."""
+    """A MessageQueue in an assignment; `queue_id` -1: all queues of the broker."""
 
     topic: str
     broker_name: str

@@ -5,11 +5,11 @@ changes by all connections since the previous record. The body is JSON:
 
     version   1; records with another version can't be interpreted
     first     only in the last part of a snapshot, which has the tag `e`: queue offset of the snapshot's first part
-    queues    an array of queues that changed, each an array:
+    queues    an array of queues, each an array:
         group, topic, queue id    the topic that the messages are read from, which may be a retry topic
         kind                      0 changes, 1 the whole state, 2 removed
         next                      queue offset of the next message to pop
-        taken                     messages in flight: arrays of pop time, due time, marks (1: its next delivery does not
+        taken                     messages in flight: arrays of pop time, due time, marks (1: the next delivery does not
                                   count as a retry), and runs
         done                      runs of messages that are no longer in flight
         order                     null, or the messages popped in order mode: an array of pop time, invisible time,
@@ -17,8 +17,8 @@ changes by all connections since the previous record. The body is JSON:
                                   is acknowledged
 
 A run is two numbers: a queue offset and a count. Times in ms since the epoch. Records hold absolute values, so applying
-one twice changes nothing. `taken` applies after `done`. The records of a snapshot together name every queue with all of
-its messages in flight (one queue may be in several); changes between its parts apply as usual.
+one twice changes nothing. `done` is applied before `taken`. Together, the records of a snapshot name every queue with
+all of its messages in flight; one queue may be in several of them. Changes recorded between these are applied as usual.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True):
-    """A receipt handle with its ninth word, the physical offset of the message (-1 if that word is missing)."""
+    """A receipt handle with its ninth word, the physical offset of the message (-1 if there is no such number)."""
 
     handle: Handle
     physical_offset: int
@@ -46,7 +46,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         return f"{self.handle.encode()} {self.physical_offset}"
 
     def real_topic(self, group: str, topic: str) -> str:
-        """Returns the topic that the message was read from: `topic`, which was popped, or its retry topic."""
+        """Returns the topic that the message was read from: `topic`, which the pop asked for, or its retry topic."""
         flag = self.handle.flag
         return topic if flag == NORMAL else retry_topic(group, topic, is_v2=flag == 2)
 
@@ -64,8 +64,8 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
     def change_request(
         self, group: str, topic: str, invisible_ms: int, *, suspends: bool = False
     ) -> ChangeInvisibleTimeRequest:
-        """Returns the header of the CHANGE_MESSAGE_INVISIBLETIME (200053) that makes the message visible in
-        `invisible_ms` from now.
+        """Returns the header of the CHANGE_MESSAGE_INVISIBLETIME (200053) that makes the message visible
+        again `invisible_ms` from now.
 
         `suspends`: the next delivery does not count as a retry."""
         handle = self.handle

@@ -57,7 +57,7 @@ DELAY_LEVELS_MS: tuple[int, ...] = (
     *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
     *(hours * 3_600_000 for hours in (1, 2)),
 )
-"""RocketMQ's default messageDelayLevel in ms; level n is element n − 1."""
+"""RocketMQ's default messageDelayLevel in ms; level n is element n - 1."""
 
 _POWERS_COUNT = 256
 _POWERS: tuple[int, ...] = tuple(pow(31, exponent, 1 << 32) for exponent in range(_POWERS_COUNT - 1, -1, -1))
@@ -65,7 +65,7 @@ _POWERS_BY_LENGTH: tuple[tuple[int, ...], ...] = tuple(_POWERS[_POWERS_COUNT - n
 
 
 def java_hash(text: str, before: int = 0) -> int:
-    """Returns Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int.
+    """Returns Java's String.hashCode of `text`: the sum of unit[i] * 31^(n-1-i) over its n UTF-16 units, as an int32.
 
     `before` is the hash of a preceding text; the result is then the hash of both together.
     """
@@ -119,7 +119,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Returns the property string of `properties`, each pair ended by 0x02.
 
     Pairs with an empty name or value are omitted, as readers drop them. Raises LocalProtocolError if a name contains
-    0x01 or 0x02 or a value 0x02 (it would be read as another property), or if one can't be encoded as UTF-8.
+    0x01 or 0x02, if a value contains 0x02 (readers would split the pair there), or if one can't be encoded as UTF-8.
     """
     parts = []
     for name, value in properties.items():
@@ -186,7 +186,8 @@ _MARKS = _Marks()
 def find_property(raw: bytes, name: bytes) -> str | None:
     """Returns one property of the string `raw`, or None. Same result as decode_properties, without decoding the others.
 
-    `name` is the UTF-8 name without separator, one of a fixed set: its search pattern is cached.
+    `name` is the UTF-8 name without separator. It must be one of a fixed set, because its search pattern is cached
+    forever.
     """
     inner, first = _MARKS[name]
     position = raw.rfind(inner)

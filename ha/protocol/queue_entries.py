@@ -8,12 +8,12 @@ from ha.protocol.store_files import BLANK_SIZE, ENTRY
 
 @with_compiled_twin
 def count_entries(raw: bytes, last_end: int) -> tuple[int, int, bool]:
-    """Returns the number of valid entries at the start of `raw`, the end of the last record, and whether the queue may
-    end there.
+    """Returns the number of valid entries at the start of `raw`, the physical offset at which the last of their records
+    ends (`last_end` if they have none), and whether the queue may end after them.
 
-    `raw` holds whole entries; `last_end` is the physical offset at which the preceding record ends (at least 0). True:
-    `raw` ends there, or no entry follows (its size would be 0 or less, or its offset negative), which is the end of the
-    queue. False: the next entry points to an offset before the end of the last record, which is damage.
+    `raw` holds whole entries; `last_end` is the physical offset at which the preceding record ends (at least 0). The
+    queue may end if `raw` ends, or if the next 20 bytes are not an entry (size 0 or less, or a negative offset). It may
+    not if the next entry points to an offset before the end of the last record, which is damage.
     """
     count = 0
     for physical_offset, size, _ in ENTRY.iter_unpack(raw):

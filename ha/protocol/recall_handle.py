@@ -1,4 +1,4 @@
-"""The recall handle of a timer message: identifies the message in RECALL_MESSAGE (370), which recalls it.
+"""The recall handle of a timer message, by which RECALL_MESSAGE (370) identifies the message to recall.
 
     URL-safe base64, padded, of `v1 <topic> <broker name> <timestamp> <unique key>`
 

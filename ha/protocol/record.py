@@ -25,8 +25,9 @@ All integers are big-endian and signed. Positions for IPv4 hosts:
              p properties (see properties.py)
 
 A filler ends a segment: total size = the bytes left in the segment, magic, then arbitrary bytes.
-With property CRC (5.2.0+) the properties end with 20 bytes: name, 01, ten decimal digits with the least significant
-first, 02: crc32 of the record without them & 7FFFFFFF. Sources: MessageExtEncoder, CommitLog, MessageDecoder.
+With the property CRC (5.2.0+), the properties end with 20 bytes: name (`__CRC32#`), 01, ten decimal digits with the
+least significant first, 02. The number is crc32(the record without these bytes) & 7FFFFFFF.
+Sources: MessageExtEncoder, CommitLog, MessageDecoder.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 FILLER_MAGIC = 0xCBD43194 - (1 << 32)
 FILLER_SIZE_MIN = 8
-"""Size of the smallest filler, in bytes. A segment always has this many bytes left for one, so a record never ends
-exactly where its segment does."""
+"""Size of the smallest filler, in bytes. Every segment keeps at least this many bytes for its filler, so a record never
+ends exactly where its segment does."""
 RECORD_SIZE_MIN = 91
 """Size of the smallest possible record, in bytes: V1, IPv4 hosts, and an empty body, topic and properties."""
 RECONSUME_TIMES_MAX = 0x7FFFFFFF
@@ -346,11 +347,11 @@ def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
 
 
 def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
-    """Checks the record at `position` fully, as recovery does, and returns its size in bytes, or the Filler found
-    there.
+    """Checks the record at `position` as recovery does, and returns its size in bytes, or the Filler found there.
 
-    Raises RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or with
-    `verify_crc` a wrong body CRC. The physical offset is not checked. Source: CommitLog.checkMessageAndReturnSize.
+    Raises RemoteProtocolError if there is neither before `end`: the magic is unknown, the sizes don't add up, or, with
+    `verify_crc`, the body CRC is wrong. Does not check the physical offset. Source:
+    CommitLog.checkMessageAndReturnSize.
     """
     found = _checked(buffer, position, end, verify_crc=verify_crc)
     return found if isinstance(found, Filler) else found.fields[0]
@@ -378,8 +379,8 @@ def scan_record(
 ) -> RecordHead | Filler | Unparsable | None:
     """Returns the fields of the record at `position` that dispatch needs. No CRC is checked, and the body is not read.
 
-    None: the record ends (or claims to end) after `end`, so more bytes may complete it. If `end` is the end of the
-    segment, the record is damaged. Unparsable: no further bytes can make it a record.
+    Returns None if the record ends (or claims to end) after `end`, so that more bytes may complete it; if `end` is the
+    end of the segment, the record is damaged. Returns an Unparsable if the bytes can't become a record or filler.
     """
     layout = _parse(buffer, position, end)
     if not isinstance(layout, _Layout):
@@ -411,7 +412,7 @@ def scan_record(
 
 def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
     """Returns the tags code of a record in SCHEDULE_TOPIC_XXXX: its due time in ms, or `code` if its property DELAY is
-    not a number above 0."""
+    missing or not a number above 0."""
     delay = find_property(properties, b"DELAY")
     try:
         level = int(delay) if delay else 0
@@ -425,7 +426,7 @@ def timer_code(properties: bytes, code: int) -> int:
     recalls another message, so that a recall sorts before the message that it recalls. `code` if there is no usable
     due time.
 
-    RocketMQ stores the hash of the tags there and does not read it. Hashes are 32-bit numbers, timer codes larger ones.
+    RocketMQ stores the hash of the tags there and does not read it. Hashes are 32-bit numbers; timer codes are larger.
     """
     due = find_property(properties, TIMER_OUT_MS.encode())
     if due is None or not due.isascii() or not due.isdigit() or len(due) > _DUE_DIGITS_MAX:

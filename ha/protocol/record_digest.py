@@ -72,7 +72,8 @@ def end_of_run(
 ) -> tuple[int, Unparsable | None]:
     """Returns the position in `buffer` at which a run of records ends, and the damage there, if any.
 
-    `found` is what `scan_record` returned for `position`, the end of the last record. A filler belongs to the run.
+    `found` is what `scan_record` returned for `position`, the end of the last record; a RecordHead only if its physical
+    offset is wrong. A filler belongs to the run.
     `base_offset` and `segment_end`: physical offsets of the buffer's first byte and of the end of the segment.
     """
     if isinstance(found, RecordHead):

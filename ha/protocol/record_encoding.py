@@ -141,13 +141,13 @@ def record_run(
     append_property_crc: bool,
     result: Callable[[PutStatus, int, int, int, int], ResultT],
 ) -> tuple[bytes, list[ResultT]]:
-    """Returns the consecutive records of `messages[first:]`, and the value of `result` for each: its arguments are
-    PUT_OK, physical offset, size, queue offset and store time.
+    """Encodes messages as consecutive records, from `messages[first]` on. Returns the records as one byte string, and
+    for each the value of `result`, called with PUT_OK, physical offset, size, queue offset and store time.
 
-    `queue_offsets` holds the next queue offset of each (topic, queue id) and is updated. A prepared or rolled back
-    message gets queue offset 0 and does not advance its queue. The run ends before the first message whose record does
-    not fit in `room` bytes, whose queue is not in `queue_offsets`, whose body or properties exceed their limits, or
-    whose topic needs V2.
+    `physical_offset`: that of the first record. `queue_offsets` holds the next queue offset of each (topic, queue id)
+    and is updated. A prepared or rolled back message gets queue offset 0 and neither needs nor advances that of its
+    queue. The run ends before the first message whose record exceeds what is left of `room` bytes, whose queue offset
+    is missing, whose body or properties exceed their limits, or whose topic needs V2.
     """
     records: list[bytes] = []
     results: list[ResultT] = []

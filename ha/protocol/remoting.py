@@ -30,7 +30,7 @@ FRAME_SIZE_MAX = 16_777_216
 HEADER_SIZE_MAX = 0xFFFFFF
 """Maximum header size in bytes that the second field can hold"""
 EXT_FIELD_COUNT_MAX = 256
-"""Maximum number of ext fields of a command; RocketMQ's own have fewer than 30, including those added by hooks"""
+"""Maximum number of ext fields of a command; RocketMQ's commands have fewer than 30, including those added by hooks"""
 SERIALIZE_JSON = 0
 SERIALIZE_ROCKETMQ = 1
 FLAG_RESPONSE = 1
@@ -115,7 +115,7 @@ _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 
 class IncomingHeader(msgspec.Struct, gc=False, kw_only=True):
-    """The fields of every JSON header with their proper types, as Java and Go clients send them."""
+    """The fields of a JSON header, except extFields, with the types that Java and Go clients send."""
 
     code: _Int32
     language: str = "OTHER"
@@ -130,8 +130,8 @@ class _IncomingHeader(IncomingHeader, gc=False):
 
 
 class _LooseHeader(msgspec.Struct):
-    """A JSON header as other JSON libraries write it: numbers and booleans in extFields, numbers as strings, null
-    anywhere."""
+    """A JSON header as other JSON libraries write it: numbers and booleans in extFields, numbers as strings, null for
+    any field except `code`."""
 
     code: _Int32
     language: str | int | None = None
@@ -152,8 +152,8 @@ _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
 def encode_command(command: RemotingCommand) -> bytes:
     """Returns the whole frame of `command`.
 
-    Raises LocalProtocolError if it exceeds 16 MiB, a string can't be encoded as UTF-8, or a value does not fit the
-    ROCKETMQ header (codes above 32767).
+    Raises LocalProtocolError if the frame exceeds 16 MiB, a string can't be encoded as UTF-8, or a value does not fit
+    the ROCKETMQ header (for example, a code above 32767).
     """
     body = command.body
     serialize_type = command.serialize_type
@@ -169,14 +169,15 @@ def encode_command(command: RemotingCommand) -> bytes:
 
 
 class CommandTemplate:
-    """Encodes commands without a body that differ in a few values of their JSON header, at a fraction of the cost.
+    """Encodes commands without a body that differ in a few values of their JSON header, at a fraction of the cost of
+    `encode_command`.
 
-    The template is the encoded form of a sample command, split at the placeholders that it has in place of the values.
+    The template is an encoded sample command in which placeholders stand for these values.
     """
 
     def __init__(self, sample: RemotingCommand, marks: Sequence[tuple[bytes, bytes]]) -> None:
-        """`marks`: the placeholders in header order, each of which occurs exactly once in the encoded sample, and the %
-        conversion for the values of each."""
+        """`marks`: for each placeholder, in header order, its bytes, which must occur exactly once in the encoded
+        sample, and the % conversion of its values."""
         assert sample.serialize_type == SERIALIZE_JSON
         assert not sample.body
         rest = _encode_json(sample).replace(b"%", b"%%")
@@ -188,7 +189,7 @@ class CommandTemplate:
         self._format = b"".join((*parts, rest))
 
     def encode(self, *values: int | bytes) -> bytes:
-        """Returns the whole frame with `values` in place of the placeholders; text as returned by `json_text`.
+        """Returns the whole frame with `values` in place of the placeholders. `json_text` encodes values that are text.
 
         The frame size is not checked.
         """
@@ -197,7 +198,7 @@ class CommandTemplate:
         return LENGTHS.pack(4 + size, size) + header
 
     def encode_each(self, values: Sequence[int]) -> bytes:
-        """Returns one frame for each of `values` (at least one), joined; for a template with one placeholder, a
+        """Returns one frame for each of `values` (at least one), joined. The template must have one placeholder, for a
         number."""
         least = min(values)
         if least < 0 or len(str(least)) != len(str(max(values))):
@@ -258,15 +259,15 @@ class RemotingParser:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the bytes received end with a complete frame."""
+        """Whether all frames received so far are complete."""
         return not self._buffer
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[RemotingCommand]:
         """Parses `chunk` and returns the commands that it completes, in order.
 
         Bodies are copies, or views of immutable bytes, so the chunk may be reused. Raises RemoteProtocolError if the
-        bytes are not remoting frames: complete frames before the invalid one in this chunk are lost, and the parser
-        must not be used again.
+        bytes are not remoting frames or exceed a limit; complete frames before the invalid one in this chunk are then
+        lost, and the parser must not be used again.
         """
         if self._buffer:
             self._buffer += chunk

@@ -66,7 +66,8 @@ class CloseCause(StrEnum):
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one connection. Sizes in bytes, times in seconds."""
+    """Limits of one connection, and of all connections of its server or client together. Sizes in bytes, times in
+    seconds."""
 
     frame_size_max: int = 16_777_216
     """Maximum size of a received frame, including its length field (RocketMQ:
@@ -77,18 +78,18 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     characters, each written as six characters of JSON."""
 
     batch_size_max: int = 262_144
-    """Maximum size in bytes of one send into which queued frames are joined."""
+    """Maximum size in bytes of a batch of queued frames that are sent together; a longer frame is sent by itself."""
 
     outbox_bytes_max: int = 67_108_864
     """Maximum bytes waiting to be sent on one connection; a connection with more is closed at once."""
 
     outbox_total_bytes_max: int = 536_870_912
     """Maximum bytes waiting to be sent on all connections of a server or client; beyond it, the connection with the
-    most is closed."""
+    largest outbox is closed."""
 
     partial_bytes_max: int = 268_435_456
     """Maximum bytes of incomplete frames on all connections of a server or client; beyond it, the connection with the
-    longest one is closed."""
+    longest incomplete frame is closed."""
 
     idle_timeout_s: float = 120.0
     """Time without a byte in either direction after which a connection is closed (RocketMQ:
@@ -149,11 +150,12 @@ class RemotingProtocol(Generic[Waiter]):
         self.has_requested = False
         """Whether the peer has sent a request."""
         self.buffered_bytes = 0
-        """Size in bytes of the last chunk that completed a frame, plus the bytes of that frame in earlier chunks."""
+        """Size in bytes of the last chunk that completed a frame, plus `partial_bytes` before this chunk."""
         self.is_mid_frame = False
-        """Whether the last chunk ended within a frame: call `count_partial` when the chunk has been handled."""
+        """Whether the last chunk ended within a frame; if so, call `count_partial` once the chunk has been handled."""
         self.partial_bytes = 0
-        """Upper bound of the number of bytes buffered of an incomplete frame; too high by less than one chunk."""
+        """Number of buffered bytes of an incomplete frame, as counted by `count_partial`; may be too high by less than
+        one chunk."""
         self._partial_since = math.inf
         self._is_paused = False
         """Whether the timeouts for receiving are stopped."""
@@ -179,7 +181,8 @@ class RemotingProtocol(Generic[Waiter]):
         self.partial_bytes = 0
 
     def finish(self) -> list[Waiter]:
-        """Records that the stream is closed. Returns the waiters of requests that will not be answered."""
+        """Records that the stream is closed, after `close`. Returns the waiters of requests that will not be
+        answered."""
         self._become(ConnectionState.CLOSED)
         pending, self._pending = self._pending, {}
         return list(pending.values())
@@ -196,7 +199,7 @@ class RemotingProtocol(Generic[Waiter]):
         """Returns the requests that `chunk` completes, and the responses, each with its waiter. Both are empty on a
         closed connection.
 
-        Raises RemoteProtocolError if the peer breaks the protocol; the connection is to be closed then.
+        Raises RemoteProtocolError if the peer breaks the protocol; the driver must then close the connection.
         """
         if self.is_closed:
             return [], ()
@@ -242,10 +245,11 @@ class RemotingProtocol(Generic[Waiter]):
         return requests, responses
 
     def count_partial(self, size: int, now: float) -> None:
-        """Counts a chunk of `size` bytes that ended within a frame, and starts the frame's timeout.
+        """Counts a chunk of `size` bytes that ended within a frame, and starts the frame's timeout unless it runs
+        already.
 
-        The driver calls it before it reads on; `stop_timeouts` excludes the time in which it doesn't read.
-        Raises RemoteProtocolError if the incomplete frames of all connections exceed `partial_bytes_max`.
+        Called by the Trio driver before it reads again; the SDK's driver does not use this limit and timeout. Raises
+        RemoteProtocolError if the incomplete frames of all connections exceed `partial_bytes_max`.
         """
         if self.is_closed:
             return
@@ -273,11 +277,12 @@ class RemotingProtocol(Generic[Waiter]):
         self._pending[opaque] = waiter
 
     def forget(self, opaque: int) -> Waiter | None:
-        """Drops the response to request `opaque` if it still arrives; returns its waiter, None if there is none."""
+        """Removes and returns the waiter for the response to request `opaque`; None if there is none. A response that
+        still arrives is dropped."""
         return self._pending.pop(opaque, None)
 
     def is_pending(self, opaque: int) -> bool:
-        """Returns whether the response to request `opaque` is still waited for."""
+        """Returns whether the response to request `opaque` is still awaited."""
         return opaque in self._pending
 
     # Sent
@@ -300,7 +305,8 @@ class RemotingProtocol(Generic[Waiter]):
         return totals.outbox_bytes <= limits.outbox_total_bytes_max
 
     def data_to_send(self) -> bytes:
-        """Takes the next batch out of the outbox, b"" if there is none. It is to be sent whole before the next one."""
+        """Removes and returns the next batch of the outbox; b"" if there is none. The driver must send all of it before
+        the next one."""
         outbox, size_max = self._outbox, self._limits.batch_size_max
         if not outbox:
             return b""
@@ -338,7 +344,8 @@ class RemotingProtocol(Generic[Waiter]):
 
     @property
     def deadline(self) -> float:
-        """The time from which `overdue` returns a cause, if nothing is received or sent until then."""
+        """The time from which `overdue` returns a cause if nothing is received or sent until then; math.inf if no
+        timeout is running."""
         limits = self._limits
         sent_by = self._sending_since + limits.send_timeout_s
         if self._is_paused:

@@ -1,9 +1,9 @@
-"""Parses frames of the most frequent requests: their ext fields are parsed directly into their struct.
+"""Parses frames of the most frequent requests, with their ext fields directly as a struct.
 
 These are sends, pops, and acknowledgements of popped messages. A dict of a send's thirteen strings would double the
-parsing time. A request is usual if its code comes first, as in RocketMQ's clients, and it has only the ext fields of
-the struct, with the right types: `RemotingParser` and `parse_header` would return the same values. All other frames,
-including signed requests, are parsed by `RemotingParser`.
+parsing time. Such a request is *usual* if the code comes first in its JSON header, as in RocketMQ's clients, and it has
+only the ext fields of the struct, with the right types; `RemotingParser` and `parse_header` would then return the same
+values. All other frames, including signed requests, are parsed by `RemotingParser`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _CODE = re.compile(rb'\{"code":(\d+),')
 
 
 def read_request(header: bytes, body: bytes | memoryview) -> UsualCommand | None:
-    """Returns the request with a JSON header and a body, or None if it is not a usual one."""
+    """Returns the request with this JSON header and this body; None if it is not a usual one."""
     begin = _CODE.match(header)
     decode = None if begin is None else _DECODERS.get(begin[1])
     if decode is None:

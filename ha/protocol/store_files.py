@@ -11,10 +11,10 @@ Index file, all big-endian:
             entries of 20 bytes: int32 key hash | int64 physical offset | int32 seconds since begin
                                  | int32 number of the previous entry in the slot
 
-Checkpoint, 4096 bytes: int64 × 6, physic, logics and index message timestamp (ms), master flushed offset and confirm
-physical offset (since 5.0), logics physical offset (seen in 5.5.0: start of the last record dispatched), then zeros.
+Checkpoint, 4096 bytes: six int64 (physic, logics and index message timestamp in ms; master flushed offset and confirm
+physical offset, since 5.0; logics physical offset, seen in 5.5.0: start of the last record dispatched), then zeros.
 
-config/broker.json, halog's own: the name of the broker, for readers of the files.
+config/broker.json, halog's own: the name of the broker, for programs that read a store's files.
 Sources: ConsumeQueue, IndexFile, IndexHeader, StoreCheckpoint.
 """
 
@@ -58,12 +58,12 @@ class BrokerFile(msgspec.Struct, rename="camel"):
 
 
 def segment_name(start_offset: int) -> str:
-    """Returns the name of the file that starts at `start_offset` of its queue or log."""
+    """Returns the name of the file that starts `start_offset` bytes after the start of its queue or log."""
     return f"{start_offset:020d}"
 
 
 def segment_start(name: str) -> int | None:
-    """Returns the physical offset at which a segment begins, from its file name; None if it is not a segment."""
+    """Returns the `start_offset` in a file name made by `segment_name`; None if `name` is not of that form."""
     if len(name) == SEGMENT_NAME_SIZE and name.isascii() and name.isdecimal():
         return int(name)
     return None
@@ -113,7 +113,8 @@ def index_key(topic: str, key: str) -> str:
 
 
 def index_key_hash(key: str, before: int = 0) -> int:
-    """Returns the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0.
+    """Returns the hash of an `index_key`: the absolute value of its Java hash, or 0 if that is 2^31, which an
+    int32 can't hold.
 
     `before` is the Java hash of the part of the index key before `key`, if `key` is only its end.
     """
@@ -122,7 +123,7 @@ def index_key_hash(key: str, before: int = 0) -> int:
 
 
 class Checkpoint(msgspec.Struct, gc=False):
-    """The checkpoint file: timestamps (ms) up to which messages are in the log, the queues and the index, and physical
+    """The checkpoint file: store timestamps (ms) up to which the log, the queues and the index are synced, and physical
     offsets."""
 
     physic_msg_timestamp_ms: int = 0

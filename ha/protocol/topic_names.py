@@ -1,6 +1,6 @@
 """Rules for topic names, and the names with a special meaning for brokers and clients.
 
-Source: MixAll, TopicValidator.
+Sources: MixAll, TopicValidator.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ POP_TOPIC = "rmq_sys_halog_pop"
 """Topic that records which messages POP consumers have received and acknowledged (pop_records.py)"""
 
 RETRY_PREFIX = "%RETRY%"
-"""With a consumer group's name after it: the name of the group's retry topic"""
+"""Prefix of a consumer group's name in the name of its retry topic"""
 DLQ_PREFIX = "%DLQ%"
-"""With a consumer group's name after it: the name of the group's dead-letter topic"""
+"""Prefix of a consumer group's name in the name of its dead-letter topic"""
 REPLY_SUFFIX = "_REPLY_TOPIC"
-"""With a cluster's name before it: the name of the cluster's topic of replies (RocketMQ: getReplyTopic)"""
+"""Suffix of a cluster's name in the name of its reply topic (RocketMQ: getReplyTopic)"""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Prefix of system topics"""
 INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
