@@ -1,4 +1,7 @@
-"""`python -m ha.proxy`: serves RocketMQ 5's gRPC clients in front of a cluster. Stateless: run as many as needed."""
+"""`python -m ha.proxy`: serves RocketMQ 5's gRPC clients in front of a cluster.
+
+A front stores nothing on disk, and a cluster can have any number of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ BODY_SIZE_MAX = FRAME_SIZE_MAX - MESSAGE_OVERHEAD
 
 @asynccontextmanager
 async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
-    """Runs a front during the block, and yields its READY line. Raises AddressInUse, ConfigError.
+    """Runs a front during the block, and yields its READY line. Raises ConfigError if a file that `config` names can't
+    be used, and AddressInUse if the port can't be bound.
 
     A worker thread looks up the name in bindAddress; cancellation waits for the lookup.
     """

@@ -1,5 +1,5 @@
-"""Access control of gRPC calls, by the same guard as that of remoting requests (ha/acl), and the signatures of the
-requests that a front makes for them.
+"""Access control of gRPC calls, by the guard that also checks remoting requests (ha/acl), and signing of the requests
+that a front sends to serve the calls.
 
     call                                            rights
     QueryRoute                                      PUB, SUB or GET on the topic
@@ -8,10 +8,10 @@ requests that a front makes for them.
     ChangeInvisibleDuration,
     ForwardMessageToDeadLetterQueue                 SUB on the topic and on the group
     Heartbeat, NotifyClientTermination              SUB on the group, if the request names one
-    Telemetry                                       with settings: PUB on each topic of a producer, because it is shown
-                                                    half messages of them; SUB on group and topics of a consumer
+    Telemetry                                       with settings: PUB on each topic of a producer, because it receives
+                                                    their half messages; SUB on group and topics of a consumer
 
-Source: DefaultAuthorizationContextBuilder. Unlike there, all topics of a call and of settings are checked.
+Source: DefaultAuthorizationContextBuilder. Unlike in RocketMQ, all topics of a call and of settings are checked.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class GuardedCalls:
 
     async def check(self, session: Session, call: Call, request: Any) -> None:
         """Authenticates a call, and checks that its account has the rights that `request` needs (none if it is None).
-        Raises CallRefused, BrokerUnreachable."""
+        Raises CallRefused (UNAUTHORIZED or FORBIDDEN) if the guard refuses the call, and BrokerUnreachable if the
+        account can't be loaded."""
         name = SETTINGS if call.method == "Telemetry" else f"{call.method}Request"
         metadata = _metadata(call)
         if self._load_user is not None:
@@ -98,8 +99,8 @@ class Signatures:
     """Signs requests to brokers and name servers, so that brokers check the rights of the client that made the call.
 
     A client's requests are signed with the client's key, which `guard` knows. The signature of the gRPC call can't be
-    used, because it covers only the call's time. The front's own requests are signed with `own`, or with None not
-    signed.
+    used, because it covers only the call's time. The front's own requests are signed with `own`, or not at all if that
+    is None.
     """
 
     def __init__(self, guard: AclGuard, own: AclCredentials | None) -> None:
@@ -122,7 +123,7 @@ def _metadata(call: Call) -> dict[str, str]:
 
 
 def _claimed_access_key(metadata: dict[str, str]) -> str:
-    """Returns the access key in a call's metadata; "" if there is none, or the metadata are malformed."""
+    """Returns the access key in a call's metadata; "" if there is none, or the metadata is malformed."""
     try:
         return read_signature(metadata).access_key
     except RemoteProtocolError:
@@ -130,7 +131,8 @@ def _claimed_access_key(metadata: dict[str, str]) -> str:
 
 
 def _needs(name: str, request: Any) -> Needs:
-    """Yields each topic or group of a request, with a set of rights: the account needs at least one of them."""
+    """Yields each topic or group (by the name of its retry topic) of a request, with a set of rights of which the
+    account needs at least one."""
     if request is None:
         return
     if name == "QueryRouteRequest":

@@ -47,9 +47,9 @@ class Acknowledging:
         self._in_flight = in_flight
 
     def take(self, session: Session, call: Call) -> bool:
-        """Serves an AckMessage with one entry, if it can do so without waiting; returns whether it did.
+        """Serves an AckMessage with one entry if that needs no waiting; returns whether it did.
 
-        The call is answered when the broker responds.
+        The call is answered when the broker responds, or when it is known that there will be no response.
         """
         try:
             request = CLASSES["AckMessageRequest"].FromString(call.message)
@@ -117,7 +117,7 @@ class Acknowledging:
         )
 
     async def forward(self, session: Session, request: Any) -> Any:
-        """ForwardMessageToDeadLetterQueue: puts a message into the dead letters of its group. Raises CallRefused,
+        """ForwardMessageToDeadLetterQueue: moves a message to the dead-letter topic of its group. Raises CallRefused,
         BrokerUnreachable."""
         group, topic = group_name(request.group), topic_name(request.topic)
         receipt = await self._current(session, request.receipt_handle)
@@ -161,7 +161,7 @@ class Acknowledging:
         *,
         suspends: bool = False,
     ) -> ReceiptHandle:
-        """Makes a message visible again in `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its
+        """Makes a message visible again `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its
         new handle. `suspends`: the next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable."""
         fields = receipt.change_request(group, topic, invisible_ms, suspends=suspends).to_ext_fields()
         command = RemotingCommand(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields=fields)
@@ -170,8 +170,9 @@ class Acknowledging:
             return receipt.changed(response)
 
     async def bury(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Puts a message into the dead letters of its group, CONSUMER_SEND_MSG_BACK (36), and acknowledges it. Raises
-        CallRefused, BrokerUnreachable."""
+        """Copies a message to the dead-letter topic of its group, CONSUMER_SEND_MSG_BACK (36), and then acknowledges
+        it. Raises CallRefused, BrokerUnreachable. If the acknowledgement fails or the call is cancelled, the message
+        may become a dead letter and also be delivered again."""
         if receipt.physical_offset < 0:
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle without the offset in the log")
         header = SendBackRequest(

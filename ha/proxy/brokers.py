@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 BROKER_TIMEOUT_S = 3.0
-"""Timeout of a request in seconds, except long polls."""
+"""Timeout of a request in seconds, except for long polls."""
 
 OnResponse = Callable[[RemotingCommand | None], None]
 """Called once with the response, or with None if there will be none. It must not raise."""
