@@ -154,9 +154,10 @@ class Sending:
         except LocalProtocolError as error:
             raise CallRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, str(error)) from None
         response = await self._brokers.invoke(session, broker.broker_name, first)
-        entries = [_entry(response, each.system_properties.message_id, kind, broker.broker_name) for each in messages]
-        for index, entry in enumerate(entries):
-            entry.offset += index
+        entries = [
+            _entry(response, each.system_properties.message_id, kind, broker.broker_name, index)
+            for index, each in enumerate(messages)
+        ]
         return _response(entries)
 
     # ---- one message
@@ -366,7 +367,8 @@ def _type_of(system: Any) -> MessageType:
     return MessageType.LITE if system.HasField("lite_topic") else MessageType.NORMAL
 
 
-def _entry(response: RemotingCommand, message_id: str, kind: MessageType, broker_name: str) -> Any:
+def _entry(response: RemotingCommand, message_id: str, kind: MessageType, broker_name: str, index: int = 0) -> Any:
+    """Returns the result of a message, from the broker's response to it or to the batch in which it has `index`."""
     code = _STORED.get(response.code)
     if code is None:
         return _failed(code_of(response), reason_of(response))
@@ -376,7 +378,7 @@ def _entry(response: RemotingCommand, message_id: str, kind: MessageType, broker
     status.message = "OK" if code is Code.OK else response.remark or ""
     entry.message_id = entry.transaction_id = message_id
     try:
-        entry.offset = int(fields["queueOffset"])
+        entry.offset = int(fields["queueOffset"]) + index
         if kind is MessageType.TRANSACTION:
             entry.transaction_id = transaction_id(message_id, broker_name, entry.offset, fields["msgId"])
     except (KeyError, ValueError, RemoteProtocolError):

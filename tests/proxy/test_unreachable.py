@@ -154,6 +154,21 @@ async def test_brokers_take_turns_with_batches() -> None:
     assert sorted(name for name, _ in brokers.asked) == ["a", "a", "b", "b"]
 
 
+@pytest.mark.parametrize(
+    "answer", [RemotingCommand(ResponseCode.NO_PERMISSION, remark="no right"), RemotingCommand(ResponseCode.SUCCESS)]
+)
+async def test_messages_of_a_batch_that_was_not_stored_have_no_offsets(answer: RemotingCommand) -> None:
+    brokers = Brokers()
+
+    async def refused(session: Any, broker_name: str, command: RemotingCommand, timeout_s: float = 3.0) -> Any:
+        return answer
+
+    brokers.invoke = refused  # type: ignore[method-assign]
+    request = service.SendMessageRequest(messages=[message("t"), message("t")])
+    response = await front_of(brokers)._sending.send(None, request)  # type: ignore[arg-type]
+    assert [(entry.offset, entry.message_id) for entry in response.entries] == [(0, "")] * 2
+
+
 async def test_pop_whose_call_has_ended_before_it_was_sent(autojump_clock: MockClock) -> None:
     """It is dropped: nothing would wait for the messages."""
     brokers = Brokers()
