@@ -1,10 +1,10 @@
 """Serves many sockets from one task, which waits for one epoll descriptor.
 
-Waiting for one socket in Trio takes about 20 µs of Python code: to register the wait, to make the task runnable, and to
-run it. With one request in flight on each of many connections, that is a third of the cost of a request. Here a waiting
-task gives the poller a function that serves its socket without waiting. The poller calls it when the socket is
-readable, and wakes the task only if the function returns False. The task still owns its connection: when it is
-cancelled, the poller forgets the function.
+Waiting for one socket in Trio costs about 20 µs of Python code, which registers the wait, makes the task runnable and
+runs it. With one request in flight on each of many connections, that is a third of the cost of a request. With the
+poller, a waiting task passes a function that serves its socket without waiting. The poller calls this function when the
+socket is readable, and wakes the task only if the function returns False. The task still owns its connection: when the
+task is cancelled, the poller forgets the function.
 
     turn         serves the sockets that are ready; turns follow one another for at most TIME_SLICE_S, then the other
                  tasks run
@@ -24,8 +24,8 @@ import trio
 
 TIME_SLICE_S = 0.002
 """Maximum time in seconds for which sockets are served, one connection reads or sends, or its requests are handled,
-before other tasks run. Limited in time, not only in bytes: while a virtual machine's host provides new pages, a system
-call that moves many of them takes ten times as long."""
+before other tasks run. A limit in bytes is not enough: while a virtual machine's host provides new memory pages, a
+system call that touches many of them takes ten times as long."""
 
 EVENTS_MAX = 256
 """Maximum number of ready sockets that one system call returns."""
@@ -58,11 +58,11 @@ class Poller:
         self._scope = trio.CancelScope(shield=True)
 
     async def wait(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
-        """Calls `on_readable` whenever the descriptor is readable or its peer gone, until `on_readable` returns False.
+        """Calls `on_readable` when the descriptor is readable or its peer is gone, until `on_readable` returns False.
 
-        `on_readable` is called in the poller's task; an exception that it raises is raised here. The descriptor must
-        stay open until this returns. Raises trio.ClosedResourceError if it is -1, as it is for a closed socket. Only
-        one task may wait for a descriptor at a time.
+        `on_readable` is called in the poller's task; if it raises an exception, the wait ends and raises that. The
+        descriptor must stay open until the wait ends. Raises trio.ClosedResourceError if `descriptor` is -1, as a
+        closed socket's is. Only one task may wait for a descriptor at a time.
         """
         if descriptor < 0:
             raise trio.ClosedResourceError("the socket is closed")
@@ -103,7 +103,8 @@ class Poller:
         return self.is_in_turn
 
     def as_turn(self, function: Callable[[], None]) -> None:
-        """Calls `function` as part of a turn, so that its output is sent together. Starts a turn if there is none."""
+        """Calls `function` in the current turn, or in a turn of its own if there is none, so that its output is sent
+        together at the end of the turn."""
         if self.is_in_turn:
             function()
             return

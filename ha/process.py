@@ -1,14 +1,14 @@
 """Runs an entry point's service: arguments, configuration, logging, signals, exit code.
 
     exit code   meaning
-    0           stopped cleanly by a signal
+    0           stopped cleanly by a signal, or --help or --print-config was given
     2           invalid command line
     65          the store is damaged beyond automatic recovery; nothing was deleted
     69          a port or the store's lock is in use
     70          a bug in halog (the traceback is on stderr), or shutdownTimeout expired
     74          the disk failed or is full, or a file can't be read or written
     78          invalid configuration, or another process of the group uses the broker ID
-    130         second signal; nothing is flushed, the next start recovers
+    130         ended at once by a second signal, without a flush; the next start recovers
 
 Must not know any component. Signals use plain handlers instead of a task, because the second signal must end the
 process even if the event loop is blocked.
@@ -82,10 +82,10 @@ class Entry(Generic[C]):
         later: str = "",
     ) -> None:
         """`defaults` are the entry point's own defaults, which every other source overrides. `unconfigured` are further
-        defaults, used only without a configuration file and HA_… variables.
+        defaults, used only if there is neither a configuration file nor any HA_… variable.
 
-        `later` names a module that is imported in a worker thread after READY ("": none), because it is needed soon
-        but not to serve.
+        `later`: name of a module that a worker thread imports after READY; "" for none. For a module that is likely to
+        be needed soon, but not at the start.
         """
         self.name = name
         self.struct: type[C] = struct
@@ -238,7 +238,8 @@ class _StopSignals:
 
 
 def _end_after(timeout_s: float, lines: LogLines) -> None:
-    """Ends the process after `timeout_s`. Uses a thread, because the event loop or a disk may be blocked."""
+    """Ends the process with EXIT_BUG if it still runs after `timeout_s`. Uses a thread, because the event loop or a
+    disk may be blocked."""
 
     def end() -> None:
         logger.error('process.shutdown_timed_out timeout_s=%g hint="the next start recovers"', timeout_s)
@@ -252,10 +253,10 @@ def _end_after(timeout_s: float, lines: LogLines) -> None:
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Disables garbage collection during the block, and exempts the objects created in it permanently.
+    """Disables garbage collection during the block, and permanently exempts all objects that exist at the block's end.
 
-    Most of them are modules, which are never freed. A full collection blocks every task for 10 ms or more, and imports
-    would trigger about a dozen.
+    Most of these belong to modules, which are never freed. A full collection blocks every task for 10 ms or more, and
+    the imports in the block would trigger about a dozen.
     """
     gc.disable()
     try:
@@ -321,6 +322,7 @@ def raise_file_limit() -> None:
 
 
 def _print_bugs(bugs: BaseExceptionGroup[BaseException]) -> None:
-    """Prints the whole traceback: nurseries nest exception groups more deeply than Python prints by default."""
+    """Prints the whole traceback to stderr. Python's default depth is too small for the exception groups of nested
+    nurseries."""
     whole = "".join(traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format())
     print(indented(whole), file=sys.stderr)

@@ -1,7 +1,8 @@
 """A node's environment: disk, threads, clocks, network and randomness.
 
 `Platform()` is the operating system. A simulation passes its own `Platform`; the node then has no other access to the
-outside, except for Trio's clock, which is the one given to `trio.run`.
+outside, except for Trio's clock, which is the one given to `trio.run`, and, if they are configured, the files of TLS
+certificates and the exporter to OpenTelemetry.
 """
 
 from __future__ import annotations

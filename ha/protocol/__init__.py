@@ -1,8 +1,8 @@
 """Encodes and decodes the formats that halog shares with RocketMQ, and its own; each has one codec.
 
-Pure functions and sans-I/O parsers. Nothing here opens a file or socket, reads a clock or draws random numbers;
-timestamps, process ids and addresses are passed in. Untrusted bytes raise `ha.errors.RemoteProtocolError` and nothing
-else. Some functions have compiled twins (compiled.py). The main modules:
+Pure functions and sans-I/O parsers. They open no file or socket, read no clock and draw no random numbers; timestamps,
+process ids and addresses are passed in. Untrusted bytes raise `ha.errors.RemoteProtocolError` and nothing else. Some
+functions have compiled twins, which compiled.py selects during the import. The main modules:
 
     codes.py         request and response codes, languages, put statuses, sysFlag and permission bits
     properties.py    the property string of a message, tag codes (Java's String.hashCode)

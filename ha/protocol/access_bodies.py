@@ -5,13 +5,13 @@ broker.
     AUTH_CREATE_USER (3001)  UserRequest       UserInfo  -
     AUTH_UPDATE_USER (3002)  UserRequest       UserInfo  -
     AUTH_DELETE_USER (3003)  UserRequest       -         -
-    AUTH_GET_USER (3004)     UserRequest       -         UserInfo; empty if there is no such user
-    AUTH_LIST_USER (3005)    ListUsersRequest  -         list of UserInfo; empty if there are none
+    AUTH_GET_USER (3004)     UserRequest       -         UserInfo; no body if there is no such user
+    AUTH_LIST_USER (3005)    ListUsersRequest  -         list of UserInfo; no body if there are none
     AUTH_CREATE_ACL (3006)   SubjectRequest    AclInfo   -
     AUTH_UPDATE_ACL (3007)   SubjectRequest    AclInfo   -
     AUTH_DELETE_ACL (3008)   DeleteAclRequest  -         -
-    AUTH_GET_ACL (3009)      SubjectRequest    -         AclInfo; empty if the user has no policies
-    AUTH_LIST_ACL (3010)     ListAclsRequest   -         list of AclInfo; empty if there are none
+    AUTH_GET_ACL (3009)      SubjectRequest    -         AclInfo; no body if the user has no policies
+    AUTH_LIST_ACL (3010)     ListAclsRequest   -         list of AclInfo; no body if there are none
 
 A subject is `User:name`. A resource is `*`, `Type:*`, `Type:prefix*` or `Type:name`, where the type is Cluster, Topic
 or Group. Sources: UserInfo, AclInfo, the headers of the same names, and the answers of a 5.5.0 broker
@@ -68,15 +68,16 @@ class DeleteAclRequest(Header):
 
 
 class ListAclsRequest(Header):
-    """AUTH_LIST_ACL (3010): selects subjects and resources that contain the filters; all if they are blank."""
+    """AUTH_LIST_ACL (3010): selects the policy entries whose subject contains `subject_filter` and whose resource
+    contains `resource_filter`. A blank filter selects all."""
 
     subject_filter: str = ""
     resource_filter: str = ""
 
 
 class PolicyEntryInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Allows or denies actions on one resource; if `source_ips` (addresses, networks) is not empty, only for requests
-    from there.
+    """Allows or denies actions on one resource. If `source_ips` (addresses and networks) is not empty, the entry
+    applies only to requests from there.
     """
 
     resource: str | None = None

@@ -62,7 +62,7 @@ class SigningKey:
     def has_signed(self, command: RemotingCommand) -> bool:
         """Returns whether the Signature of `command` was made with this key; compares in constant time.
 
-        Raises UnicodeEncodeError if a string can't be encoded as UTF-8, which is not the case in parsed frames.
+        Raises UnicodeEncodeError if a string can't be encoded as UTF-8, which does not happen with parsed frames.
         """
         claimed = command.ext_fields.get(SIGNATURE, "").encode()
         return hmac.compare_digest(self.signature(command), claimed)
@@ -85,8 +85,8 @@ class AclCredentials:
         return f"AclCredentials({self.access_key!r}, ***)"
 
     def sign(self, command: RemotingCommand) -> None:
-        """Sets the signature fields of `command`, replacing existing ones. Raises LocalProtocolError if it can't be
-        signed."""
+        """Sets the signature fields of `command`, replacing existing ones. Raises LocalProtocolError if a string can't
+        be encoded as UTF-8."""
         if self._security_token is not None:
             command.ext_fields[SECURITY_TOKEN] = self._security_token
         sign(command, self.access_key, self._key)

@@ -137,8 +137,8 @@ class ResetOffsetsRequest(Header):
     """Request INVOKE_BROKER_TO_RESET_OFFSET (222): resets a group to `timestamp` in ms (negative: the end of each
     queue), or to queue offset `offset` in one queue.
 
-    `is_force` False: consumer offsets only move back. Ignored if the broker resets the offsets itself, as 5.x does
-    (useServerSideResetOffset).
+    With `is_force` False, consumer offsets only move back. A broker that resets the offsets itself
+    (useServerSideResetOffset), as 5.x does, ignores `is_force`; otherwise `queue_id` and `offset` are ignored.
     """
 
     topic: str
@@ -161,8 +161,8 @@ class CloneOffsetRequest(Header):
 class CorrectionRequest(Header):
     """Request QUERY_CORRECTION_OFFSET (308): the lowest committed offset of any group in each queue of a topic.
 
-    `filter_groups`: names of groups to ignore, joined with ",". `compare_group`: Long.MAX_VALUE is returned for each
-    queue in which the offset of this group is lower than the result would be.
+    `filter_groups`: names of groups to ignore, joined with ",". `compare_group`: a group; for each queue in which its
+    offset is lower than the result would be, Long.MAX_VALUE is returned instead.
     """
 
     topic: str
@@ -201,8 +201,7 @@ class SubscriptionRequest(Header):
 
 
 class ExchangeRequest(Header):
-    """Request EXCHANGE_BROKER_HA_INFO (906), request and response. A request without fields asks for the master's
-    addresses."""
+    """Request and response EXCHANGE_BROKER_HA_INFO (906). A request without fields asks for the master's addresses."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -248,7 +247,7 @@ class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to GET_TOPIC_STATS_INFO (202), which holds the queue offsets [min_offset, max_offset).
+    """One queue in the answer to GET_TOPIC_STATS_INFO (202). The queue holds queue offsets [min_offset, max_offset).
     `last_update_timestamp`: store time of its last message in ms."""
 
     last_update_timestamp: Int64 = 0
@@ -273,8 +272,8 @@ def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, Qu
 
 
 def decode_consume_stats(raw: bytes | bytearray | memoryview) -> tuple[dict[QueueKey, QueueConsumption], float]:
-    """Returns the queues in the answer to GET_CONSUME_STATS (208), and the messages consumed per second. Raises
-    RemoteProtocolError if `raw` is invalid."""
+    """Returns the queues in the answer to GET_CONSUME_STATS (208), and the number of messages consumed per second (0.0
+    if the answer lacks it). Raises RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     rate = value.get("consumeTps", 0.0) if isinstance(value, dict) else 0.0
     table = {queue: java_json.as_type(QueueConsumption, each) for queue, each in _offset_table(raw).items()}

@@ -96,7 +96,7 @@ class MasterHandshake(msgspec.Struct, frozen=True):
     epochs: tuple[EpochEntry, ...] = ()
 
     def encode(self) -> bytes:
-        """Returns the handshake with at most EPOCH_COUNT_MAX epochs, the newest: 20 bytes, and 12 for each epoch."""
+        """Returns the handshake with the newest epochs, at most EPOCH_COUNT_MAX: 20 bytes, and 12 for each epoch."""
         epochs = self.epochs[-EPOCH_COUNT_MAX:]
         last = epochs[-1].epoch if epochs else NO_EPOCH
         head = _MASTER_HANDSHAKE.pack(_HANDSHAKE, len(epochs) * _EPOCH.size, self.max_offset, last)

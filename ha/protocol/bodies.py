@@ -3,7 +3,7 @@ consumer offsets, HA state.
 
 Write them with `java_json.dumps` (or `dumps_pretty` for files) and read them with `java_json.read_as(Type, raw)`, those
 of requests with `read_request`. Fields are in the order of their wire names, as the JVM writes them. A field that is
-None is not written, which omits fields that 4.9 lacks. Registration bodies have a second, compressed form
+None is not written, for example one that 4.9 lacks. Registration bodies have a second, compressed form
 (`encode_compressed`).
 Source: the classes of the same names in org.apache.rocketmq.remoting.protocol.
 """
@@ -48,11 +48,12 @@ class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class LogPosition(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """Position of the last record of rmq_sys_halog_tables (group_records.py) whose changes a table includes. A halog
-    extension; RocketMQ ignores it.
+    """Position of the last record of the group's log (topic rmq_sys_halog_tables, see group_records.py) that a table
+    includes. A halog extension; RocketMQ ignores it.
 
-    Epoch and physical offset identify the log; all numbers are -1 if the table includes no record. `is_whole`: the
-    table comes from the log alone; otherwise it also has entries from elsewhere, until the next snapshot.
+    A log contains this record if its record at `queue_offset` of the topic has the same physical offset and was written
+    in the same epoch. All three numbers are -1 if the table includes no record. `is_whole`: whether all entries of the
+    table come from the log; otherwise some come from elsewhere, until a complete snapshot replaces them.
     """
 
     epoch: int = -1
@@ -133,7 +134,7 @@ class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class BrokerData(msgspec.Struct, rename="camel", kw_only=True):
-    """The replicas of one broker name. `broker_addrs`: broker id (0 is the master) -> `ip:port`."""
+    """The brokers of one broker set. `broker_addrs`: broker id (0 is the master) -> `ip:port`."""
 
     broker_addrs: dict[int, str] = {}
     broker_name: str = ""
@@ -143,7 +144,7 @@ class BrokerData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class QueueData(msgspec.Struct, rename="camel", kw_only=True):
-    """The queues that one broker name holds of a topic."""
+    """The queues of a topic in one broker set."""
 
     broker_name: str = ""
     perm: int = 6
@@ -206,7 +207,8 @@ MESSAGE_MODEL = {0: "BROADCASTING", 1: "CLUSTERING"}
 
 
 class ConsumerData(msgspec.Struct, rename="camel", kw_only=True):
-    """One consumer group in a heartbeat; enums by name, which the C++ client sends as ordinals."""
+    """One consumer group in a heartbeat. Enum values are names; `decode_heartbeat` converts the ordinals that the C++
+    client sends."""
 
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     consume_type: str = "CONSUME_PASSIVELY"
@@ -267,7 +269,7 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, body: bytes) -> TimerCheckPoint:
-        """Returns the progress in a body. Raises RemoteProtocolError if it does not have 56 bytes."""
+        """Returns the progress in a body. Raises RemoteProtocolError if `body` is not 56 bytes long."""
         if len(body) != _CHECK_POINT.size:
             raise RemoteProtocolError(f"timer checkpoint of {len(body)} bytes, not {_CHECK_POINT.size}")
         read_ms, _, queue_offset, _, state_version, timestamp, counter = _CHECK_POINT.unpack(body)
@@ -277,7 +279,7 @@ class TimerCheckPoint(msgspec.Struct, frozen=True):
 
 class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
     """delayOffset.json and the answer to GET_ALL_DELAY_OFFSET (45). `offset_table`: delay level (from 1) -> queue
-    offset of the next message to be delivered."""
+    offset of the next message to be delivered. Negative keys are a halog extension: the progress of timer messages."""
 
     data_version: DataVersion | None = None
     log_position: LogPosition | None = None
@@ -330,7 +332,8 @@ def check_size(body: bytes | memoryview, size_max: int) -> None:
 
 
 def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:
-    """Returns the heartbeat in `raw`, as Java, Go or C++ clients send it: enums by name or ordinal, numbers or strings.
+    """Returns the heartbeat in `raw`, as Java, Go or C++ clients send it. Enum values may be names or ordinals, and
+    numbers may be strings.
 
     Raises RemoteProtocolError if `raw` is invalid, or an ordinal has no name.
     """

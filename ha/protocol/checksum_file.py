@@ -1,4 +1,5 @@
-"""The checksum file of a commitlog segment: a CRC of every block of it. A halog extension that RocketMQ does not read.
+"""The checksum file of a commitlog segment, with a CRC of each of its blocks. A halog extension that RocketMQ does not
+read.
 
 A record's own CRC covers only its body, so a flipped bit in its topic, properties, queue or times is not detected.
 These files cover every flushed byte. `checksums/NAME` belongs to the segment `commitlog/NAME`; all big-endian:

@@ -1,11 +1,11 @@
 """Selects between a Python function and its compiled twin from a Cython module.
 
-The twin of a function in `ha.protocol.batch` has the same name and is in `ha/protocol/_batch.pyx`. It takes the same
-arguments, returns the same values and raises the same errors of `ha.errors`; tests compare the two. The Python function
-runs if nothing is compiled or HALOG_PURE is set in the environment.
+For example, the twin of a function in `ha.protocol.batch` has the same name and is in `ha/protocol/_batch.pyx`. A twin
+takes the same arguments, returns the same values and raises the same errors of `ha.errors`; tests compare the two. The
+Python function runs if its module is not compiled, or if HALOG_PURE is set in the environment.
 
-The Python function also runs, after one log line per module, if the compiled module can't be loaded or was compiled
-from other sources than those next to it.
+The Python function also runs if the compiled module can't be loaded, lacks the twin, or was compiled from other sources
+than those next to it; a log line reports this.
 
 A single source for both (Cython's pure Python mode) would be slow in one of its forms: with `struct`, compiling gains
 only a quarter; with byte arithmetic, the interpreted form takes five times as long. The constants, integer access and
@@ -73,8 +73,8 @@ def compiled_twin(name: str) -> ModuleType | None:
 
 
 def _matches_sources(module: ModuleType, name: str) -> bool:
-    """Returns whether `module` was compiled from the sources next to it (hatch_build.py adds their CRC), if there are
-    any."""
+    """Returns whether `module` was compiled from the sources next to it (hatch_build.py adds their CRC). True if there
+    are no sources."""
     loader: Any = module.__loader__
     folder, _, _ = (module.__file__ or "").rpartition("/")
     try:

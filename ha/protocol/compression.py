@@ -1,7 +1,9 @@
-"""Compresses and decompresses bodies as RocketMQ's clients do: zlib, or lz4 and zstd if installed.
+"""Compresses and decompresses bodies as RocketMQ's clients do: with zlib, and with lz4 and zstd if their packages are
+installed.
 
-sysFlag says whether and how a body is compressed; no compression type means zlib (clients up to 4.9.2 have only that).
-lz4 means LZ4's frame format. Sources: ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
+sysFlag says whether and how a body is compressed. Without a compression type in sysFlag, a compressed body is in zlib's
+format, the only one that clients up to 4.9.2 support. lz4 means LZ4's frame format. Sources: ZlibCompressor,
+Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ def kind_of(sys_flag: int) -> Compression:
 def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | None:
     """Returns `body` decompressed; None if that needs a package that is not installed.
 
-    Raises RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. Decompression stops at
-    that size: the content size in a frame's header is not trusted."""
+    Raises RemoteProtocolError if `body` is damaged or decompresses to more than `size_max` bytes. Decompression stops
+    just above that size; the content size in a frame's header is not trusted."""
     begun = inflated_begin(body, compression, size_max + 1)
     if begun is None:
         return None
@@ -94,9 +96,10 @@ def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | No
 
 
 def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tuple[bytes, bool] | None:
-    """Returns up to `size_max` bytes of `body` decompressed, and whether that is all of it.
+    """Returns up to `size_max` bytes of `body` decompressed, and whether that is all of it (False if `body` is
+    truncated).
 
-    None if that needs a package that is not installed. Raises RemoteProtocolError if it can't be decompressed."""
+    None if that needs a package that is not installed. Raises RemoteProtocolError if `body` can't be decompressed."""
     if compression is Compression.NONE:
         return body[:size_max], len(body) <= size_max
     module = _module(compression)

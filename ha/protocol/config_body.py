@@ -21,11 +21,11 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 
 
 def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryview) -> str:
-    """Returns the remark that refuses the change in `body`, because nothing can be changed while the server runs; "" if
+    """Returns the remark for refusing the change in `body`, since nothing can be changed while the server runs; "" if
     all values equal those in `present`, the current configuration.
 
     `server`: what the remark calls the server, such as "broker". Raises RemoteProtocolError if `body` is longer than
-    SIZE_MAX.
+    SIZE_MAX bytes.
     """
     if len(body) > SIZE_MAX:
         raise RemoteProtocolError(f"configuration of {len(body)} bytes; at most {SIZE_MAX}")

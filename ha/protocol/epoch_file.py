@@ -17,7 +17,7 @@ from ha.protocol.record import CRC_MASK
 
 
 class EpochEntry(msgspec.Struct, frozen=True, order=True, gc=False):
-    """An epoch and the physical offset at which it starts. It ends where the next one starts."""
+    """An epoch and the physical offset at which it starts. An epoch ends where the next one starts."""
 
     epoch: int
     start_offset: int

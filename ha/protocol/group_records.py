@@ -4,7 +4,8 @@ They are ordinary messages in queue 0, so that every RocketMQ broker replicates,
 JSON:
 
     version   1; records with another version can't be interpreted
-    epoch     epoch of the master that wrote it: with the record's physical offset it identifies the log
+    epoch     epoch of the master that wrote the record; epoch and physical offset together distinguish the record
+              from those of other logs
     snapshot  {"part": n, "isLast": bool}, only in parts of a snapshot, which have the tag `s`
     topics, groups                     name -> configuration as in topics.json, subscriptionGroup.json; null: deleted
     users                              name -> user as in users.json, with its password; null: deleted
@@ -12,7 +13,7 @@ JSON:
     topicsVersion, groupsVersion, usersVersion  data version of that table after the change
     removedOffsets                     "topic@group" whose offsets are removed, before `offsets` apply
     offsets                            "topic@group" -> queue id -> queue offset
-    delays                             delay level (from 1) -> queue offset of the next message to be delivered
+    delays                             as `offset_table` of delayOffset.json (bodies.DelayOffsets)
 
 Unchanged fields are omitted. Records hold absolute values, not differences, so applying one twice changes nothing. A
 snapshot is complete when all of its parts, starting at 0, have arrived in order with the same epoch; records between
@@ -67,7 +68,7 @@ class _VersionAlone(msgspec.Struct):
 
 
 DELETED_TOPICS_MAX = 1024
-"""Maximum number of deleted topics that a broker remembers; the earliest are forgotten"""
+"""Maximum number of deleted topics that a broker remembers; those with the lowest offsets are forgotten"""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TablesRecord).decode
@@ -92,8 +93,8 @@ def decode_tables_record(body: bytes) -> TablesRecord:
 
 
 def remember_deleted(known: dict[str, int], more: Mapping[str, int]) -> None:
-    """Adds the deleted topics `more` to `known` (name -> physical offset). If that has more than DELETED_TOPICS_MAX
-    topics, removes those with the lowest offsets."""
+    """Adds the deleted topics `more` to `known` (name -> physical offset), keeping the higher offset of each. If there
+    are then more than DELETED_TOPICS_MAX topics, removes those with the lowest offsets."""
     for topic, before in more.items():
         known[topic] = max(before, known.get(topic, 0))
     for topic in sorted(known, key=lambda name: (known[name], name))[: max(0, len(known) - DELETED_TOPICS_MAX)]:

@@ -42,7 +42,7 @@ QueueKey = tuple[str, str, int]
 
 
 class UnregisterClientRequest(Header):
-    """Request UNREGISTER_CLIENT (35). An empty group means no group (the C++ client sends that)."""
+    """Request UNREGISTER_CLIENT (35). An empty group, as the C++ client sends it, means no group."""
 
     client_id: str = field(default="", name="clientID")
     producer_group: str | None = None
@@ -176,8 +176,8 @@ class CheckClientBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumeDirectlyResult(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to CONSUME_MESSAGE_DIRECTLY (309). `consume_result` is one of RocketMQ's CMResult; `spent_time_mills` in
-    ms."""
+    """Answer to CONSUME_MESSAGE_DIRECTLY (309). `consume_result` is a value of RocketMQ's enum CMResult;
+    `spent_time_mills` is the time spent, in ms."""
 
     auto_commit: bool = True
     consume_result: str = "CR_SUCCESS"
@@ -206,7 +206,8 @@ class ProcessQueueInfo(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ConsumeStatus(msgspec.Struct, kw_only=True):
-    """One topic in the answer to GET_CONSUMER_RUNNING_INFO (307): rates per second, times in ms."""
+    """One topic in the answer to GET_CONSUMER_RUNNING_INFO (307). `…_tps`: messages per second. `…_rt`: average time in
+    ms, of handling a message or of a pull."""
 
     consume_failed_msgs: int = field(default=0, name="consumeFailedMsgs")
     consume_failed_tps: float = field(default=0.0, name="consumeFailedTPS")
@@ -217,7 +218,7 @@ class ConsumeStatus(msgspec.Struct, kw_only=True):
 
 
 QueueObject = tuple[tuple[str, str | int], ...]
-"""A MessageQueue as `java_json` writes and reads it as a map key"""
+"""A MessageQueue in the form in which `java_json` reads and writes map keys"""
 
 
 def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
