@@ -1,6 +1,6 @@
-"""pytest fixtures for programs that use halog. pytest finds them by the entry point `pytest11`.
+"""pytest fixtures for programs that use halog. pytest finds them through the entry point `pytest11`.
 
-Imports no other module of halog until a fixture is used, so that it does not affect test runs without them.
+Imports no other module of halog until a fixture is used, so that it does not affect test runs that do not use them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def halog(halog_settings: Mapping[str, str], tmp_path_factory: pytest.TempPathFa
     directory = tmp_path_factory.mktemp("halog")
     with running_master(directory, halog_settings) as master:
         yield master
-    shutil.rmtree(directory / "store", ignore_errors=True)  # the log is kept
+    shutil.rmtree(directory / "store", ignore_errors=True)  # keeps master.log
 
 
 @pytest.fixture

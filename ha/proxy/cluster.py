@@ -1,9 +1,10 @@
-"""The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
+"""Implements `Brokers` for `python -m ha.proxy`: finds the brokers of a cluster through its name servers, and sends
+requests to them over remoting.
 
 Brokers may be halog's or RocketMQ's. Answers about topics and groups are cached for ROUTE_AGE_S_MAX, and longer while
 no server answers, so that clients continue without name servers. If a master does not answer, or answers
 SERVICE_NOT_AVAILABLE, its address is looked up again at the next request, because another broker may be the master now.
-Each broker has one connection, for all clients, over which it also sends its transaction checks.
+All clients share one connection to each broker. The broker also sends its transaction checks over this connection.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _Answers(Generic[T]):
     """A cache of the cluster's answers about topics or groups, by name."""
 
     def __init__(self, ask: Callable[[str], Awaitable[T]]) -> None:
-        """`ask` returns the cluster's answer about a name. Raises BrokerUnreachable."""
+        """`ask` returns the cluster's answer about a name, or raises BrokerUnreachable."""
         self._ask = ask
         self._answers: dict[str, tuple[T, float]] = {}
         """Name -> the answer, and the time from which it is too old (Trio's clock)"""
@@ -91,11 +92,11 @@ class _Answers(Generic[T]):
         return None if known is None or known[1] < trio.current_time() else known[:1]
 
     async def get(self, name: str) -> T:
-        """Returns the answer about a name: the cached one, or a new one if there is none or it is too old. Raises
-        BrokerUnreachable.
+        """Returns the answer about a name: the cached one, or a new one if there is none or it is too old.
 
-        While one call asks again, other calls return the old answer; if asking fails, so does this call. An old answer
-        that is None is not returned, because what did not exist may exist now.
+        While a call asks for a new answer, other calls return the old one. If asking fails, the call that asked also
+        returns the old answer. An old answer that is None is never returned, because the topic may exist now. Raises
+        BrokerUnreachable if asking fails and there is no old answer to return.
         """
         if (known := self.find(name)) is not None:
             return known[0]
@@ -168,8 +169,8 @@ class Cluster:
         return Route(topic, await self._message_types(topic, queues), queues)
 
     async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
-        """Returns the types that a topic accepts; UNTYPED if its brokers (RocketMQ 4) know no types. Raises
-        BrokerUnreachable."""
+        """Asks a topic's brokers in turn for the types that it accepts. Returns UNTYPED if a broker (RocketMQ 4) knows
+        no types, and NORMAL if all answer that they do not have the topic. Raises BrokerUnreachable."""
 
         def read(answer: RemotingCommand) -> tuple[MessageType, ...] | None:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -192,7 +193,8 @@ class Cluster:
         return await self._groups.get(group)
 
     async def _ask_group(self, group: str) -> GroupConfig:
-        """Returns the configuration at the first broker that has the group. Raises BrokerUnreachable."""
+        """Returns a group's configuration from the first broker that has one; the default configuration if all answer
+        that they have none. Raises BrokerUnreachable."""
 
         def read(answer: RemotingCommand) -> GroupConfig | None:
             if answer.code == ResponseCode.SUCCESS and answer.body:
@@ -228,15 +230,15 @@ class Cluster:
         return answer
 
     async def ask_any(self, command: RemotingCommand) -> RemotingCommand:
-        """Sends a request of the front itself to one broker after the other until one answers. Raises BrokerUnreachable
-        if none does."""
+        """Sends a request of the front itself to one broker after the other until one answers, and returns this answer,
+        whatever its code. Raises BrokerUnreachable if none answers."""
         answer = await self._ask_in_turn(await self._broker_names(), command, lambda answer: answer)
         assert answer is not None
         return answer
 
     async def _broker_names(self) -> list[str]:
-        """Returns the names of all brokers that have a master. Raises BrokerUnreachable if none is known and no name
-        server answers."""
+        """Returns the names of all brokers whose master is known; asks the name servers if there are none. Raises
+        BrokerUnreachable if asking fails."""
         if not self._masters:
             await self._find_masters()
         return list(self._masters)
@@ -244,11 +246,11 @@ class Cluster:
     async def _ask_in_turn(
         self, broker_names: Sequence[str], command: RemotingCommand, read: Callable[[RemotingCommand], T | None]
     ) -> T | None:
-        """Sends a request of the front itself to one broker after the other until `read` makes something of the
-        response; returns that, or None if all brokers answered and `read` returned None each time.
+        """Sends a request of the front itself to one broker after the other until `read` returns a result for a
+        response. Returns this result, or None if all brokers answered and `read` returned None each time.
 
-        Raises BrokerUnreachable if there are no brokers, or if nothing was found and a broker did not answer or `read`
-        raised BrokerUnreachable."""
+        Raises BrokerUnreachable if there are no brokers. Also raises it if there is no result, and a broker did not
+        answer or `read` raised BrokerUnreachable."""
         failure = None if broker_names else BrokerUnreachable("no broker has a master")
         for broker_name in broker_names:
             try:
@@ -263,8 +265,8 @@ class Cluster:
         return None
 
     async def _ask_broker(self, broker_name: str, command: RemotingCommand) -> RemotingCommand:
-        """Sends a request of the front itself, as `invoke` does. A broker that has not answered when the client's call
-        ends is the last one that the next call asks."""
+        """Sends a request of the front itself, as `invoke` does. If the client's call ends before the broker answers,
+        the next call asks this broker last."""
         try:
             return await self.invoke(None, broker_name, command)
         except trio.Cancelled:
@@ -275,8 +277,8 @@ class Cluster:
     async def _find_master(self, broker_name: str) -> str:
         """Returns the address of a broker's master, from the name servers. Raises BrokerUnreachable.
 
-        Requests that have waited for another request's search use its result instead of searching again: otherwise,
-        while no name server answers, each would wait for the timeouts of all before it.
+        Requests that have waited for another request's search use its result instead of searching again. Otherwise,
+        while no name server answers, each request would wait for the timeouts of all requests before it.
         """
         search_count = self._search_count
         async with self._finding:
@@ -293,8 +295,8 @@ class Cluster:
         return address
 
     async def _find_masters(self) -> None:
-        """Asks the name servers for the masters of all brokers; keeps the order of those that are known. Raises
-        BrokerUnreachable."""
+        """Replaces the known masters with those that the name servers return; brokers that were known before keep their
+        order. Raises BrokerUnreachable, and then changes nothing."""
         answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
@@ -312,14 +314,18 @@ class Cluster:
         return False
 
     async def heartbeat(self, session: Session) -> None:
-        """Does nothing: as behind RocketMQ's proxy, brokers register a POP consumer by its pops."""
+        """Does nothing: brokers register a POP consumer when it pops, as behind RocketMQ's proxy."""
 
     def forget(self, session: Session) -> None:
         pass
 
     async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
-        """Asks one name server after the other, starting with the last one that answered, and ending with those that
-        had not answered when the client's call ended. Raises BrokerUnreachable if none answers."""
+        """Asks one name server after the other until one answers, and returns this answer, whatever its code. Raises
+        BrokerUnreachable if none answers.
+
+        Starts with the last one that answered. A name server that does not answer, or has not answered when the
+        client's call ends, is asked last from then on.
+        """
         errors = []
         self._sign(None, command)
         for address in list(self._name_servers):
@@ -369,7 +375,8 @@ def _read(kind: type[StructT], answer: RemotingCommand) -> StructT:
 async def open_cluster(
     name_servers: Sequence[str], options: RemotingClientOptions, *, connect: Connect, sign: Sign
 ) -> AsyncIterator[Cluster]:
-    """Keeps the connections to a cluster during the block. `sign` is called with each request before it is sent."""
+    """Yields a Cluster, and closes its connections at the end of the block. `sign` is called with each request before
+    it is sent."""
     cluster = Cluster(name_servers, sign)
     handler = each_request(cluster._take_request)
     async with open_remoting_client(options, connect=connect, handler=handler) as cluster._client:

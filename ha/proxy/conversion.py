@@ -37,9 +37,9 @@ _INT32_MAX = 0x7FFFFFFF
 def set_message(message: Any, record: MessageRecord, properties: dict[str, str], topic: Any, size_max: int) -> None:
     """Fills an empty Message from a record, except for the fields that only a received message has, such as its handle.
 
-    `topic` is the Resource as the client names it: clients use it, with their own namespace, to acknowledge the
-    message. A compressed body that has more than `size_max` bytes when unpacked, or can't be unpacked, stays as it is
-    stored."""
+    `topic` is the Resource as the client named it, because clients use it, with their own namespace, to acknowledge the
+    message. A gzip body stays compressed. A body with another compression is unpacked, unless this is not possible or
+    yields more than `size_max` bytes; then it stays as it is stored."""
     message.topic.resource_namespace, message.topic.name = topic.resource_namespace, topic.name
     own = message.user_properties
     for name, value in properties.items():
@@ -69,8 +69,8 @@ def set_message(message: Any, record: MessageRecord, properties: dict[str, str],
 
 
 def delivery_attempt(attempts_before: int) -> int:
-    """Returns the number of a delivery, 1 for the first, limited to the int32 of its field: producers can set any
-    `attempts_before`."""
+    """Returns the number of a delivery, 1 for the first. Limited to the maximum of its int32 field, because producers
+    can set any `attempts_before`."""
     return min(attempts_before + 1, _INT32_MAX)
 
 
@@ -93,7 +93,7 @@ def _add_optional(system: Any, properties: dict[str, str]) -> None:
 
 
 def _body(record: MessageRecord, size_max: int) -> tuple[bytes, int]:
-    """Returns the body and its encoding. Clients know gzip only, so bodies with other compressions are unpacked."""
+    """Returns the body and its encoding. Clients know only gzip, so bodies with other compressions are unpacked."""
     body = record.body
     if not record.sys_flag & SysFlag.COMPRESSED:
         return body, IDENTITY
@@ -103,7 +103,7 @@ def _body(record: MessageRecord, size_max: int) -> tuple[bytes, int]:
         plain = inflated(body, kind_of(record.sys_flag), size_max)
     except RemoteProtocolError:
         plain = None
-    return (body if plain is None else plain), IDENTITY  # otherwise the client sees what was stored, as with RocketMQ
+    return (body if plain is None else plain), IDENTITY  # as stored if it can't be unpacked, as in RocketMQ
 
 
 def _type_of(properties: dict[str, str]) -> MessageType:

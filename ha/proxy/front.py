@@ -41,11 +41,11 @@ _UNARY_TIMEOUT_S_MAX = 60.0
 _CLIENT_ID_LENGTH_MAX = 255
 _GROUPS_PER_HEARTBEAT = 64
 _ROUTES_AT_ONCE = 64
-"""Maximum number of concurrent requests for routes, so that brokers get heartbeats in time while name servers are
-silent."""
+"""Maximum number of concurrent requests for routes. One at a time would delay the heartbeats to brokers for too long
+while name servers do not answer."""
 _REGISTER_INTERVAL_S = 5.0
-"""Minimum seconds between two heartbeats of a consumer that are passed to brokers, because each short call causes a
-request with all subscriptions. Clients send one every 10 s."""
+"""Minimum time in seconds between two heartbeats of a consumer that are passed to brokers. Without it, many short calls
+would each cause a request with all subscriptions. Clients send a heartbeat every 10 s."""
 
 Method = Callable[[Session, Any], Awaitable[Any]]
 
@@ -97,8 +97,8 @@ class Front:
         return path.rpartition(b"/")[2] == b"Telemetry"
 
     def take(self, call: Call) -> bool:
-        """Serves a SendMessage or AckMessage, if it can do so without waiting; returns whether it did. It never does
-        with access control, whose checks may wait."""
+        """Serves a SendMessage or AckMessage, if it can do so without waiting; returns whether it did. With access
+        control, always returns False, because the checks may wait."""
         take = self._takers.get(call.method)
         if take is None or self._access is not None:
             return False
@@ -216,8 +216,8 @@ class Front:
         connection.sessions.clear()
 
     def _end(self, session: Session, *, may_return: bool) -> None:
-        """Ends a client's session. `may_return`: it may come back over another connection, so its messages in flight
-        are kept for a while."""
+        """Ends a client's session. `may_return`: the client may come back over another connection, so its messages in
+        flight are kept for a while (`in_flight.RETURN_S`)."""
         session.is_ended = True
         session.settings = None
         self._in_flight.gone(session, may_return=may_return)
@@ -255,8 +255,8 @@ class Front:
                 await self._producers.wait_changed()
 
     async def _registrations(self, registered: set[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Returns the pairs of broker name and topic to register for. For a topic whose route can't be read, keeps its
-        pairs in `registered`.
+        """Returns the pairs of broker name and topic to register for. For a topic whose route can't be read, these are
+        its pairs in `registered`.
 
         Includes brokers that accept no more messages of a topic, such as drained ones: they may still have half
         messages.
@@ -300,7 +300,7 @@ class Front:
 
 
 def _keep_handle(call: Call, response: Any) -> None:
-    """Puts the handle of a failed ChangeInvisibleDuration into the response: the Python client continues with the
+    """Copies the handle of a failed ChangeInvisibleDuration into the response. The Python client continues with the
     handle of any response, even of a failure, and could not settle the message without one."""
     with suppress(RemoteProtocolError):
         response.receipt_handle = parse("ChangeInvisibleDurationRequest", call.message).receipt_handle

@@ -1,8 +1,9 @@
 """Keeps the messages of push consumers invisible while they are handled.
 
 A push consumer receives with auto_renew and without an invisible time. Its messages are invisible for the group's
-consume timeout (consumeTimeoutMinute, 15 min). RENEWED_BEFORE_S before that ends, the front extends it by the same
-time, up to about RENEWED_S_MAX in total. The client continues to use its first handle, so the latest one is kept here.
+consume timeout (consumeTimeoutMinute, by default 15 min). RENEWED_BEFORE_S before they become visible, the front renews
+them: it makes them invisible for the same time again. About RENEWED_S_MAX after their receipt, it stops. The client
+continues to use its first handle, so the latest one is kept here.
 
 Messages are released, which makes them visible RELEASED_MS later, if their client has disconnected and not come back
 over another connection within RETURN_S, if it has announced its end, or if it did not receive them because it cancelled
@@ -10,7 +11,7 @@ the call. If a client has lost the right to receive, its messages are not renewe
 
 RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.
 Here, a handle is valid without this table for the whole consume timeout. If a front fails together with all of its
-clients, their messages stay invisible for that time.
+clients, their messages stay invisible for up to that time.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ SETTLED_WITHIN_S = 10.0
 """Upper bound, in seconds, of the time that it takes to acknowledge a message or to change its invisible time: two
 requests to its broker."""
 _FINAL = (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND)
-"""Codes of refusals that a further attempt would get as well"""
+"""Codes with which any further attempt would also be refused"""
 
 Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
-"""Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
+"""Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle. Raises CallRefused,
+BrokerUnreachable."""
 MayRenew = Callable[["Session", str, str], bool]
 """Returns whether a client may currently receive from a group and topic (session, group, topic)."""
 
@@ -73,9 +75,8 @@ class _Message(msgspec.Struct):
     visible_at: float
     """Time at which it becomes visible unless it is renewed"""
     invisible_ms: int
-    """Invisible time that each renewal requests, in ms. Not taken from the latest handle: in an ordered group its time
-    counts from the pop and grows with each renewal
-    """
+    """Invisible time that each renewal requests, in ms. Not taken from the latest handle: in an ordered group, the
+    handle's time counts from the pop and grows with each renewal"""
     renew_at: float
     """Time of the next renewal"""
     is_undelivered: bool = False
@@ -128,8 +129,8 @@ class InFlight:
         return self._count
 
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Adds a message that is about to be sent to the client; does nothing if there are COUNT_MAX. Releases it if
-        the session has ended in the meantime."""
+        """Adds a message that is about to be sent to the client, unless there are COUNT_MAX. If the session has ended
+        in the meantime, the message is released."""
         self._add(session, group, topic, receipt, is_undelivered=session.is_ended)
         self.returned(session)
 
@@ -190,8 +191,8 @@ class InFlight:
             client.session, client.gone_at = session, None
 
     def gone(self, session: Session, *, may_return: bool) -> None:
-        """Releases the messages of a client if `session`, which has ended, is its latest: at the next check, or after
-        RETURN_S with `may_return`."""
+        """Releases the messages of a client whose latest session, `session`, has ended: at the next check or, with
+        `may_return`, after RETURN_S. Does nothing if the client has a later session."""
         client = self._clients.get(_key(session))
         if client is not None and client.session is session:
             client.gone_at = trio.current_time() - (0 if may_return else RETURN_S)
@@ -219,8 +220,8 @@ class InFlight:
         raise AssertionError("ends by cancellation only")
 
     async def _due(self) -> dict[str, list[_Due]]:
-        """Returns the messages to renew, release or drop, by broker; without those of busy brokers. Other tasks run
-        after each time slice, as 100,000 messages take 40 ms."""
+        """Returns the messages to renew, release or drop, by broker, except those of busy brokers. Lets other tasks run
+        after each time slice, because 100,000 messages take 40 ms."""
         found: dict[str, list[_Due]] = {}
         now, slice_ends = trio.current_time(), perf_counter() + TIME_SLICE_S
         for key, client in list(self._clients.items()):
@@ -265,7 +266,7 @@ class InFlight:
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> bool:
         """Changes the invisible time of a message; returns whether the broker has done so, or never will.
 
-        A broker that has not answered may have done so as well; if it is a RocketMQ broker, it may deliver the message
+        A broker that has not answered may have done so, too. In this case a RocketMQ broker may deliver the message
         again for each further attempt.
         """
         began = trio.current_time()

@@ -1,9 +1,10 @@
 """The protobuf messages of RocketMQ's gRPC API (package apache.rocketmq.v2), as classes of Google's runtime.
 
 The schema is written as data, from which the classes are built at import: no generated code, no compiler, and no copy
-of the .proto files. A field is `number name type`; `*` after a type means repeated, `?` optional (with presence),
-and `|group` names its oneof. Fields that neither clients nor this front use are left out: protobuf keeps unknown ones.
-Tests compare the schema with the descriptors that a real client ships.
+of the .proto files. A field is `number name type`, followed by `|NAME` if it belongs to the oneof NAME. `*` after a
+type means repeated, `?` optional (with presence). The type `enum` stands for any enum, `map` for a map of strings.
+Fields that neither clients nor this front use are omitted; protobuf keeps them as unknown fields. Tests compare the
+schema with the descriptors that a real client ships.
 """
 
 from __future__ import annotations

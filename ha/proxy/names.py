@@ -18,14 +18,14 @@ from .messages import Code
 from .refusal import CallRefused
 
 TOPIC_LENGTH_MAX = 127
-"""Maximum characters of a topic's name, except retry and dead-letter topics (NAME_SIZE_MAX)."""
+"""Maximum length of a topic's name in characters; NAME_SIZE_MAX for retry and dead-letter topics."""
 _VALID = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_TOPICS = INTERNAL_TOPICS | {"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest", TRACE_TOPIC}
 
 
 def resource_name(resource: Any) -> str:
-    """Returns a resource's name as brokers know it: `namespace%name`, after the prefix of a retry or dead-letter topic.
-    The name may already contain the namespace."""
+    """Returns a resource's name as brokers know it: `namespace%name`, after the prefix of a retry or dead-letter topic;
+    the name alone if there is no namespace. The name may already contain the namespace."""
     namespace, name = resource.resource_namespace, str(resource.name)
     if not namespace or not name:
         return name

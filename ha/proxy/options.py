@@ -1,4 +1,4 @@
-"""Limits of the front. Times have their unit in the name; sizes are in bytes. RocketMQ's proxy: ProxyConfig."""
+"""Options of the front. In RocketMQ's proxy: ProxyConfig."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import msgspec
 
 
 class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of calls and clients. Sizes in bytes."""
+    """Limits of calls and clients, the heartbeat interval, and whether message types are checked."""
 
     message_size_max: int = 4 << 20
-    """Maximum size of one body in bytes."""
+    """Maximum size of one message body in bytes; of a gzip body, when unpacked."""
     properties_size_max: int = 16_384
     """Maximum characters of one message's own properties, tag and keys together."""
     property_count_max: int = 128
     delay_ms_max: int = 40 * 86_400_000
     """Longest delay of a message with a delivery time."""
     sessions_per_connection_max: int = 1_024
-    """Maximum number of client ids on one connection: a client in Node.js has one connection for all clients of its
-    process.
-    """
+    """Maximum number of client ids on one connection. The Node.js SDK uses one connection for all clients of its
+    process."""
     topics_per_producer_max: int = 1_024
-    """Maximum number of topics for whose transactions one client is asked; further topics are ignored."""
+    """Maximum number of topics about whose transactions one client is asked; further topics are ignored."""
     receive_count_max: int = 32
     """Maximum number of messages of one receive; larger requests are reduced to it."""
     invisible_ms_min: int = 10_000
@@ -29,12 +28,13 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum invisible time of a receive without auto_renew, and of ChangeInvisibleDuration."""
     polling_ms_min: int = 5_000
     polling_ms_max: int = 20_000
-    """Highest poll time of a receive; requests outside polling_ms_min to polling_ms_max get the nearer limit."""
+    """Maximum poll time of a receive. A poll time below polling_ms_min or above polling_ms_max is set to that limit,
+    but a poll always ends before the client's deadline."""
     heartbeat_interval_s: float = 30.0
-    """Interval at which the front registers at brokers as a producer of its clients' topics, to get transaction
-    checks."""
+    """Interval in seconds at which the front registers at brokers as a producer of its clients' topics, to get
+    transaction checks."""
     is_message_type_checked: bool = True
-    """Whether a message must have a type that its topic accepts."""
+    """Whether a message is refused if its topic does not accept its type."""
 
     @property
     def unpacked_size_max(self) -> int:

@@ -1,8 +1,8 @@
 """ReceiveMessage: a long poll that pops messages, POP_MESSAGE (200050), and streams them to the client.
 
 Departures from RocketMQ's proxy: the client's settings are not needed, because the request and the group's
-configuration contain everything; a client whose deadline is no later than the end of its poll (Rust) gets an answer
-shortly before the deadline, not an error; and messages of push consumers stay invisible for the group's
+configuration contain everything; a client whose deadline is no later than the end of its poll, such as a Rust client,
+gets an answer shortly before the deadline, not an error; and messages of push consumers stay invisible for the group's
 consumeTimeoutMinute, not for one minute with renewals (in_flight.py). A message of a dead-letter topic is delivered
 regardless of its number of attempts; otherwise a group could not consume its own dead letters. Sources:
 ReceiveMessageActivity, PopMessageResultFilterImpl.
@@ -56,8 +56,8 @@ POLLS_STARTING_MAX = 1024
 
 
 class _Poll(msgspec.Struct, eq=False):
-    """A pop, and its response or error once `done` is set. `is_abandoned`: its call has ended, so the messages are to
-    be released."""
+    """A pop, and its response or error once `done` is set; neither if the client is gone. `is_abandoned`: its call has
+    ended, so its messages must be released."""
 
     session: Session
     broker_name: str
@@ -74,8 +74,8 @@ class _Poll(msgspec.Struct, eq=False):
 class Receiving:
     """Receives messages for all clients of a front, while `serve` runs.
 
-    A broker continues a pop whose call has ended, and the messages that it takes must then be released. So a pop that
-    has to wait runs in a task of `serve`, not in that of its call.
+    A broker continues a pop whose call has ended, and the messages that it then returns must be released. So a pop that
+    has to wait runs in a task of `serve`, not in the task of its call.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Receiving:
             self._in_flight.abandon(poll.session, poll.group, poll.topic, (each.receipt for each in popped))
 
     async def _pop(self, poll: _Poll) -> RemotingCommand:
-        """Returns the response to a pop. If this is cancelled, its messages are released. Raises the errors of
-        `Brokers.invoke`."""
+        """Sends a pop and returns the response. If cancelled, the pop's messages are released. Raises
+        BrokerUnreachable."""
         if not self._brokers.invoke_nowait(poll.session, poll.broker_name, poll.command, partial(self._finish, poll)):
             await self._polls_in.send(poll)
         try:
@@ -147,7 +147,8 @@ class Receiving:
         return poll.response
 
     async def receive(self, session: Session, call: Call, request: Any) -> None:
-        """Serves a ReceiveMessage. Raises CallRefused, BrokerUnreachable."""
+        """Serves a ReceiveMessage. If cancelled, releases the messages to deliver, because they may not have reached
+        the client. Raises CallRefused, BrokerUnreachable."""
         group_text, topic = group_name(request.group), topic_name(request.message_queue.topic)
         poll_ms = self._poll_ms(session, call, request)
         group = await self._brokers.group(group_text)
@@ -249,8 +250,12 @@ class Receiving:
         return data
 
     def _poll_ms(self, session: Session, call: Call, request: Any) -> int:
-        """Returns how long the broker may wait for messages, in ms: as the request or the client's settings say, within
-        `polling_ms_min` and `polling_ms_max`, and ending before the client's deadline."""
+        """Returns how long the broker may wait for messages, in ms.
+
+        This is the request's long polling timeout or, if it has none, the time to the client's deadline minus half the
+        request timeout in the client's settings. It is limited to `polling_ms_min` and `polling_ms_max`, and then so
+        that the wait ends ANSWER_MARGIN_MS before the deadline; 0 if that time has passed.
+        """
         options = self._options
         left_ms = int(min(call.timeout_s, 3600) * 1000) - ANSWER_MARGIN_MS
         if request.HasField("long_polling_timeout"):
@@ -274,8 +279,7 @@ class Receiving:
 
 def _filter(given: Any) -> tuple[str, str, frozenset[str]]:
     """Returns the filter expression, its type, and the tags that it lists (empty for SQL92 and for "*"). Raises
-    CallRefused.
-    """
+    CallRefused if the type is unknown, or if the expression has no tags or more than TAG_COUNT_MAX."""
     expression = given.expression.strip()
     if given.type == SQL:
         return expression, "SQL92", frozenset()
@@ -295,7 +299,7 @@ def _status(code: Code, message: str) -> bytes:
 
 
 async def _settle(popped: Popped, request: Awaitable[object]) -> None:
-    """Awaits the request that acknowledges a message, or puts it into the dead letters. Failures are only logged.
+    """Awaits `request`, which acknowledges a message or makes it a dead letter. Only logs a failure.
 
     If the request fails, the message is delivered again after its invisible time. The other messages of the pop are
     delivered in any case.

@@ -72,7 +72,7 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_access(config: ProxyConfig) -> FrontAccess:
-    """Reads the files that `config` names. Raises ConfigError."""
+    """Returns the access control that `config` describes, after reading the files that it names. Raises ConfigError."""
     if not (config.acl_enable or config.authentication_enabled):
         return FrontAccess()
     files = policy = None

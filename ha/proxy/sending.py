@@ -120,7 +120,8 @@ class Sending:
         return False
 
     async def send(self, session: Session, request: Any) -> Any:
-        """Sends the messages of a call. Raises CallRefused, and BrokerUnreachable, after which some may be stored."""
+        """Sends the messages of a call, and returns its response. Raises CallRefused, after which no message is stored,
+        and BrokerUnreachable, after which some may be stored."""
         messages = request.messages
         if not messages:
             raise CallRefused(Code.MESSAGE_CORRUPTED, "no message to send")
@@ -163,8 +164,8 @@ class Sending:
     # ---- one message
 
     def _prepare(self, session: Session, message: Any, route: Route) -> tuple[BrokerQueues, SendCommand, MessageType]:
-        """Checks a message; returns the broker to send it to, the request, and its type. For a half message, also
-        registers the client for transaction checks. Raises CallRefused."""
+        """Checks a message; returns the broker to send it to, the request, and the message's type. For a half message,
+        also registers the client for transaction checks. Raises CallRefused."""
         options, system, body = self._options, message.system_properties, message.body
         kind = _type_of(system)
         topic = route.topic
@@ -210,7 +211,8 @@ class Sending:
         )
 
     def _properties(self, message: Any, kind: MessageType, topic: str) -> str:
-        """Returns the property string of a message. Raises CallRefused for an invalid id, tag, key or property."""
+        """Returns the property string of a message. Raises CallRefused if the message id, a property, or a field that
+        is stored as a property is invalid or exceeds a limit."""
         system, options = message.system_properties, self._options
         message_id = system.message_id
         if not message_id.strip():
@@ -281,9 +283,9 @@ class Sending:
             pairs.append(f"{LITE_TOPIC}\x01{system.lite_topic}")
 
     def _choose(self, route: Route, message_group: str) -> tuple[BrokerQueues, int]:
-        """Returns the broker and the queue id. The hash of a message group determines both. Without a group, it
-        returns the next broker, round robin, and -1, so that the broker chooses the queue. Raises CallRefused if no
-        queue is writable."""
+        """Returns the broker and the queue id for a message. With a message group, its hash determines both. Without
+        one, returns the next broker, round robin, and -1, so that the broker chooses the queue. Raises CallRefused if
+        no queue is writable."""
         brokers = [each for each in route.brokers if each.writable]
         if not brokers:
             raise CallRefused(Code.FORBIDDEN, "no writable queue")
@@ -324,7 +326,8 @@ class Sending:
 
 
 def consistent_hash(value: int, bucket_count: int) -> int:
-    """Returns a bucket for a hash value, as Guava's Hashing.consistentHash."""
+    """Returns the bucket of a hash value, from 0 to `bucket_count` - 1, as computed by Guava's
+    Hashing.consistentHash."""
     state, bucket = value & _MASK64, 0
     while True:
         state = (_MULTIPLIER * state + 1) & _MASK64

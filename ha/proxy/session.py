@@ -1,4 +1,5 @@
-"""A client on one connection: its settings, and the Telemetry stream over which the front sends it commands."""
+"""The clients of a front, each with its settings and the Telemetry stream over which the front sends it commands, and
+the topics about whose transactions they can be asked."""
 
 from __future__ import annotations
 
@@ -18,17 +19,18 @@ class Session:
         self.connection = connection
         self.client_id = client_id
         self.settings: Any = None
-        """Settings message of the client, completed by the front; None until it has sent one, and after the end"""
+        """Settings message of the client, completed by the front; None until the client has sent one, and after the end
+        of the session"""
         self.telemetry: Call | None = None
-        """Its latest Telemetry stream; None without an open one"""
+        """The client's latest Telemetry stream; None before the first, and after the end of the latest"""
         self.local: Any = None
-        """State that the `Brokers` keeps for this client"""
+        """State that the implementation of `Brokers` keeps for this client"""
         self.is_ended = False
         """Whether the connection has ended, or the client has announced its end"""
         self.access_key = ""
-        """Access key of its last authenticated call; "" before that, and without access control"""
+        """Access key of the client's last authenticated call; "" before the first, and without access control"""
         self.registered_at = -math.inf
-        """Time at which a consumer was last registered at brokers (Trio's clock)"""
+        """Time at which a consumer was last registered at brokers (Trio's clock); -inf if never"""
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.connection.peer[0]}:{self.connection.peer[1]}>"
@@ -54,7 +56,7 @@ class Producers:
         return list(self._by_topic)
 
     def add(self, session: Session, topics: Iterable[str]) -> None:
-        """Adds topics for whose transactions the client may be asked, up to `topics_per_producer_max`; further topics
+        """Adds topics about whose transactions the client may be asked, up to `topics_per_producer_max`; further topics
         are ignored. Does nothing if its session has ended."""
         if session.is_ended:
             return
@@ -89,6 +91,7 @@ class Producers:
         return None
 
     async def wait_changed(self) -> None:
-        """Waits until a topic got its first client or lost its last."""
+        """Waits until a topic has gained its first client or lost its last since the previous call. At most one task
+        may wait."""
         await self._has_changed.wait()
         self._has_changed = trio.Event()

@@ -1,4 +1,4 @@
-"""Telemetry: the settings that a client sends, and the front completes and returns. Sources: ClientActivity,
+"""Telemetry: each client sends its settings; the front completes them and sends them back. Sources: ClientActivity,
 ClientSettingsManager."""
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Telemetry:
         """Answers the messages of a stream until it ends. A later stream of the same client replaces it as
         `Session.telemetry`.
 
-        Once the session has ended, the next message ends the stream: a client that announced its end and goes on all
-        the same opens another one, with a new session.
+        Once the session has ended, the next message ends the stream. A client that has announced its end but continues
+        then opens another stream, with a new session.
         """
         assert call.messages_out is not None
         session.telemetry = call
@@ -92,7 +92,7 @@ class Telemetry:
 
     async def _answer(self, session: Session, call: Call, command: Any) -> None:
         if not command.HasField("settings"):
-            return  # ignores results of commands, as this front sends none that has a result
+            return  # other messages are results of commands; this front sends no command that has a result
         if self._access is not None:
             await self._access.check(session, call, command)
         settings = command.settings

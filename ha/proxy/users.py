@@ -47,6 +47,7 @@ UNKNOWN_COUNT_MAX = 4_096
 FIRST_READS_MAX = 16
 """Maximum number of concurrent reads that calls wait for; further calls wait for their turn."""
 NAME_LENGTH_MAX = 256
+"""Maximum number of characters of a user name; longer ones are not looked up."""
 
 Ask = Callable[[RemotingCommand], Awaitable[RemotingCommand]]
 """Sends a request of the front itself to any broker, and returns the response. Raises BrokerUnreachable."""
@@ -88,15 +89,15 @@ class BrokerUsers:
     def doubt(self, name: str) -> None:
         """Marks a user that a broker has refused, so that its next call reads it from a broker again.
 
-        The user may have been changed or deleted. After a few refused requests, brokers close the connection, which all
-        clients share.
+        The user may have been changed or deleted. After a few more refused requests, the broker would close the
+        connection, which all clients share.
         """
         if (known := self._known.get(name)) is not None:
             known.is_doubted = True
 
     async def load(self, name: str) -> None:
-        """Reads a user from a broker, unless it is in the cache and up to date, or known not to exist. Raises
-        BrokerUnreachable."""
+        """Reads a user from a broker into the cache, unless the cached one is up to date, the user is known not to
+        exist, or the name is empty or too long. Raises BrokerUnreachable."""
         if self._is_settled(name):
             return
         async with self._first_reads:
@@ -159,7 +160,7 @@ class BrokerUsers:
                 known.user = user
 
     async def _user(self, name: str) -> UserConfig | None:
-        """Asks a broker for a user, with its policies if `has_policies`; None if it does not exist. Raises
+        """Asks a broker for a user, with its policies if `has_policies`; returns None if it does not exist. Raises
         BrokerUnreachable, RemoteProtocolError."""
         body = await self._answer(RequestCode.AUTH_GET_USER, UserRequest(username=name).to_ext_fields())
         if not body:
