@@ -35,7 +35,7 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Opens a TCP stream to "host:port". Raises OSError if the address is malformed or can't be connected."""
+    """Opens a TCP stream to "host:port". Raises OSError if the address is malformed or the connection fails."""
     try:
         host, port = split_address(address.strip())
     except ValueError as error:
@@ -62,8 +62,8 @@ class _Slot:
         self.error: OSError | None = None
 
     def fail(self, reason: str) -> None:
-        """Wakes the tasks that wait for the connection. Those that have neither a connection nor an error get an
-        OSError with `reason`."""
+        """Wakes the tasks that wait for the connection. If the attempt to open it has not ended, they get an OSError
+        with `reason`."""
         if self.connection is None and self.error is None:
             self.error = OSError(reason)
         self.ready.set()
@@ -94,7 +94,8 @@ class RemotingClient:
         return self._shared.statistics()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Runs the connections until cancelled; requests in flight then raise trio.BrokenResourceError."""
+        """Runs the connections until cancelled. Then, requests in flight raise trio.BrokenResourceError, and requests
+        that wait for a connection raise OSError."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_connections, self._connections, self._options)
             task_status.started()
@@ -131,8 +132,8 @@ class RemotingClient:
         return signed
 
     async def connection(self, address: str) -> RemotingConnection:
-        """Returns the connection to `address`, opened if there is none. Raises OSError if that fails, takes longer than
-        connect_timeout_s, or would exceed connections_max."""
+        """Returns the connection to `address`, opened if there is none. Raises OSError if opening it fails, takes
+        longer than connect_timeout_s or would exceed connections_max, or if the client is closing."""
         slot = self._slots.get(address)
         if slot is None or (slot.connection is not None and slot.connection.is_closed):
             if slot is None and len(self._slots) >= self._options.connections_max:
@@ -188,7 +189,7 @@ async def open_remoting_client(
     handler: Handler = refuse,
     sign: Sign | None = None,
 ) -> AsyncIterator[RemotingClient]:
-    """Runs a client for the duration of the block, and then closes its connections.
+    """Yields a client, runs it during the block, and then closes its connections.
 
     `sign` is called with a copy of each request before the copy is sent."""
     client = RemotingClient(options, connect=connect, handler=handler, sign=sign)

@@ -57,8 +57,9 @@ waiting, and returns the others; the reader passes them to the `Handler`."""
 
 Handler = Callable[["RemotingConnection", list[RemotingCommand]], Awaitable[None]]
 """Handles the requests of one chunk, in their order. It answers each of them with `connection.reply`, before or after
-it returns. The next chunk is read when it returns. RemoteProtocolError ends the connection; to reject only one request,
-call `connection.reply_error`, or wrap a function that handles a single request with `each_request`."""
+it returns. The next chunk is read when it returns. If it raises RemoteProtocolError, the connection ends; to reject
+only one request, call `connection.reply_error`, or wrap a function that handles a single request with `each_request`.
+"""
 
 
 class _Invocation:
@@ -88,7 +89,7 @@ class RemotingConnection:
         poller: Poller | None = None,
         is_own: bool = False,
     ) -> None:
-        """`tls`: how TLS handshakes are done, and whether peers without TLS are served, too; None: TLS is rejected.
+        """`tls`: how TLS handshakes are done, and whether peers without TLS are also served; None: TLS is rejected.
 
         `take` is called before the handler, in the turns of `poller` if there is one.
         """
@@ -161,8 +162,9 @@ class RemotingConnection:
     def send_soon(self, frame: bytes) -> None:
         """Queues encoded frames. Those that the handler queues are sent together when it returns.
 
-        Does nothing on a closed connection, because a connection can close at any time. If the outbox then exceeds
-        `outbox_bytes_max`, the connection is closed.
+        Does nothing on a closed connection, because a connection can close at any time. If the frames make the outbox
+        exceed `outbox_bytes_max`, the connection is closed. If they make all outboxes together exceed
+        `outbox_total_bytes_max`, the connection with the most bytes is closed.
         """
         if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
@@ -174,8 +176,9 @@ class RemotingConnection:
         """Queues frames as `send_soon` does, and sends all queued frames at once, without a task switch, as far as the
         kernel accepts them.
 
-        Use it for a frame that is likely to be the only one: sending two together is cheaper. Frames are sent later if
-        a turn of the poller is in progress (when it ends), or if the handler calls this (when it returns).
+        Use it for a frame that is likely to be the only one: sending two together is cheaper. If a turn of the poller
+        is in progress, frames are sent when it ends; if the handler calls this method, when the handler returns; if the
+        writer is sending, after that.
         """
         if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
@@ -184,7 +187,8 @@ class RemotingConnection:
                 self._flush_now()
 
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Answers a request, and all that were merged into it (`opaques`); does nothing for a oneway request."""
+        """Answers a request, and all requests that were merged into it (`opaques`). Does nothing for a oneway request.
+        If `response` exceeds the frame size, answers with SYSTEM_ERROR."""
         if request.flag & FLAG_ONEWAY:
             return
         self._reply(request, response)
@@ -246,8 +250,8 @@ class RemotingConnection:
         """Sends a copy of `command`, with a new opaque, and returns the response.
 
         Raises LocalProtocolError if the request exceeds the frame size, trio.TooSlowError after `timeout_s`, and
-        trio.BrokenResourceError if the connection ends first. The timeout also closes the connection if the peer has
-        sent nothing at all meanwhile. If this call is cancelled, a late response is dropped.
+        trio.BrokenResourceError if the connection has ended or ends first. The timeout also closes the connection if
+        the peer has sent nothing at all in the meantime. After a timeout or cancellation, a late response is dropped.
         """
         protocol = self.protocol
         if protocol.is_closed:
@@ -286,7 +290,8 @@ class RemotingConnection:
         self._scope.cancel()
 
     async def run(self, handler: Handler) -> None:
-        """Serves the connection until it ends; then closes the stream, ends pending invocations, and calls callbacks.
+        """Serves the connection until it ends; then ends pending invocations, calls the `on_close` callbacks, and
+        closes the stream.
 
         Returns when the peer has disconnected or violated the protocol, or after `close`. If the handler raises
         RemoteProtocolError, TooSlowError or one of Trio's broken and closed errors, only the connection ends; any other

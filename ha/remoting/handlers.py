@@ -1,4 +1,4 @@
-"""Makes the handler of a connection from a function that handles a single request."""
+"""Makes a connection's handler from a function that handles a single request."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ async def serve_each(
 ) -> None:
     """Calls `serve` for each request of a chunk, in order.
 
-    Between requests, it lets other tasks run if the time slice (TIME_SLICE_S) is over, and waits until queued responses
-    are sent (`connection.is_ready`). While `serve` waits, the responses to earlier requests are sent. If the connection
-    is closed, it drops the remaining requests.
+    Before each request, lets other tasks run if the time slice (TIME_SLICE_S) is over, and waits while too many bytes
+    of responses are queued (`connection.is_ready`). While `serve` waits, the responses to earlier requests are sent. If
+    the connection is closed, drops the remaining requests.
     """
     slice_ends = trio.current_time() + TIME_SLICE_S
     for request in requests:
@@ -39,7 +39,8 @@ async def serve_each(
 
 
 def each_request(handle: RequestHandler) -> Handler:
-    """Makes a handler that calls `handle` for each request, and answers a RemoteProtocolError with SYSTEM_ERROR."""
+    """Makes a handler that calls `handle` for each request, one after the other. If `handle` raises
+    RemoteProtocolError, the request is answered with SYSTEM_ERROR."""
 
     async def serve(connection: RemotingConnection, request: RemotingCommand) -> None:
         try:

@@ -1,7 +1,7 @@
 """A connection without a network: requests that this process makes to its own handlers on behalf of a client.
 
-Handlers see the client's address and answer as on any connection. They need no special case for this kind of
-connection: a response that a handler has encoded is decoded again here, which costs 3 µs.
+Handlers see the client's address and answer as on any connection. If a handler has encoded its response, the response
+is decoded again here, which costs 3 µs. So handlers need no special case for this kind of connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ha.protocol.remoting_protocol import CloseCause
 from .connection import RemotingConnection
 
 OnResponse = Callable[[RemotingCommand | None], None]
-"""Called once with the response, or with None because the connection has ended. It must not raise."""
+"""Called once with the response, or with None if the connection ends first. It must not raise."""
 
 OPAQUE_MAX = 0x7FFFFFFF
 HEADER_SIZE_MAX = 16_777_215
@@ -37,7 +37,7 @@ class LocalConnection(RemotingConnection):
         is_encrypted: bool = False,
         on_request: Callable[[RemotingCommand], None] = lambda command: None,
     ) -> None:
-        """`peer` is the client, or with `is_own` this process itself.
+        """`peer`: host and port of the client or, with `is_own`, of this process.
 
         `on_request` is called with each oneway request that a handler sends to the client; it must not raise.
         """
@@ -69,7 +69,7 @@ class LocalConnection(RemotingConnection):
         self._expected.pop(command.opaque, None)
 
     def end(self) -> None:
-        """Ends the connection: pending requests get None, and close callbacks run."""
+        """Ends the connection: calls the `on_response` of each pending request with None, then the close callbacks."""
         self._has_ended = True
         expected, self._expected = self._expected, {}
         for on_response in expected.values():

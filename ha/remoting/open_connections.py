@@ -32,9 +32,9 @@ ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
 
 
 class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on the number of connections, in total and from one IP address, and the names of both in log lines.
+    """Limits on the number of connections, in total and from one IP address, and the names of both limits in log lines.
 
-    evictable_after_s: age in seconds from which an unused connection is closed if another one needs its place.
+    `evictable_after_s`: age in seconds from which an unused connection is closed if another one needs its place.
     """
 
     total_max: int

@@ -9,14 +9,14 @@ class ConnectionOptions(ConnectionLimits, frozen=True, kw_only=True):
     """Limits of one connection, accepted or opened."""
 
     chunk_size_max: int = 262_144
-    """Maximum bytes that are received at once, and so passed to the handler at once."""
+    """Maximum bytes received at once (a chunk). The handler gets the requests that a chunk completes in one call."""
 
     handled_bytes_max: int = 134_217_728
-    """Maximum bytes of requests that handlers hold, on all connections of a server or client; while they hold more, no
-    connection is read."""
+    """Bytes of requests held by the handlers of all connections of a server or client, above which no connection is
+    read."""
 
     outbox_high_bytes: int = 1_048_576
-    """Number of bytes waiting to be sent on a connection above which no further request is read from it."""
+    """Bytes waiting to be sent on a connection, above which no further request is read from it."""
 
 
 class RemotingServerOptions(ConnectionOptions, frozen=True, kw_only=True):
@@ -31,8 +31,8 @@ class RemotingServerOptions(ConnectionOptions, frozen=True, kw_only=True):
     `connections_max`."""
 
     evictable_after_s: float = 5.0
-    """Minimum age of a connection that may be evicted: when a limit is reached, the oldest connection that has sent no
-    request makes room for a new one."""
+    """Minimum age of a connection that may be evicted. When a limit is reached, the oldest connection on which no
+    request was received is closed to make room for a new one."""
 
 
 class RemotingClientOptions(ConnectionOptions, frozen=True, kw_only=True):
@@ -46,4 +46,4 @@ class RemotingClientOptions(ConnectionOptions, frozen=True, kw_only=True):
     """Timeout for opening a connection (RocketMQ: connectTimeoutMillis)."""
 
     connections_max: int = 64
-    """Maximum number of addresses that are connected at a time."""
+    """Maximum number of connections, one per address."""

@@ -1,4 +1,4 @@
-"""The remoting server: accepts connections, enforces limits and timeouts, and passes their requests to a handler.
+"""The remoting server: accepts connections, enforces their limits and timeouts, and passes requests to a handler.
 
 Request codes are interpreted by the handler (ha/broker, ha/namesrv).
 """
@@ -54,7 +54,7 @@ class RemotingServer:
         """`take` is called before `handler`, in the turns of `poller` if there is one; the poller must outlive the
         server. `parser_type` parses the requests for both.
 
-        `tls`: how TLS handshakes are done, and whether clients without TLS are served, too; None: TLS is rejected.
+        `tls`: how TLS handshakes are done, and whether clients without TLS are also served; None: TLS is rejected.
         """
         self._handler = handler
         self._take = take
@@ -102,8 +102,8 @@ class RemotingServer:
         raise AssertionError("a server ends by cancellation only")
 
     async def handle(self, stream: trio.abc.Stream, *, is_own: bool = False) -> None:
-        """Serves one connection until it ends, and closes the stream. `is_own`: the peer is this process, which
-        is never refused for lack of room."""
+        """Serves one connection until it ends, and closes the stream. `is_own`: the peer is this process, whose
+        connections are never refused and do not use TLS."""
         host = peer_of(stream)[0]
         if not is_own and not self._open.make_room(host):
             self._shared.refused += 1

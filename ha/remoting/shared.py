@@ -47,7 +47,7 @@ class BufferOwner(Protocol):
 
 
 class SharedState(Totals):
-    """Totals of one server or client, and the state by which all of its connections limit themselves."""
+    """Totals of one server or client, and the state with which its connections enforce their joint limits."""
 
     connections: Collection[BufferOwner] = ()
     opened: int = 0
@@ -58,7 +58,7 @@ class SharedState(Totals):
     paused_readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
     """Readers that wait until `handled_bytes` is at most `handled_bytes_max`."""
     is_reading: bool = True
-    """Whether connections are read; if not, requests received before are still answered."""
+    """Whether connections are read; if not, requests that were received earlier are still answered."""
 
     def statistics(self) -> RemotingStatistics:
         """Returns a snapshot."""

@@ -4,8 +4,8 @@
     0x16, ClientHello  closed     TLS          TLS
     any other          plain      plain        closed
 
-The byte is part of the first chunk, so the check costs a plain connection nothing; the chunk of a TLS client is passed
-to the handshake. The handshake itself, with its files and certificates, is the function `PortTls.secure`.
+The byte is part of the first chunk, so the check costs a plain connection nothing. The first chunk of a TLS client is
+passed to the handshake, which the function `PortTls.secure` does; only this function knows the certificates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class PortTls(msgspec.Struct, frozen=True, kw_only=True):
 async def secured(
     stream: trio.abc.Stream, first: bytes, tls: PortTls | None, *, without_tls: str
 ) -> trio.abc.Stream | None:
-    """Returns the encrypted stream, after the handshake, if `first` begins one; None for a plain client.
+    """Returns the encrypted stream, after the handshake, if `first` begins one; None for a plain client, and if `first`
+    is empty.
 
     Raises HandshakeFailed if the handshake fails. Raises RemoteProtocolError if the port doesn't serve such a client;
     its text for a port without TLS is "TLS handshake on a port", followed by `without_tls`.

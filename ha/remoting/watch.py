@@ -1,7 +1,7 @@
 """Closes the connections whose timeouts have expired, with one task for all of them.
 
-The deadline of a cancel scope per connection would have to be moved with every chunk. Instead, connections only record
-the times of their events, and are checked when the earliest of their deadlines is due.
+With a cancel scope per connection, its deadline would have to be moved with every chunk. Instead, connections only
+record the times of their events, and are checked when the earliest of their deadlines is due.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .options import ConnectionOptions
 async def watch_connections(connections: Collection[RemotingConnection], options: ConnectionOptions) -> NoReturn:
     """Closes each connection of the (changing) collection at the moment that one of its timeouts expires.
 
-    Exact: a connection or wait that begins after a check can't be due before the shortest timeout has passed, and by
-    then there is another check.
+    No check is late: a connection or wait that begins after a check can't be due before the shortest timeout has
+    passed, and by then there is another check.
     """
     interval_s = min(options.idle_timeout_s, options.frame_timeout_s, options.send_timeout_s)
     while True:
