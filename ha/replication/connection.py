@@ -5,22 +5,23 @@ send leaves an unknown part of a frame on the wire. The task that runs both wake
 the connection of a slave that is silent for too long (keep_time.py).
 
 Reports:
-- The first valid report, the request, sets where the transfer starts. 0 means the start of the log's last segment, or
-  the log's first offset if the slave asked the range question before (range_question.py); other values are literal.
+- The first valid report, the request, is the physical offset at which the transfer starts. 0 means the start of the
+  log's last segment, or the log's first offset if the slave has asked the range question (range_question.py) or is a
+  member whose handshake does not request the last segment.
 - Later reports acknowledge. A report beyond the master's end, below the previous one or above what was sent closes the
-  connection. RocketMQ 4.9 checks only against the master's end, 5.x nothing, so that a wrong report corrupts
-  push2SlaveMaxOffset. Correct slaves see no difference.
+  connection. RocketMQ 4.9 compares reports only with the master's end, and 5.x does not check them, so that a wrong
+  report corrupts push2SlaveMaxOffset. Correct slaves see no difference.
 
 Frames are sent whenever the log has grown, with everything up to transfer_batch_size and the segment's end, so n puts
 between two wake-ups cost one frame. A heartbeat is sent when more than heartbeat_interval has passed since the last
-byte was written (or since accept); as in RocketMQ that is checked before the next data frame.
+byte was written (or since accept); as in RocketMQ, this is checked before each data frame.
 
 A member of a failover group starts with a handshake (ha/protocol/auto_switch_frame.py); the rest is the same with other
 headers, made by `EpochFrames`. A master of such a group serves any other slave as usual.
 
-While the writer is idle, the code that makes the log grow sends the frame for it, if the slave has acknowledged all
-that was sent: a single put is sent without waiting for the event loop, and puts that arrive while others are in flight
-are sent together. (Nagle's algorithm, with acknowledgements of the log's bytes.)
+While the writer is idle and the slave has acknowledged all that was sent, the code that makes the log grow sends the
+frame itself. So a single put is sent without waiting for the event loop, and puts that arrive while others are in
+flight are sent together. (Nagle's algorithm, with acknowledgements of the log's bytes.)
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ REPORT_BUFFER_BYTES = 8192
 """Maximum bytes of reports per receive: a thousand reports, of which only the last counts."""
 
 JOINED_BYTES_MAX = 64 << 10
-"""Maximum bytes of a body that are copied into one send with the header. So a small frame takes one send, and the
-header of a large one is not sent alone, which would wake the slave once more. Copying this much costs a third of a
+"""Maximum bytes of a body that are copied into one send with the header. So a small frame takes one send. The header
+of a large one is not sent alone, because that would wake the slave once more. Copying this much costs a third of a
 system call on loopback."""
 
 OPENING_S_MAX = 0.5
 """Time in seconds to wait for more bytes if the first eight bytes of a slave can be a report or the first half of a
-handshake. If none follow, they are a report."""
+handshake. If no more follow, the eight bytes are a report."""
 
 
 class HAConnection:
@@ -83,7 +84,8 @@ class HAConnection:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
 
         `on_handshake` returns the encoder for the messages to a member of a failover group, or the reason for refusing
-        it; None: this node is not in such a group. With a `poller` (ha/poller.py), its task receives the reports.
+        the member; None: this node is not in such a group. With a `poller` (ha/poller.py), its task receives the
+        reports.
         """
         self.progress = progress
         self._stream = stream
@@ -116,7 +118,8 @@ class HAConnection:
         return self._close_reason is not None
 
     async def run(self) -> CloseReason:
-        """Serves the slave; returns why the connection ended. Always closes the stream."""
+        """Serves the slave until the connection ends, and returns the reason. Always closes the stream, also if
+        cancelled."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
@@ -180,7 +183,7 @@ class HAConnection:
         return await (self._read_messages(received) if is_member else self._read_reports(received))
 
     async def _read_reports(self, chunk: bytes) -> CloseReason:
-        """Reads the messages of a slave that is no member, starting with `chunk`."""
+        """Reads the messages of a slave that is not a member, starting with `chunk`."""
         opening, parser, progress = OpeningParser(), ReportParser(), self.progress
 
         def take(chunk: bytes) -> CloseReason | None:
@@ -212,8 +215,8 @@ class HAConnection:
         return await self._read_all(chunk, take)
 
     async def _read_all(self, chunk: bytes, take: Callable[[bytes], CloseReason | None]) -> CloseReason:
-        """Passes `chunk` and all later bytes to `take`, until that returns a reason to close, or the stream ends;
-        returns the reason."""
+        """Passes `chunk` and all later bytes to `take`, until `take` returns a reason to close, or the stream ends.
+        Returns that reason, or SLAVE_CLOSED."""
         reason = take(chunk) if chunk else CloseReason.SLAVE_CLOSED
 
         def goes_on(chunk: bytes) -> bool:

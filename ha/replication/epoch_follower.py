@@ -3,14 +3,14 @@
     handshake ──▶ meet: is it still a master? ──▶ settle: truncate to the common part ──▶ request, frames, reports
 
 Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). The slave's
-later bytes were written by a master whose bytes did not reach the sync-state set. They were not acknowledged, or only
-by that master, and are truncated. Confirmed records are never truncated: a master that lacks one was elected against
-the rules, or has lost bytes, and only an operator can decide to follow it. Only complete records count as confirmed: if
-the set has acknowledged just the first bytes of a record, a new master removes them.
+later bytes were written by a master whose bytes did not reach the sync-state set, and are truncated. Their messages
+were not acknowledged, unless sends waited only for that master. Confirmed records are never truncated: a master that
+lacks one was elected against the rules, or has lost bytes, and only an operator can decide to follow it. Only complete
+records count as confirmed: if the set has acknowledged just the first bytes of a record, a new master removes them.
 
 A term is durable in the history before a byte of the term is in the log, and so before any of its bytes is
 acknowledged. When a connection starts, all terms that start up to the log's end are added. They come from the master's
-handshake, not from its frames as in RocketMQ's slaves: frames may carry the next epoch (epoch_frames.py).
+handshake. RocketMQ's slaves take them from the frames instead, but a frame may carry the next epoch (epoch_frames.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Terms(Protocol):
     """What this node knows of its group beyond one connection; implemented by HAClient."""
 
     min_epoch: int
-    """Latest term of the group that is known: masters of earlier terms are not followed."""
+    """Latest known term of the group. Masters of earlier terms are not followed."""
 
     def adopt_epoch(self, epoch: int) -> None:
         """Records that the group has reached `epoch`."""
 
     def note_caught_up(self) -> None:
-        """Records that the log here has everything that a master's log had when this node connected to it."""
+        """Records that the log here has everything that the master's log had when this node connected to it."""
 
 
 class EpochFollower:
@@ -65,7 +65,8 @@ class EpochFollower:
         self._confirm_offset = self._known_confirm_offset()
 
     def meet(self, master: MasterHandshake) -> SessionEnd | None:
-        """Checks the master's handshake; returns None if the master may be followed, else why not."""
+        """Checks the master's handshake; returns None if the master may be followed, otherwise why not. In the first
+        case, passes the master's last term to `Terms.adopt_epoch`."""
         self.epoch = master.epochs[-1].epoch if master.epochs else NO_EPOCH
         own = self._store.epochs.last
         least = max(self._terms.min_epoch, NO_EPOCH if own is None else own.epoch)
@@ -76,10 +77,8 @@ class EpochFollower:
         return None
 
     async def settle(self, master: MasterHandshake) -> SessionEnd | None:
-        """Truncates the log and its history here to a prefix of the master's; returns None if that succeeded, else why
-        not.
-
-        Raises DiskFailed if the node must stop.
+        """Truncates the log and the history here to a prefix of the master's, and then adds the master's terms up to
+        the log's end. Returns None if that succeeded, otherwise why not. Raises DiskFailed if the node must stop.
         """
         epochs, log = self._store.epochs, self._log
         own_end = log.max_offset.value
@@ -104,7 +103,7 @@ class EpochFollower:
 
     async def _truncate(self, master: MasterHandshake, own_end: int) -> SessionEnd | None:
         """Truncates the log here where it differs from the master's; returns None if that succeeded or was not needed,
-        else why not."""
+        otherwise why not."""
         point = self._store.epochs.consistent_point(own_end, master.epochs, master.max_offset)
         if point is None:
             theirs = ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in master.epochs[-3:])

@@ -1,9 +1,10 @@
 """Encodes a master's messages in one term to slaves that use the protocol with epochs
 (ha/protocol/auto_switch_frame.py).
 
-A frame carries the epoch of its bytes, and ends where that epoch ends. RocketMQ's masters put the next epoch into the
-frame that ends there; slaves accept either. Bytes before the first epoch (of a log that is older than its group) are
-sent with the number of the first epoch, in a frame that ends where that epoch starts; RocketMQ never sends such bytes.
+A frame carries the epoch of its bytes, and ends at the latest where that epoch ends. RocketMQ's masters put the next
+epoch into a frame that ends exactly there; slaves accept either. Bytes before the first epoch (of a log that is older
+than its group) are sent with the number of the first epoch, in frames that end at the latest where that epoch starts;
+RocketMQ never sends such bytes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,8 @@ class EpochFrames:
         return size if end is None else min(size, end - position)
 
     def _epoch_at(self, position: int) -> tuple[EpochEntry, int | None]:
-        """Returns the epoch of the byte at `position`, and the physical offset at which that epoch ends; None if it is
-        the last one.
-        """
+        """Returns the epoch of the byte at `position`, and the physical offset at which that epoch ends, None if it is
+        the last one. For a byte before the first epoch, returns the first epoch and its start."""
         entries = self._epochs.entries
         if position >= entries[-1].start_offset:
             return entries[-1], None
