@@ -30,9 +30,10 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     send_retries: int = 2
     """Maximum retries of a send after a rejection that is due to the broker's state, or after a connection was lost
     (the message may be stored). While no name server or master can be reached, a send is retried until
-    `send_timeout_s`; see docs/errors.md."""
+    `send_timeout_s`, except after a NoMaster without `is_temporary`; see docs/errors.md."""
     retry_unreachable: bool = True
-    """Whether to retry, until the timeout, while no name server or master can be reached. False: raise at once."""
+    """Whether to retry, until the timeout, while no name server or master can be reached. False: raise at once, as for
+    a NoMaster without `is_temporary` in either case."""
     route_refresh_interval_s: float = 30.0
     """Interval at which known routes are looked up again."""
     heartbeat_interval_s: float = 30.0

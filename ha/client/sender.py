@@ -5,10 +5,11 @@ fresh route. Sends to a chosen queue are never retried.
 
 | failure | retried |
 |---|---|
-| no name server or master is reached, or code 14 (the broker is not the master): nothing was stored | until timeout |
+| no name server or master is reached, or NoMaster with `is_temporary`: nothing was stored | until timeout |
+| code 14, the broker is not the master: nothing was stored | until timeout |
 | the broker rejected the message because of its state (RETRYABLE_CODES) | `send_retries` times |
 | the connection was lost after the request was sent: it may be stored | `send_retries` times |
-| anything else | never |
+| anything else, also any other NoMaster | never |
 
 RocketMQ's clients give up after three attempts and refresh a route only every 30 s. Sources: DefaultMQProducerImpl
 (retried codes, topic creation, compression), MQFaultStrategy (round robin).
