@@ -32,8 +32,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     (the message may be stored). While no name server or master can be reached, a send is retried until
     `send_timeout_s`, except after a NoMaster without `is_temporary`; see docs/errors.md."""
     retry_unreachable: bool = True
-    """Whether to retry, until the timeout, while no name server or master can be reached. False: raise at once, as for
-    a NoMaster without `is_temporary` in either case."""
+    """Whether to retry, until the timeout, while no name server or master can be reached. False: raise at once. A
+    NoMaster without `is_temporary` is raised at once in either case."""
     route_refresh_interval_s: float = 30.0
     """Interval at which known routes are looked up again."""
     heartbeat_interval_s: float = 30.0
