@@ -4,8 +4,9 @@ RocketMQ interprets a request of 0 as "the last segment", and any other literall
 restores byte 0 itself: a log that starts at 0 starts with the size of its first record, four bytes big-endian, and all
 records are smaller than 16 MiB, so byte 0 is 0. The record's magic code at offset 4 proves that a record starts there.
 
-If the master's log is empty or no longer starts at 0, a request of 1 gets heartbeats at 1 instead. So the slave calls
-the injected `master_min_offset` first. If that returns None or 0, it requests 1, and if that fails, 0, with a warning.
+If the master's log is empty or no longer starts at 0, a request of 1 gets only heartbeats at 1. So the slave first
+calls the injected `master_min_offset`, and requests the offset that it returns. If the result is 0 or None, the slave
+requests 1; if it then gets only heartbeats, it logs a warning, and requests 0 on a new connection.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class FirstByte:
     def feed(self, chunk: memoryview) -> memoryview | None:
         """Returns the log's bytes from 0 on once the first record's magic code is complete, else None.
 
-        At most 6 bytes are kept meanwhile. Raises RemoteProtocolError if the bytes are not the rest of a record.
+        At most 6 bytes are kept meanwhile. Raises RemoteProtocolError if no record's magic code is at offset 4.
         """
         self._received += bytes(chunk)
         restored = b"\0" + self._received

@@ -1,9 +1,9 @@
 """Measures the bytes per second of one connection, and optionally limits them.
 
 RocketMQ's FlowMonitor resets a counter every second in a separate thread, and its default HA connection counts headers
-only, which makes the limit ineffective. Here windows of one second are computed from the clock when they are read, and
-everything that is sent is counted. The budget of a second is released in tenths, so that it is not used up in a burst
-that competes with everything else on the network and the processors.
+only, which makes the limit ineffective. Here the caller passes the time, from which the current window of one second is
+computed, and counts headers and bodies. The budget of a second is released in tenths, so that it is not used up in a
+burst that competes with everything else on the network and the processors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ _PART_COUNT = 10
 
 
 class FlowMonitor:
-    """Counts bytes in windows of one second that start at `now` (seconds of any monotonic clock)."""
+    """Counts bytes in consecutive windows of one second, the first of which starts at `now` (seconds of any monotonic
+    clock). `bytes_per_s_max`: the limit; None: unlimited."""
 
     __slots__ = ("_bytes_per_s_max", "_counted", "_rate", "_window_start", "total_bytes")
 

@@ -1,8 +1,8 @@
 """Puts that wait for acknowledgements (RocketMQ: GroupTransferService), without polling or head-of-line blocking.
 
-Requests arrive in batches, directly or over a memory channel. Each one waits in the heap of its class, the number of
-acknowledgements that it needs, until an acknowledgement satisfies it, its deadline passes, or too few slaves are left.
-RocketMQ handles requests in order of arrival, so that one that waits delays all behind it.
+Requests arrive in batches, directly or over a memory channel. Requests with the same `ack_count` share a heap, in which
+each waits until an acknowledgement satisfies it, its deadline passes, or too few slaves are left. RocketMQ handles
+requests in order of arrival, so a request that waits delays all later ones.
 
 | ack_count | satisfied when | no longer possible when | then |
 | --- | --- | --- | --- |
@@ -11,11 +11,13 @@ RocketMQ handles requests in order of arrival, so that one that waits delays all
 | ALL_IN_SYNC (5.x allAckInSyncStateSet) | every slave in sync has | no slave is in sync | FLUSH_SLAVE_TIMEOUT |
 | SYNC_STATE_SET (a failover group) | the sync-state set has, by its rules | the term is over | FLUSH_SLAVE_TIMEOUT |
 
-In RocketMQ a request that is no longer possible waits for its deadline: FLUSH_SLAVE_TIMEOUT after slaveTimeout. An
-early answer frees the producer; the message is stored in either case, and both statuses say so. The status is 4.9's
-where 4.9 has one for "no slave", otherwise 5.x's. If no slave is in sync when an ALL_IN_SYNC request arrives, the
-answer is PUT_OK, as in RocketMQ: minInSyncReplicas decides before the put whether that is enough. The loss of a member
-of the sync-state set fails no put at once: the member may return in time, or be dropped from the set.
+In RocketMQ a request that can no longer be satisfied waits for its deadline, and is answered FLUSH_SLAVE_TIMEOUT after
+slaveTimeout. halog answers at once, so that the producer does not wait in vain; the message is stored in either case,
+and both statuses say so. The status is that of RocketMQ 4.9 if 4.9 has one for "no slave", otherwise that of 5.x.
+
+If no slave is in sync when an ALL_IN_SYNC request arrives, the answer is PUT_OK, as in RocketMQ: minInSyncReplicas
+decides before the put whether that is enough. The loss of a member of the sync-state set fails no put at once: the
+member may return in time, or be dropped from the set.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ SYNC_STATE_SET = -2
 
 
 class AckRequest(msgspec.Struct, frozen=True):
-    """A put whose record ends at physical offset `next_offset` and waits until `deadline` (trio clock, seconds).
+    """A put that waits until `deadline` (trio clock, seconds) for acknowledgements up to physical offset `next_offset`,
+    where its record ends.
 
-    `ack_count`: a number of replicas, or a constant of this module. `on_done` is called exactly once with the result;
-    it must not raise or block. A request may be part of a reference cycle, for example with the frame of a cancelled
-    task: no `gc=False`.
+    `ack_count`: a constant of this module, or a number of replicas from 2 on, the master included. `on_done` is called
+    exactly once with the result; it must not raise or block. A request may be part of a reference cycle, for example
+    with the frame of a cancelled task: no `gc=False`.
     """
 
     next_offset: int
@@ -73,8 +76,8 @@ class Acknowledgements(Protocol):
         """One offset for each slave that is in sync now, highest first."""
 
     def acknowledged_by_set(self) -> int | None:
-        """The offset up to which the sync-state set has acknowledged the log, -1 if there is none; None if this node
-        does not lead its group."""
+        """The offset up to which the sync-state set has acknowledged the log, -1 if there is none; None unless this
+        node leads a failover group."""
 
 
 class GroupTransfer:
@@ -93,7 +96,8 @@ class GroupTransfer:
         self.submit_channel, self._submitted = trio.open_memory_channel[list[AckRequest]](batch_count_max)
 
     async def run(self) -> None:
-        """Takes batches and expire requests until cancelled; all that still wait then end with FLUSH_SLAVE_TIMEOUT."""
+        """Takes batches and ends requests at their deadlines until cancelled. Requests that are then still waiting, or
+        still in the channel, are answered FLUSH_SLAVE_TIMEOUT."""
         submitted = self._submitted
         self._is_running = True
         try:
@@ -111,7 +115,7 @@ class GroupTransfer:
             submitted.close()
 
     def submit_nowait(self, requests: list[AckRequest]) -> None:
-        """Processes a batch directly, unless `run` is not active or batches are queued in the channel: then queue it.
+        """Processes a batch directly; queues it in the channel if `run` is not active or batches are queued already.
 
         Some requests may be completed before this returns. Raises trio.WouldBlock if the channel is full,
         trio.BrokenResourceError if `run` has ended.
@@ -164,7 +168,7 @@ class GroupTransfer:
             else:
                 self._advance_class(ack_count, waiters)
         self._finish(refused, PutStatus.FLUSH_SLAVE_TIMEOUT)
-        # Half of the room must be free again: one acknowledgement makes room for a few requests, which fill it at once.
+        # "Drained" only once half of the room is free: one acknowledgement frees little, which is filled again at once.
         if bool(refused) != self._is_refusing and (refused or self.waiting_count <= self._waiting_count_max // 2):
             self._is_refusing = bool(refused)
             event = "ha.ack_queue_filled" if refused else "ha.ack_queue_drained"

@@ -3,22 +3,23 @@
     READY ──connected──▶ TRANSFER ──session ended──▶ READY … until `run` is cancelled: SHUTDOWN
 
 reconnect.py decides how long to wait between two attempts; another master address, or a later term of the failover
-group, ends the wait. A permanent obstacle (the master's log is shorter than ours, or starts later) is thus retried for
-ever, slowly, and logged once per change of condition, not once per attempt.
+group, ends the wait. With a permanent obstacle (the master's log is shorter than ours, or starts later), the slave
+retries for ever, slowly, and logs each change of condition, not each attempt.
 
 haOutOfRange=resync: a master that no longer holds the slave's next byte sends heartbeats for ever, just like a master
-without new messages. A halog master states which case it is (range_question.py). For a RocketMQ master the owner can
-inject `master_min_offset`, which is called at most once per heartbeat. It may send GET_BROKER_RUNTIME_INFO (28) over
-remoting, whose response contains commitLogMinOffset. Without it a slave of RocketMQ waits, as a RocketMQ slave does. A
-resync happens only on such an explicit statement that the master's first offset is above our end, never on silence,
-errors or a closed connection, and at most once per RESYNC_PAUSE_S.
+without new messages. A halog master states which case it is (range_question.py). For a RocketMQ master, the owner can
+inject `master_min_offset`, which is called when heartbeats arrive, at most once for each. It can send
+GET_BROKER_RUNTIME_INFO (28) over remoting, whose response contains commitLogMinOffset. Without `master_min_offset`, the
+slave of a RocketMQ master waits, as a RocketMQ slave does. A resync happens only on such an explicit statement that the
+master's first offset is above our end, never on silence, errors or a closed connection, and at most once per
+RESYNC_PAUSE_S.
 
 haStartFrom=first, for an empty log: a halog master is asked; for a RocketMQ master see first_byte.py.
 
-A member of a failover group (`member`) speaks only the protocol with epochs, and says where it wants to start. It
+A member of a failover group (`member`) speaks only the protocol with epochs, whose handshake states haStartFrom. It
 doesn't follow a master whose last term is earlier than the latest one that it knows: from its own history, from a
 handshake, or from `adopt_epoch`. Once `set_master` or `adopt_epoch` has returned, nothing more is acknowledged to the
-former master; an append that was in progress is complete when `state` is no longer TRANSFER.
+former master; no append of its bytes is in progress once `state` is no longer TRANSFER.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Findings(msgspec.Struct):
 
 
 class HAClient:
-    """Keeps `log` a copy of its master's. `run` owns every task; all other methods are synchronous."""
+    """Keeps `log` a copy of the master's log. `run` owns every task; the other public methods are synchronous."""
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class HAClient:
         jitter: Callable[[], float] = random.random,
         poller: Poller | None = None,
     ) -> None:
-        """`connect` opens a stream to `host:port`, and raises OSError if it can't. `own_port`: this node's own HA port.
+        """`connect` opens a stream to `host:port`; it raises OSError or ConfigError if it can't. `own_port`: HA port of
+        this node, to detect a connection to itself.
 
         `truncate` truncates the log at the start of the record that contains a physical offset; it raises DiskFull or
         OSError if nothing has changed. Without it, a torn record at the end of the log is left to an operator.
@@ -137,7 +139,7 @@ class HAClient:
         """READY, TRANSFER or SHUTDOWN; set by `run` only."""
 
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
-        """Follows the master whose HA port is at `address` (`host:port`), or none (None).
+        """Follows the master whose HA port is at `address` (`host:port`), or no master (None).
 
         If the address changes, the connection to the previous master ends, and so does an attempt to connect, a resync,
         or a wait between two attempts. If it is the same, they continue.
@@ -174,7 +176,8 @@ class HAClient:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follows the master until cancelled. No task or connection outlives this; what was appended stays.
 
-        Failures of the peer or the network become conditions. DiskFailed and other errors of the store propagate.
+        Failures of the peer or the network, a full disk and bytes that can't be written become conditions. DiskFailed
+        and other errors of the store propagate.
         """
         task_status.started()
         try:
@@ -265,7 +268,8 @@ class HAClient:
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
         asks_only = is_empty and not first and findings.is_diagnosing and not findings.has_asked_only
-        # The master sent no bytes before this end of the log: deleted, or not written yet. Later ends must be compared.
+        # False if the master sent no bytes from before this end of the log: they are deleted, or not written yet. Once
+        # the log here has another end, there is something to compare again.
         compares = findings.refused_overlap_at != self._log.max_offset.value
         asks_range = first or resync or (not is_empty and (findings.is_diagnosing or not compares)) or asks_only
         return SessionPlan(
@@ -299,7 +303,7 @@ class HAClient:
 
     async def _remove_torn(self, end: SessionEnd) -> SessionEnd:
         """Truncates the log before a torn record, if the session found one. Returns `end`, with a retry if the log was
-        truncated; APPEND_FAILED instead if the disk is full or fails."""
+        truncated; APPEND_FAILED if it should be truncated but can't be."""
         own_end = self._log.max_offset.value
         if end.torn_at is None or self._truncate is None:
             return end

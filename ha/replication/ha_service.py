@@ -2,17 +2,17 @@
 (RocketMQ: DefaultHAService).
 
 RocketMQ counts every socket. Here:
-- A slave is an identity, by default its IP address. Several connections of one identity count once, with the highest
-  acknowledgement among them.
+- Each slave has an identity, by default its IP address. Several connections with one identity count as one slave, with
+  the highest acknowledgement among them.
 - A connection counts only after a valid report, and while it can still acknowledge (TRANSFER). RocketMQ counts
   connections that never send anything, and slaves that are out of range.
-- `is_slave_ok` looks at the slaves that are connected now. RocketMQ compares with the highest acknowledgement ever, so
-  that after a slave is replaced, producers wait until their timeouts for one that is gigabytes behind.
-- An empty slave that starts at a later segment never gets the bytes before it, so its acknowledgements don't cover
-  them. They are withheld until every put that was waiting before is answered (at most slaveTimeout); in RocketMQ they
-  count.
+- `is_slave_ok` considers the slaves that are connected now. RocketMQ considers the highest acknowledgement ever, so if
+  a slave is replaced by one that is gigabytes behind, producers wait for it until their timeouts.
+- An empty slave that starts at a later segment never gets the bytes before that segment, so its acknowledgements don't
+  cover those bytes. Its acknowledgements are therefore withheld until every put that was waiting before has been
+  answered (at most slaveTimeout). In RocketMQ they count at once.
 
-In a failover group there is also a sync-state set, and a node is master for a term at a time: leadership.py.
+In a failover group there is also a sync-state set, and a node is master for one term at a time (leadership.py).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class HAService:
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
         self._left_at: OrderedDict[str, int] = OrderedDict()
-        """Positions of disconnected slaves, without members of a failover group"""
+        """Positions of disconnected slaves that are no members of a failover group"""
         self._members_left_at: OrderedDict[str, int] = OrderedDict()
         """Positions of members that were disconnected in this node's term as master"""
         self._had_slave = False
@@ -335,9 +335,8 @@ class HAService:
         return sorted((slave.acknowledged_offset for slave in self._counted()), reverse=True)
 
     def acknowledged_in_sync(self, offset: int | None = None) -> list[int]:
-        """Returns one acknowledged offset for each slave less than fall_behind_max behind `offset`, by default the
-        log's end.
-        """
+        """Returns one acknowledged offset for each slave that is counted and has reported an offset less than
+        fall_behind_max before `offset`, by default the log's end; highest first."""
         behind = (self._log.max_offset.value if offset is None else offset) - self._options.fall_behind_max_bytes
         return sorted(
             (slave.acknowledged_offset for slave in self._counted() if slave.ack_offset > behind), reverse=True
@@ -359,7 +358,8 @@ class HAService:
         return bool(self.acknowledged_in_sync(offset))
 
     def in_sync_replicas_nums(self, offset: int) -> int:
-        """Returns how many replicas are in sync for a put at `offset`, the master included (inSyncReplicasNums)."""
+        """Returns how many replicas are in sync for a put at `offset`, the master included (inSyncReplicasNums). On the
+        master of a failover group, this is the size of the sync-state set."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.in_sync_replicas_nums
         return 1 + len(self.acknowledged_in_sync(offset))
@@ -371,7 +371,9 @@ class HAService:
 
     def explain(self, offset: int) -> str:
         """Returns why slaves are not in sync for a put that ends at `offset`, as a text for people; "" if all connected
-        slaves are in sync. If none is connected, the text says so, with how the last connection ended.
+        slaves are in sync. If no slave is connected, the text says so, and how the last connection ended.
+
+        On the master of a failover group, returns which members have not acknowledged the put; "" if all have.
         """
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.explain(offset)
@@ -381,8 +383,8 @@ class HAService:
         return "; ".join(texts)
 
     def cause(self, offset: int) -> Cause | None:
-        """Returns the cause under which a put that ends at `offset` is counted if it fails; None if all connected
-        slaves are in sync."""
+        """Returns the cause under which a put that ends at `offset` is counted if it fails; None if `explain` returns
+        an empty string."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             reasons = self.leadership.sync_state.reasons(offset)
         else:
@@ -426,14 +428,16 @@ class HAService:
         return reasons
 
     def record_table_copy(self, host: str) -> None:
-        """Records that `host` copies this broker's tables, as slaves do: `explain` names it if it is not connected."""
+        """Records that `host` has copied this broker's tables, as slaves do. While no slave is connected, `explain`
+        names the last host that did so within TABLE_COPY_AGE_S_MAX."""
         self._copied_at[host] = trio.current_time()
         self._copied_at.move_to_end(host)
         if len(self._copied_at) > REMEMBERED_TABLE_COPIES_MAX:
             self._copied_at.popitem(last=False)
 
     def _explain_no_slave(self) -> str:
-        """Explain why no slave is connected: how the last one ended, and which host can't connect."""
+        """Returns a text for people: no slave is connected, how the last connection ended, and which host may be unable
+        to connect."""
         now = trio.current_time()
         text = "no slave is connected"
         if self._last_end:
@@ -449,9 +453,10 @@ class HAService:
     def lowest_needed_offset(self) -> int | None:
         """Returns, for retention, the lowest physical offset that a slave still needs; None if there is no slave.
 
-        Disconnected slaves count with their last position until they reconnect (if several have one address, as on
-        loopback: until any of them does) or this process ends, unless that position is deleted already; members of a
-        failover group until this node is no longer master. Positions are kept for REMEMBERED_SLAVES_MAX slaves.
+        A disconnected slave counts with its last position until it reconnects (if several slaves have one address, as
+        on loopback: until one of them does), this process ends, or retention has deleted that position. A disconnected
+        member of a failover group counts only while this node is master. Positions of at most REMEMBERED_SLAVES_MAX
+        slaves are kept, and of as many members.
         """
         following = [slave.held_offset for slave in self._following()]
         first = self._log.min_offset
@@ -459,7 +464,7 @@ class HAService:
         return min((*following, *(left for left in left_at if left >= first)), default=None)
 
     def _following(self) -> list[SlaveProgress]:
-        """Returns the slaves that get the log, one for each connection."""
+        """Returns the state of each connection on which a slave gets the log."""
         progresses = [connection.progress for connection in self._connections]
         return [each for each in progresses if each.state is SlaveState.TRANSFER and not each.is_reader]
 
@@ -471,7 +476,8 @@ class HAService:
         return len(self._connections)
 
     async def wait_state(self, state: SlaveState, peer: str | None = None) -> None:
-        """Waits until a connection is in `state`; SHUTDOWN: until none is left. `peer` selects a peer or an identity.
+        """Waits until a connection is in `state` or, if that is SHUTDOWN, until there is no connection. With `peer`,
+        only connections with this peer or identity are considered.
 
         For tests and demonstrations. Has no timeout.
         """
@@ -527,8 +533,8 @@ class HAService:
 
 
 def _lasting_name(progress: SlaveProgress) -> str:
-    """Returns the name under which a slave's position is kept: its identity; its host if that is only this connection,
-    as on loopback."""
+    """Returns the name under which a slave's position is kept: its identity or, if each connection has its own
+    identity, as on loopback, its host."""
     return host_of(progress.peer) if progress.identity == progress.peer else progress.identity
 
 

@@ -7,16 +7,16 @@ At most three tasks in one nursery; the first one that ends closes the connectio
   grown (one for up to REPORT_STEP_BYTES while much data is coming), and a heartbeat when nothing was written for more
   than heartbeat_interval. While it is idle, the code that makes the log grow sends the report in its place: the reader
   after each receive, or with `ack_flushed` the flusher;
-- the watch, only with haOutOfRange=resync against a master that does not answer the range question: it asks the
-  injected `master_min_offset` after each idle heartbeat.
+- the watch, only with haOutOfRange=resync and a master that does not answer the range question, calls the injected
+  `master_min_offset` when heartbeats arrive.
 
 slave_protocol.py decides what a frame means in each state of the connection. A member of a failover group uses the
 protocol with epochs; `EpochFollower` implements the differences.
 
-The task that runs these wakes the reporter for heartbeats, and ends the connection of a master that is silent for too
-long (keep_time.py). Reports never decrease on one connection. The first one goes out at once, as in RocketMQ 5.x; 4.9
-waits five seconds. With `ack_flushed` they carry the flushed offset, and the request waits until everything in the log
-is flushed, as a request counts as an acknowledgement.
+The task that calls `run` wakes the reporter for heartbeats, and ends the connection if the master is silent for too
+long (keep_time.py). Reports never decrease on one connection. The first one, the request, is sent at once, as in
+RocketMQ 5.x; 4.9 waits five seconds. With `ack_flushed`, reports carry the flushed offset, and the request waits until
+everything in the log is flushed, as a request counts as an acknowledgement.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ from ha.replication.statistics import Condition
 from ha.transport import EagerWriter, read_into, transport_for
 
 RECEIVE_SIZE_FIRST = 64 << 10
-"""Initial size in bytes of a receive; doubled up to receive_size_bytes while receives come back full."""
+"""Initial size of the receive buffer in bytes; doubled, up to receive_size_bytes, whenever a receive fills it."""
 
 BULK_BYTES = 256 << 10
-"""Size in bytes from which on a receive means that the slave is behind and that more data is probably waiting. To find
-out, its report is delayed by BULK_TURNS iterations of the event loop: each report costs both sides a system call, and
-the master a wake-up."""
+"""Size in bytes from which on a receive means that the slave is behind, so that more data has probably arrived. The
+report is then delayed by BULK_TURNS iterations of the event loop, to include that data: each report costs both sides a
+system call, and the master a wake-up."""
 BULK_TURNS = 2
-"""Number of iterations of the event loop: enough for the reader, whose next chunk may be there, to run once, whatever
-the order of the tasks."""
+"""Number of iterations of the event loop by which a report is delayed: enough for the reader to run once, whatever the
+order of the tasks."""
 
 REPORT_STEP_BYTES = 4 << 20
 """Number of unreported bytes from which on a report is not delayed."""
 
 
 class HASession:
-    """Follows a master over `stream` until either side ends it; `run` owns all tasks and closes the stream."""
+    """Follows a master over `stream` until either side ends the session. `run` owns all tasks and closes the stream."""
 
     def __init__(
         self,
@@ -82,8 +82,9 @@ class HASession:
         follower: EpochFollower | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE or NO_DATA_YET when
-        the slave waits in that condition.
+        """`on_condition` gets a condition and its details. It is called with CONNECTED when the session begins to
+        follow the master, and at each later heartbeat that fits the log; with OUT_OF_RANGE or NO_DATA_YET if the slave
+        stays connected and waits.
 
         With a `poller` (ha/poller.py), the pump and the work that its frames cause, such as dispatch, run in the
         poller's turns.
@@ -106,7 +107,7 @@ class HASession:
         self._pumps = follower is None and not options.ack_flushed
         """Whether the pump may take frames: no terms have to be recorded, and reports need not wait for a flush"""
         self._pumped_bytes = 0
-        """Bytes of the last receive that the pump has taken"""
+        """Number of bytes that the pump has taken of the last receive"""
         self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
         self._reporter = EagerWriter(self._transport)
         self._bulk_count = 0
@@ -117,7 +118,8 @@ class HASession:
         self.reported_offset = -1
 
     async def run(self) -> SessionEnd:
-        """Follows the master; returns why the session ended. Always closes the stream; what was appended stays."""
+        """Follows the master; returns why the session ended. Always closes the stream; what was appended stays. Errors
+        of the store, such as DiskFailed, propagate in an exception group."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
@@ -142,7 +144,7 @@ class HASession:
 
     @property
     def has_followed(self) -> bool:
-        """Whether the master sent a frame that fits the log."""
+        """Whether the master has sent a frame that fits the log, and passed the check of its first bytes, if any."""
         return self._protocol.has_followed
 
     @property
@@ -349,7 +351,8 @@ class HASession:
             self._reporter.wake()
 
     async def _negotiate(self) -> Request | SessionEnd:
-        """Exchanges handshakes, or asks the range question; returns what to request, or why the session ends."""
+        """Exchanges handshakes or asks the range question, if necessary; returns what to request, or why the session
+        ends."""
         protocol = self._protocol
         if self._follower is not None:
             await self._transport.send_all(self._follower.greeting)
@@ -400,8 +403,9 @@ class HASession:
         return Request(own if overlap is None else overlap.start, overlap)
 
     async def _begin_overlap(self, first: int, own: int) -> Overlap | SessionEnd | None:
-        """Reads the end of the log for comparison, including the head of a record if one is found; None if there is
-        nothing to compare, or why the session ends. `first`: the master's first offset."""
+        """Reads the end of the log here, back to the head of a record if one is found, to compare it with the master's.
+        Returns None if there is nothing to compare, or why the session ends. `first`: the first physical offset of the
+        master's log if it is known, otherwise of the log here."""
         log, size = self._log, self._options.overlap_bytes_max
         first = max(first, log.min_offset)
         earliest = overlap_start(first, own, log.segment_size, max(size, SEARCH_BYTES_MAX))
@@ -421,8 +425,8 @@ class HASession:
             size *= 2
 
     async def _read_end(self, start: int, own: int) -> bytes | SessionEnd:
-        """Returns the bytes from `start` to the log's end. If some are damaged and not healed soon, only those after
-        the damage, or why the session ends if there are none."""
+        """Returns the bytes from `start` to the log's end. If some of them are damaged and not healed soon, returns
+        only those after the damage. If there are none, or the disk can't read, returns why the session ends."""
         log = self._log
         held = b""
         while start + len(held) < own:

@@ -28,8 +28,8 @@ class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     key: HandshakeKey
     random_bytes: Callable[[int], bytes]
     timeout_s: float = 10.0
-    """Maximum time for the whole handshake, in seconds. More than 5 s, because a RocketMQ 4.9 slave sends its first
-    report after that time."""
+    """Maximum time for the whole handshake, in seconds. Longer than the 5 s after which a RocketMQ 4.9 slave sends its
+    first report: the master can then log that the slave has no secret, and not just a timeout."""
 
 
 async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:
@@ -60,10 +60,11 @@ async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions)
 
 
 async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
-    """Authenticates both sides, on the slave. Returns an empty string if that succeeded, else the reason as a text.
+    """Authenticates both sides, on the slave. Returns an empty string if that succeeded, else the reason as a text for
+    people, also after a timeout.
 
-    A timeout is such a reason, too. If the connection fails, raises the stream's error (OSError or
-    trio.BrokenResourceError). Raises RemoteProtocolError if the master's messages are not those of the handshake.
+    If the connection fails, raises the stream's error (OSError or trio.BrokenResourceError). Raises RemoteProtocolError
+    if the master's messages are not those of the handshake.
     """
     with trio.move_on_after(options.timeout_s):
         await stream.send_all(HELLO)
