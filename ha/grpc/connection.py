@@ -32,8 +32,8 @@ MESSAGES_WAITING_MAX = 16
 RESOURCE_EXHAUSTED."""
 
 PENDING_PIECE_BYTES = 65_536
-"""Bytes of a message that `Call.send` and `Call.respond_all` queue before they wait for the peer's window. Keeps 1,024
-streams within `pending_bytes_max`."""
+"""Bytes of a message that `Call.respond_all` queues before it waits for the peer's window. Keeps 1,024 streams within
+`pending_bytes_max`."""
 
 SERVED_PIECE_BYTES = 16_384
 """Maximum number of received bytes that are parsed at a time."""
@@ -47,8 +47,8 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 
 
 class Call:
-    """A received call. Messages are sent in the order of the method calls; while `send` waits in a message of more than
-    PENDING_PIECE_BYTES, nothing else may be sent. Once the call has ended, sending does nothing."""
+    """A received call. Messages are sent whole, in the order of the method calls. Once the call has ended, sending does
+    nothing."""
 
     __slots__ = ("_stream", "connection", "message", "messages_in", "messages_out", "method", "received_at", "scope")
 
@@ -92,35 +92,39 @@ class Call:
 
     async def respond_all(self, messages: Iterable[bytes]) -> None:
         """Sends several messages and the status OK, with one system call if the peer's window allows. Waits while the
-        window is used up, or more than `outbox_high_bytes` wait for the kernel."""
+        window is used up, or more than `outbox_high_bytes` wait for the kernel. Meanwhile, and after a cancellation,
+        which may leave part of a message sent, nothing else may be sent than an error status."""
+        stream, protocol = self._stream, self.connection.protocol
         ends_at = perf_counter() + TIME_SLICE_S
         for message in messages:
-            await self._send(message)
+            data = memoryview(framed(message))
+            for begin in range(0, len(data), PENDING_PIECE_BYTES):
+                end = begin + PENDING_PIECE_BYTES
+                protocol.send_piece(stream, data[begin:end], is_first=not begin, is_last=end >= len(data))
+                await self._wait_allowed()
             if perf_counter() >= ends_at:  # making one of `messages` may take long
                 await trio.lowlevel.checkpoint()
                 ends_at = perf_counter() + TIME_SLICE_S
         self.finish()
 
     async def send(self, message: bytes) -> None:
-        """Sends one message of several. Waits as `respond_all` does; not always a checkpoint. If cancelled, it may have
-        sent part of the message; then nothing more may be sent."""
-        await self._send(message)
+        """Queues one message of several, and then waits as `respond_all` does; not always a checkpoint. If cancelled,
+        the message is sent nevertheless."""
+        self.connection.protocol.send_message(self._stream, message)
+        await self._wait_allowed()
         self.connection.flush_soon()
 
-    async def _send(self, message: bytes) -> None:
+    async def _wait_allowed(self) -> None:
         connection, stream = self.connection, self._stream
-        data = memoryview(framed(message))
-        for begin in range(0, len(data), PENDING_PIECE_BYTES):
-            connection.protocol.send_piece(stream, data[begin : begin + PENDING_PIECE_BYTES])
-            while (stream.has_pending or connection.is_congested) and not stream.is_closed:
-                connection.flush_soon()
-                if stream.has_pending or connection.is_congested:
-                    await connection.wait_sent()
+        while (stream.has_pending or connection.is_congested) and not stream.is_closed:
+            connection.flush_soon()
+            if stream.has_pending or connection.is_congested:
+                await connection.wait_sent()
         if stream.is_closed:  # by the peer, perhaps after this task was rescheduled
             await trio.lowlevel.checkpoint_if_cancelled()
 
     def send_nowait(self, message: bytes) -> None:
-        """Like `send`, but queues the whole message without waiting. For small, infrequent messages."""
+        """Like `send`, but does not wait. For small, infrequent messages."""
         self.connection.protocol.send_message(self._stream, message)
         self.connection.flush_soon()
 

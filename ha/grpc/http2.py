@@ -469,13 +469,15 @@ class Http2Protocol:
 
     def send_message(self, stream: Stream, message: bytes) -> None:
         """Queues a message of a call. Does nothing if the call has ended, or `finish` was called."""
-        self.send_piece(stream, framed(message))
+        self.send_piece(stream, framed(message), is_first=True, is_last=True)
 
-    def send_piece(self, stream: Stream, piece: bytes | memoryview) -> None:
-        """Queues the next piece of a call's framed messages. Does nothing if the call has ended, or `finish` was
-        called."""
+    def send_piece(self, stream: Stream, piece: bytes | memoryview, *, is_first: bool, is_last: bool) -> None:
+        """Queues the next piece of a framed message of a call. Between its first and its last piece, nothing else may
+        be sent than an error status. Does nothing if the call has ended, or `finish` was called."""
         if stream.is_closed or stream.trailers is not None:
             return
+        assert is_first is not stream.is_within_message
+        stream.is_within_message = not is_last
         if not stream.is_head_sent:
             stream.is_head_sent = True
             self._queue(frame(HEADERS, END_HEADERS, stream.id, RESPONSE_HEAD))
@@ -484,10 +486,11 @@ class Http2Protocol:
         self._flush(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
-        """Ends a call with `status` once its messages are sent. Does nothing if the call has ended, or `finish` was
-        called before."""
+        """Ends a call with `status` once its messages are sent; with an error status also within one (`send_piece`).
+        Does nothing if the call has ended, or `finish` was called before."""
         if stream.is_closed or stream.trailers is not None:
             return
+        assert status is not Status.OK or not stream.is_within_message
         trailers = TRAILERS_OK if status is Status.OK and not message else status_trailers(status, message)
         stream.trailers = trailers if stream.is_head_sent else RESPONSE_HEAD + trailers
         self._flush(stream)

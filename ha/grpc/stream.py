@@ -19,6 +19,7 @@ class Stream:
         "is_head_sent",
         "is_remote_closed",
         "is_streaming",
+        "is_within_message",
         "owner",
         "path",
         "pending",
@@ -57,6 +58,8 @@ class Stream:
         """Bytes that may be sent before the peer extends the window; negative if the peer has reduced it"""
         self.pending: deque[bytes | memoryview] = deque()
         """Framed messages, or pieces of them, that wait for the peer's window"""
+        self.is_within_message = False
+        """Whether the last piece of the last message is not queued yet"""
         self.trailers: bytes | None = None
         """Header block that ends the response once `pending` is empty; None before `finish`"""
         self.is_head_sent = False

@@ -106,6 +106,29 @@ def test_window_of_the_peer() -> None:
     assert pair.answer(large)[2]
 
 
+def test_nothing_is_sent_within_a_message() -> None:
+    """Except an error status."""
+    pair = Pair()
+    stream_id = pair.call(b"hello")
+    stream = pair.received[-1].stream
+    data = framed(b"r" * 100_000)
+    pair.protocol.send_piece(stream, data[:65_536], is_first=True, is_last=False)
+    pair.move()
+    with pytest.raises(AssertionError):
+        pair.protocol.send_message(stream, b"s" * 10)
+    with pytest.raises(AssertionError):
+        pair.protocol.finish(stream)
+    pair.protocol.send_piece(stream, data[65_536:], is_first=False, is_last=True)
+    pair.protocol.send_message(stream, b"s" * 10)
+    pair.protocol.send_piece(stream, data[:65_536], is_first=True, is_last=False)
+    pair.protocol.finish(stream, Status.INTERNAL)
+    pair.protocol.send_message(stream, b"s" * 10)  # does nothing
+    pair.move()
+    answered, headers, is_ended = pair.answer(stream_id)
+    assert answered == data + framed(b"s" * 10) + data[:65_536]
+    assert (headers["grpc-status"], is_ended) == ("13", True)
+
+
 def test_cancelled_call() -> None:
     pair = Pair()
     stream_id = pair.call(b"hello")

@@ -15,7 +15,7 @@ import trio.testing
 import trustme
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import PingReceived
+from h2.events import DataReceived, PingReceived, StreamEnded, TrailersReceived
 from h2.settings import SettingCodes
 
 from ha.grpc import Call, GrpcOptions, GrpcServer, Status
@@ -405,6 +405,50 @@ async def test_messages_that_wait_are_limited() -> None:
 
     async with serving(silent) as (_, address):
         await in_thread(client, address)
+
+
+class LargeChat(Echo):
+    """A streaming method that answers each message with a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    async def serve(self, call: Call) -> None:
+        assert call.messages_out is not None
+        self.calls.append(call)
+        async for _ in call.messages_out:
+            await call.send(b"a" * 100_000)
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.RESOURCE_EXHAUSTED])
+async def test_messages_of_several_tasks_to_one_call(status: Status) -> None:
+    """While one task waits in a large message for the peer's window, others send messages or end the call."""
+    service, (ours, theirs) = LargeChat(), trio.testing.memory_stream_pair()
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.send_headers(1, [(name, "/s/Chat" if name == ":path" else value) for name, value in HEADERS])
+    client.send_data(1, framed(b""))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(GrpcServer(service).handle, theirs)
+        await ours.send_all(client.data_to_send())
+        await trio.testing.wait_all_tasks_blocked()
+        [call] = service.calls
+        call.send_nowait(b"c" * 10)
+        call.finish(status)
+        received, is_ended = b"", False
+        with trio.fail_after(TIMEOUT_S):
+            while not is_ended:
+                for event in client.receive_data(await ours.receive_some()):
+                    if isinstance(event, DataReceived):
+                        received += event.data
+                        client.acknowledge_received_data(event.flow_controlled_length, 1)
+                    elif isinstance(event, TrailersReceived):
+                        assert dict(event.headers)[b"grpc-status"] == b"%d" % status
+                    is_ended |= isinstance(event, StreamEnded)
+                await ours.send_all(client.data_to_send())
+        assert received == framed(b"a" * 100_000) + framed(b"c" * 10)
+        nursery.cancel_scope.cancel()
 
 
 class Hasty(Echo):
