@@ -4,9 +4,9 @@ Any broker, halog or RocketMQ, master or slave, sends its log from any offset th
 
 - A request of 0 means "the last segment", so 1 is requested instead, and byte 0 is restored: it is the first byte of a
   record's size, which is below 16 MiB (first_byte.py).
-- A request is also an acknowledgement. It is the start of the damaged range, which is below what is held here and below
-  what any put waits for, and nothing else is reported. It is repeated, because peers close silent connections. A halog
-  peer learns before the request that this is no slave (range_question.py), and doesn't count the connection.
+- A request is also an acknowledgement, so only the start of the requested range is ever reported: it is below the end
+  of the log here, and below what any put waits for. The report is repeated, because peers close silent connections. A
+  halog peer learns before the request that this is no slave (range_question.py), and doesn't count the connection.
 
 The bytes are untrusted: the caller verifies them against checksums, or as valid records, before it writes them.
 """
@@ -56,8 +56,9 @@ async def fetch_range(
 ) -> Fetched:
     """Returns bytes [begin, end) of the log of the peer whose HA port is at `address`. They must lie in one segment.
 
-    Returns fewer, but at least one, if the peer has or sends no more. Raises HealFetchError if it sends none: it can't
-    be reached, doesn't have them, or they are damaged there, too. The connection is closed in any case.
+    Returns fewer, but at least one, if the peer has no more, or stops sending. Raises HealFetchError if it sends none
+    (it can't be reached, doesn't have them, or they are damaged there, too), if the two sides don't know the same
+    haSharedSecret, if the connection is lost, or if the peer violates the protocol. Always closes the connection.
     """
     assert 0 <= begin < end
     began = trio.current_time()

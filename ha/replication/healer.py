@@ -6,17 +6,21 @@
                                                               └─ only its start ──▶ write …; the range gets shorter
 
 Proven means: the fetched bytes have the checksums that the blocks had when they were written here; or, if none are
-known, they are valid records that start and end exactly where the damage does. Nothing else is ever written, so a peer
-that is wrong, damaged or hostile can do no harm. Only registered ranges are written, which never include bytes that are
-being appended.
+known, they are valid records that start and end exactly where the damage does. Only proven bytes are written. With
+checksums, a peer that is damaged, has another history or is malicious can therefore do no harm. Without checksums,
+forged records, or records of another history that happen to fit, would be written: only trusted brokers may be peers.
+Only registered ranges are written, which never include bytes that are being appended.
 
 If a peer has only the start of a range, the part that can be proven without the end is written: whole blocks with
 checksums, or valid records whose position, size, queue offset and tags are in the consume queues here. The next peer is
-asked for the rest. A range that is too long for memory is written piece by piece, before its end is known.
+asked for the rest. A range that is too long for memory is written piece by piece, before its end has been fetched.
 
-After ATTEMPTS attempts a range is given up for now: consumers skip it. Not sooner, whatever the peers answer: after a
-restart, slaves that have the range may not be known yet. It is retried in any case, first after RETRY_S, then after
-twice as long each time, up to RETRY_S_MAX.
+If a block doesn't match its checksum, but the peer sends the same bytes as are on the disk here, the checksum was
+wrong, because another program wrote the log: the checksum is corrected.
+
+Consumers skip a range after ATTEMPTS failed attempts. Not sooner, whatever the peers answer: after a restart, slaves
+that have the range may not be known yet. The healer retries in any case, first after RETRY_S, then after twice as long
+each time, up to RETRY_S_MAX.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 ATTEMPTS = 6
-"""Number of attempts before a range is given up for now: 31 s in all if peers answer at once, longer otherwise. By then
-a peer that restarts is back, and a running one has registered again at a restarted name server."""
+"""Number of failed attempts after which consumers skip a range: 31 s after the first one if peers answer at once, later
+otherwise. By then a peer that restarts is back, and a running one has registered again at a restarted name server."""
 RETRY_S_MAX = 300.0
 
 
@@ -62,10 +66,13 @@ class HealedLog(Protocol):
         OffsetGone if the range is no longer registered as damaged."""
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
-        """Returns whether `raw` equals the bytes on disk here; if so, correct their checksum, which was wrong."""
+        """Returns whether `raw` equals the bytes on the disk here; if so, corrects their checksum, which was wrong.
+        Always False unless the range is one block with a checksum. Raises OSError if the checksums can't be read or
+        written."""
 
     def after_heal(self, damage: DamagedRange) -> None:
-        """Call after a range was healed: blocks of it that have no checksum are checked again, and get one."""
+        """Call this after bytes of a range were healed: its blocks without a checksum are checked again, and get
+        one."""
 
 
 class Healer:

@@ -14,9 +14,9 @@ async def keep_time(
     options: HAOptions, last_read_at: Callable[[], float], heartbeat_due: Callable[[], float], wake: Callable[[], None]
 ) -> None:
     """Calls `wake` when a heartbeat is due; returns when nothing was read for longer than the housekeeping interval.
+    `last_read_at` and `heartbeat_due` return times of Trio's clock.
 
-    A single timer, which compares the latest times when it fires. Separate timers would have to be reset with each
-    frame.
+    A single timer, which gets both times when it fires. Separate timers would have to be reset with each frame.
     """
     silence_s = options.housekeeping_interval_s + TICK_S
     woken_until = -math.inf

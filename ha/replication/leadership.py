@@ -7,14 +7,14 @@ sync-state set (sync_state.py), and consumers see only the bytes that the set ha
 rules propose are written to the agreement service by the owner of the role (ha/failover, through ha/node/member.py):
 `proposed_set` is the proposal, `confirm_set` the result.
 
-A member is a broker id with one connection: a new one replaces the previous one, and messages on replaced connections,
-or on those of an ended term, don't count. If two processes use one broker id, only the process whose key is in the
-agreement service counts; processes are distinguished by their run ids. A process that was cut off from the service may
-not know that another has its id now, and keeps connecting. Slaves that send no run id count unless one is known for
-their broker id.
+Each member, identified by its broker id, has at most one connection: a new one replaces the previous one, and messages
+on replaced connections, or on those of an ended term, don't count. If two processes use one broker id, the process
+whose key in the agreement service was replaced by that of the other no longer counts; their run ids distinguish them.
+It may be cut off from the service and not know this, and then keeps connecting. Slaves that send no run id count unless
+one is known for their broker id.
 
-`lead` and `step_down` are synchronous: no acknowledgement counts in another term, and none is given once `step_down`
-has returned.
+`lead` and `step_down` are synchronous, so no acknowledgement counts in another term, and no put is acknowledged once
+`step_down` has returned.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Leadership:
     # Called by the owner of the role
 
     def lead(self, sync_state: SyncStateSet) -> None:
-        """Starts a term, with `sync_state` as its set, and admits the other members. If another term is running, it
-        ends first. The epoch of the new term must be the last one in the store's history."""
+        """Starts a term, with `sync_state` as its set, and admits other members from now on. If another term is
+        running, it ends first. The epoch of the new term must be the last one in the store's history."""
         last = self._store.epochs.last
         assert last is not None
         assert last.epoch == sync_state.epoch, (last, sync_state.epoch)
@@ -85,7 +85,8 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def step_down(self) -> None:
-        """Ends the term: from now on no report of a member counts, and the set acknowledges no put."""
+        """Ends the term, and closes the members' connections: from now on no report of a member counts, and the set
+        acknowledges no put."""
         self._held_here.unsubscribe(self._confirm)
         self.sync_state = None
         self.proposed_set.value = None
@@ -159,8 +160,8 @@ class Leadership:
         return None if self.sync_state is None else self.sync_state.acknowledged(self._log.max_offset.value)
 
     def admit(self, connection: HAConnection, handshake: SlaveHandshake) -> EpochFrames | CloseReason:
-        """Admit a member; return the encoder for the messages to it, or the reason for refusing it (`close_detail` may
-        say more)."""
+        """Admits a member; returns the encoder for the messages to it, or the reason for refusing it, with details in
+        the connection's `close_detail`, if any."""
         state, broker_id, progress = self.sync_state, handshake.broker_id, connection.progress
         if state is None:
             return CloseReason.NOT_MASTER
@@ -209,7 +210,7 @@ class Leadership:
             self._evaluate()
 
     async def keep_set(self) -> None:
-        """Re-evaluate the set whenever the passing of time may change it; until cancelled."""
+        """Evaluates the set whenever the passing of time may change it, until cancelled."""
         while True:
             look_at = math.inf
             if self.sync_state is not None:

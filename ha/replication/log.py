@@ -1,7 +1,7 @@
 """The log operations that replication needs, and nothing else of the store.
 
-Replication sees a log as bytes at physical offsets: [min_offset, max_offset), cut into segments of `segment_size` bytes
-at its multiples. It knows no records, files or queues.
+Replication sees a log as the bytes at physical offsets [min_offset, max_offset), in segments of `segment_size` bytes
+that start at multiples of this size. It knows no records, files or queues.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ReplicatedLog(Protocol):
 
     @property
     def segment_size(self) -> int:
-        """Bytes of a full segment (mappedFileSizeCommitLog), the same on master and slave."""
+        """Size of a segment in bytes (mappedFileSizeCommitLog), the same on master and slave."""
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
         """Returns up to `size_max` bytes of one segment if they are certain to be in memory; else None."""
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
-        """Returns up to `size_max` bytes of one segment, at least one below max_offset; cold bytes are read in a worker
-        and verified.
+        """Returns up to `size_max` bytes of one segment: at least one, or none at `max_offset`. Bytes that may not be
+        in memory are read by a worker and verified.
 
         Raises OffsetGone outside [min_offset, max_offset]. Raises DamagedBytes if the first byte is damaged: it must
         not leave this node. Raises OSError if the disk can't read.
@@ -48,26 +48,27 @@ class ReplicatedLog(Protocol):
         """Waits until no byte of [begin, end) is known to be damaged."""
 
     async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
-        """Appends a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's
-        end.
+        """Appends a master's bytes at exactly `max_offset`, within one segment.
 
-        An empty chunk at offset X of an empty log creates the segment of X. Raises DiskFull, OSError or TooSlowError if
-        a segment can't be created or the bytes can't be written.
+        If the log is empty, `physical_offset` may be any: the segment that contains it is created, and `max_offset`
+        becomes the start of that segment. A chunk that does not begin there is not written; an empty one only creates
+        the segment. Raises DiskFull, OSError or TooSlowError if a segment can't be created or the bytes can't be
+        written.
         """
 
     def tail(self) -> LogTail | None:
         """Returns the place in a file at which the caller may write the master's next bytes itself. The caller must
         call `note_appended` afterwards, without an await in between.
 
-        None if only `append_raw` can append: a new segment is needed, or another append is in progress.
+        None if only `append_raw` can append, for example because a new segment is needed.
         """
 
     def note_appended(self, size: int, began: float) -> None:
-        """Publishes `size` bytes that the caller has written at the `tail`. `began`: when that began, on Trio's
-        clock."""
+        """Publishes `size` bytes that the caller has written at the `tail`. `began`: Trio's time at which the write
+        began."""
 
     async def reset(self, first_offset: int) -> None:
-        """Moves the whole log aside and restart it empty at `first_offset`, the start of a segment. Creates that
+        """Moves the whole log aside and starts an empty one at `first_offset`, the start of a segment. Creates that
         segment, because a slave without a segment would start at the master's last one.
 
         After DiskFull or OSError nothing has changed; after DiskFailed the node must stop.
@@ -82,7 +83,8 @@ class ConfirmedLog(Protocol):
         """The confirm offset, or ha.store.commitlog.UNLIMITED if dispatch has no limit."""
 
     def limit_dispatch(self, offset: int) -> None:
-        """Stops consumers from reading at or after a physical offset; messages dispatched before stay readable."""
+        """Keeps consumers from reading at or after a physical offset; messages that are already dispatched stay
+        readable."""
 
 
 class MemberStore(Protocol):

@@ -21,14 +21,16 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     more than this)."""
 
     transfer_batch_size_bytes: int = 1 << 20
-    """haTransferBatchSize: largest body of a frame. RocketMQ's default is 32 KiB; its slaves take up to 4 MiB - 12."""
+    """haTransferBatchSize: maximum size of a frame's body. RocketMQ's default is 32 KiB; its slaves accept up to
+    TRANSFER_BATCH_SIZE_MAX."""
     fall_behind_max_bytes: int = 256 << 20
     """haSlaveFallbehindMax / haMaxGapNotInSync: lag in bytes from which on a slave is not in sync."""
     transfer_bytes_per_s_max: int | None = None
     """maxHaTransferByteInSecond if haFlowControlEnable, per connection, headers included, at least 1024; None:
     unlimited."""
     connection_count_max: int = 64
-    """Maximum number of HA connections. When full, a connection that never reported is evicted for a new one."""
+    """Maximum number of HA connections. A further one replaces the oldest one that has not reported yet; if all have
+    reported, it is refused."""
     waiting_request_count_max: int = 100_000
     """Maximum number of puts that wait for acknowledgements; further ones are answered FLUSH_SLAVE_TIMEOUT at once."""
     submitted_batch_count_max: int = 1024
@@ -44,8 +46,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Slave: timeout for the master's answer to the question which offsets it has (range_question.py), in addition to
     the time that connecting took, which includes a round trip. A RocketMQ master never answers it."""
     receive_size_bytes: int = 1 << 20
-    """Slave: maximum size of the receive buffer, which is all that is held in memory. The buffer has at least 64
-    KiB."""
+    """Slave: maximum size of the receive buffer, which is all received data that is held in memory. The buffer has at
+    least 64 KiB."""
     start_from: Literal["last", "first"] = "last"
     """haStartFrom: where an empty slave starts: the master's last segment (as RocketMQ) or its first offset."""
     out_of_range: Literal["wait", "resync"] = "wait"
@@ -55,8 +57,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     """haOverlapMax: number of bytes before its log's end that a slave compares with the master's when it connects; more
     if its last record begins before these. 0: no comparison, as RocketMQ."""
     ack_flushed: bool = False
-    """Report only flushed bytes (SYNC_FLUSH), so that acknowledged bytes survive a power loss here. A failover group's
-    master also confirms only the bytes that it has flushed."""
+    """Whether a slave reports only flushed bytes (SYNC_FLUSH), so that acknowledged bytes survive a power loss here. A
+    failover group's master then also confirms only the bytes that it has flushed."""
 
     handshake: HandshakeOptions | None = None
     """haSharedSecret: no data is sent to a slave, or accepted from a master, before the peer has proved that it knows

@@ -3,7 +3,7 @@
 The protocol carries physical offsets, but no checksums. A master that lost its tail, or a different master, may grow
 past a slave's end; a slave that simply appends then has two histories in one log, as RocketMQ's do. So a halog slave
 requests its last bytes again when it connects. Any master, halog or RocketMQ, sends from any physical offset that is
-requested. Logs that differ anywhere before differ in the head of the last record, too, as it contains the record's
+requested. Logs that differ at an earlier offset also differ in the head of the last record, which contains the record's
 store time and its position in its queue. The end of a record proves less: a producer may have sent the same message
 again. The filler at a segment's end proves nothing.
 
@@ -26,7 +26,7 @@ HEAD_SIZE = 76
 case)
 """
 SEARCH_BYTES_MAX = 64 << 20
-"""Maximum bytes before the log's end in which the head of a record is searched. No record is that large unless
+"""Maximum number of bytes before the log's end that are searched for the head of a record. No record is larger, unless
 maxMessageSize is"""
 SEARCH_STEP_BYTES = 64 << 10
 """Bytes that are searched before other tasks run"""
@@ -39,9 +39,9 @@ _MAGIC_AT = 4
 
 class Overlap:
     """Compares the end of a slave's log with the master's bytes. `held`: the slave's bytes from physical offset `start`
-    to its end. `position`: physical offset up to which they are compared. `torn_at`: physical offset from which the
-    rest of a sector is missing here; None if no sector is incomplete. `early_heartbeat_count`: number of heartbeats
-    that came before the comparison ended, counted by SlaveProtocol."""
+    to the log's end. `position`: physical offset up to which they are compared. `torn_at`: once `is_compared`, physical
+    offset from which the rest of a sector is missing here; None if no sector is incomplete. `early_heartbeat_count`:
+    number of heartbeats that came before the comparison ended, counted by SlaveProtocol."""
 
     __slots__ = ("_held", "_torn_to", "early_heartbeat_count", "end", "position", "start", "torn_at")
 
@@ -55,7 +55,8 @@ class Overlap:
         self._torn_to = start
 
     def feed(self, chunk: memoryview) -> memoryview | None:
-        """Compares the master's next bytes. Returns those after `end`; None if the logs differ, at `position`."""
+        """Compares the master's next bytes. Returns those after `end`, which may be none; None if the logs differ, at
+        `position`."""
         while chunk and not self.is_compared:
             is_torn = self.position < self._torn_to
             held = self._held[self.position - self.start : (self._torn_to if is_torn else self.end) - self.start]
@@ -110,8 +111,8 @@ def overlap_start(first_offset: int, end: int, segment_size: int, size_max: int)
     """Returns the physical offset at which to start comparing: at most `size_max` bytes before `end`, in the segment of
     the last record's head.
 
-    Never 0, which as a request means the master's last segment; `end` if there is nothing to compare. `first_offset`:
-    the first offset that both sides have, as far as that is known.
+    `end` if there is nothing to compare; otherwise never 0, which as a request means the master's last segment.
+    `first_offset`: the first offset that both sides have, as far as that is known.
     """
     if end <= 0:
         return end
