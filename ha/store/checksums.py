@@ -52,7 +52,8 @@ class SegmentSums:
 
 
 class Checksums:
-    """All checksums of a store. Blocking, except for `peek` and `is_dirty`; one thread at a time."""
+    """All checksums of a store. `peek` and `is_dirty` may be used at any time. The other methods block, and only one
+    thread at a time may call them."""
 
     def __init__(self, disk: Disk, directory: Path, segment_size: int, block_size: int) -> None:
         self._disk = disk
@@ -69,8 +70,9 @@ class Checksums:
         return self._loaded.get(start)
 
     def load(self, start: int) -> SegmentSums:
-        """Returns the entries of the segment at `start`, without those that are damaged or missing on the disk.
-        Raises OSError."""
+        """Returns the entries of the segment at `start`, read from its file if they are not in memory; damaged entries
+        count as missing. Deletes a file of the wrong size, or whose head is for another segment or block size. Raises
+        OSError."""
         sums = self._loaded.get(start)
         if sums is None:
             sums = self._read(start)
@@ -154,8 +156,9 @@ class Checksums:
         return file
 
     def verify_file(self, start: int) -> bool:
-        """Compares the file of the segment at `start` with the entries in memory, and rewrites what differs; False if
-        anything did. True without a check if the entries are not loaded or not all written. Raises OSError."""
+        """Compares the checksum file of the segment at `start` with the entries in memory, and rewrites what differs.
+        Returns False if anything differed; True, without a check, if the entries are not in memory or not all written,
+        or there is no file. Raises OSError."""
         sums = self._loaded.get(start)
         path = self.path_of(start)
         if sums is None or sums.dirty or not self._disk.exists(path):

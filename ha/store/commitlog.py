@@ -55,7 +55,7 @@ class CommitLog(SegmentedLog):
         self.is_slave = options.is_slave
         """Whether the log's bytes come from a master; changes at run time in a member of a failover group"""
         self.last_store_timestamp_ms = 0
-        """Store time of the newest record known; on a slave dispatch sets it"""
+        """Store time of the newest known record, 0 if there is none; on a slave, dispatch sets it"""
         self.allocator = SegmentAllocator(
             disk,
             self._directory,
@@ -79,7 +79,7 @@ class CommitLog(SegmentedLog):
         self.maintenance_lock = trio.Lock()
         """Serializes saving, retention, truncation and reset. Acquire it before `appends_held`"""
         self.before_delete: Callable[[int], Awaitable[None]] = _no_note
-        """Called before a segment is deleted, with the physical offset at which the log then begins. If it raises
+        """Awaited before a segment is deleted, with the physical offset at which the log will then begin. If it raises
         OSError, the segment stays"""
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
@@ -100,12 +100,12 @@ class CommitLog(SegmentedLog):
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
         """Returns bytes from a physical offset on: from memory if `read_hot` has them (for a pull, `read_nowait` or
-        `read_cached`), otherwise from the disk, read by a worker.
+        `read_cached`), otherwise from the file. A worker reads what the page cache lacks.
 
-        At least one byte, up to `size_max`, of one segment; empty at `max_offset`. Bytes from the disk are verified
-        (verified_reads.py). Raises DamagedBytes if the first byte isn't what was written; the range is then listed
-        as found by `found_by`. Raises OffsetGone outside [`min_offset`, `max_offset`]. Raises OSError if the disk can't
-        read.
+        At least one byte, up to `size_max`, of one segment; empty at `max_offset`. Bytes from the file are verified
+        (verified_reads.py). Raises DamagedBytes if the first byte isn't what was written; the range is then listed as
+        found by `found_by`. Raises OffsetGone outside [`min_offset`, `max_offset`]. Raises OSError if the disk can't
+        read checksums, or bytes that have no checksum.
         """
         is_pull = found_by == "pull"
         known = self.read_nowait(physical_offset, size_max) if is_pull else self.read_hot(physical_offset, size_max)
@@ -136,9 +136,9 @@ class CommitLog(SegmentedLog):
     def append(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
         """Appends messages in order, independently, without waiting; returns the result of each.
 
-        Fewer results than messages: the next one needs another segment (`add_segment`), or appends are held
-        (`wait_appends_allowed`). `began`: trio's time at which the caller first tried, for `append_times`; by default
-        now. Raises DiskFailed if the file can't be written, now or in an earlier call: the node must stop.
+        If there are fewer results than messages, the next message needs another segment (`add_segment`), or appends are
+        held (`wait_appends_allowed`). `began`: trio's time at which the caller first tried, for `append_times`; by
+        default now. Raises DiskFailed if the file can't be written, now or in an earlier call: the node must stop.
         """
         if self._append_lock.locked():
             return []
@@ -151,9 +151,9 @@ class CommitLog(SegmentedLog):
     def append_batch(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
         """Like `append`, for a client's batch, which must be contiguous in one segment: all messages or none.
 
-        If one of the messages is illegal, none is stored and every result says so: RocketMQ, too, refuses the whole
-        request. Returns an empty list if nothing was appended because the batch needs another segment or
-        `appends_are_held`. Raises DiskFailed as `append` does.
+        If one of the messages is illegal or the batch is too large, none is stored, and every result gives the reason:
+        RocketMQ, too, refuses the whole request. Returns an empty list if nothing was appended because the batch needs
+        another segment or `appends_are_held`. Raises DiskFailed as `append` does.
         """
         if self._append_lock.locked():
             return []
@@ -192,9 +192,9 @@ class CommitLog(SegmentedLog):
     async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Appends messages in order, independently, waiting for segments as needed; returns the result of each.
 
-        A message for which no segment was available within `segment_wait_s` gets CREATE_MAPPED_FILE_FAILED. Raises
-        DiskFailed if a file can't be written. If cancelled, the first messages may be in the log and the others not.
-        For users of a store without a broker.
+        A message whose segment can't be created, or isn't ready within `segment_wait_s`, gets
+        CREATE_MAPPED_FILE_FAILED. Raises DiskFailed if a file can't be written. If cancelled, the first messages may be
+        in the log and the others not. For users of a store without a broker.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -228,8 +228,9 @@ class CommitLog(SegmentedLog):
             return
         if self._failure is not None:  # the records that failed have used queue offsets, so later ones would leave gaps
             raise self._failure
-        # Not through the map: a copy into it runs in any order, so a kill in its middle would leave holes, while the
-        # kernel copies page by page, so a kill leaves a prefix. The first write to a page of the map also zeroes it.
+        # Not through the map: a copy into the map may run in any order, so a kill during it would leave holes. The
+        # kernel copies page by page, so a kill leaves a prefix. Also, the kernel would zero each page of the map
+        # before the first write to it.
         try:
             self._pwrite(segment, records, position)
         except OSError as error:
@@ -255,13 +256,13 @@ class CommitLog(SegmentedLog):
     async def append_raw(self, physical_offset: int, chunk: memoryview | bytes) -> None:
         """Appends bytes of the master's log at exactly `max_offset`, within one segment.
 
-        If the log is empty any offset is valid: the segment that contains it is created, and `max_offset` becomes the
+        If the log is empty, any offset is valid: the segment that contains it is created, and `max_offset` becomes the
         start of that segment, as in RocketMQ. A chunk that does not begin there is not written, and the next offset
         that the slave requests is `max_offset`. An empty chunk only creates the segment.
 
-        Raises ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull,
-        OSError or TooSlowError if the next segment can't be created; OSError if the disk refuses the bytes. If
-        cancelled, it changes nothing.
+        Raises ValueError if the chunk does not begin at `max_offset` (of a log that is not empty) or crosses the end of
+        a segment; DiskFull, OSError or TooSlowError if the next segment can't be created; OSError if the disk refuses
+        the bytes. If cancelled, it changes nothing.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -391,8 +392,8 @@ class CommitLog(SegmentedLog):
         """Whether bytes of a failed write may be in the file after the log's end, or a failed reset has left files
         moved.
 
-        Such bytes may look like a record, because no CRC covers a whole record; only recovery after a crash can tell
-        them apart.
+        Such bytes may look like a record, because no CRC covers a whole record. Only recovery as after a crash can
+        tell them from records.
         """
         return self._torn_to > self.max_offset.value
 
@@ -408,8 +409,8 @@ class CommitLog(SegmentedLog):
             self._release_wanted.set()
 
     async def _roll(self) -> AppendResult | None:
-        """Fills up the last segment and adds the next; returns why there is no next one, having changed nothing.
-        Raises DiskFailed."""
+        """Fills up the last segment and adds the next one. Returns None or, if the next one is not available, the
+        reason; then nothing has changed. Raises DiskFailed if the filler can't be written."""
         segment, position = self._tail()
         try:
             following = await self._next_segment(0 if segment is None else segment.end)
@@ -439,8 +440,8 @@ class CommitLog(SegmentedLog):
     # ---- retention
 
     async def delete_first(self) -> None:
-        """Deletes the oldest segment (never the last). Readers that hold views keep them. If it raises OSError, the
-        segment stays."""
+        """Deletes the oldest segment, which must not be the only one. Readers that hold views keep them. If it raises
+        OSError, the segment stays."""
         assert len(self._segments) > 1
         await self.before_delete(self._segments[1].start)
         with trio.CancelScope(shield=True):  # a file that remains would be the log's first at the next start
@@ -454,8 +455,8 @@ class CommitLog(SegmentedLog):
             self.damage.forget(0, end)
 
     def _unlink(self, held: list[Segment]) -> None:
-        """Deletes the files of the one segment in `held` and clears the list. In a worker, because dropping the last
-        reference to a deleted file waits until its blocks are freed."""
+        """Deletes the files of the one segment in `held` and clears the list. Called in a worker, because dropping the
+        last reference to a deleted file waits until its blocks are freed."""
         self.verified.checksums.delete(held[0].start)
         with suppress(FileNotFoundError):  # deleted by hand
             self._disk.unlink(held[0].file.path)

@@ -26,7 +26,7 @@ _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128
 """Maximum number of remaining candidates at which a binary search reads all of them at once, and number of entries that
-a search for the next record reads at once"""
+a search for the next or previous record reads at once"""
 
 
 class QueueEntry(NamedTuple):
@@ -51,7 +51,8 @@ class NewFile(NamedTuple):
 
 
 class ConsumeQueue:
-    """One queue. Offsets are queue offsets (entries) unless named otherwise."""
+    """One queue. Offsets are queue offsets (entries) unless named otherwise. Searches read the files: they block, and
+    raise OSError."""
 
     def __init__(self, disk: Disk, files: OpenFiles, directory: Path, topic: str, queue_id: int, count: int) -> None:
         """`count`: number of entries in one file."""
@@ -60,7 +61,8 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self.max_physical_offset = 0
-        """End (bytes) of the last record that has an entry; records before it are skipped when dispatched again"""
+        """Physical offset at which the last record with an entry ends, 0 if there is none; records before it are
+        skipped when they are dispatched again"""
         self.has_lost_entries = False
         """Whether the queue has to be rebuilt: `load` found entries after the first invalid one, and removed them"""
         self.files = QueueFiles(disk, files, directory, count, owner=self)
@@ -71,8 +73,8 @@ class ConsumeQueue:
         """Returns up to `count` entries from `queue_offset` on; none if that is outside [`min_offset`, `max_offset`).
         Blocking. Raises OSError.
 
-        A file that is too short is read as if entries of size 0 followed. A caller that uses an entry checks that it is
-        plausible, and has it repaired (scrub.py) if not.
+        A file that is too short is read as if entries of size 0 followed. Callers must check that an entry is plausible
+        before they use it, and have it repaired (`Scrub.repair_entry`) if it is not.
         """
         return list(map(QueueEntry._make, ENTRY.iter_unpack(self.read_raw(queue_offset, count))))
 
@@ -94,8 +96,8 @@ class ConsumeQueue:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def fetch_raw(self, queue_offset: int, count: int, run_blocking: RunBlocking) -> bytes:
-        """Like `read_raw`, but a worker reads entries that the page cache lacks. Not a Trio checkpoint if it has all.
-        Raises OSError."""
+        """Like `read_raw`, but a worker reads entries that the page cache lacks. Not a Trio checkpoint if the cache has
+        all of them. Raises OSError."""
         pieces = [
             bytes(await fetch(file, size, position, run_blocking)).ljust(size, b"\0")
             for file, size, position in self._ranges(queue_offset, count)
@@ -113,11 +115,12 @@ class ConsumeQueue:
     # ---- building
 
     def append(self, queue_offset: int, entries: Sequence[bytes]) -> None:
-        """Writes entries of consecutive queue offsets, none of which exist yet.
+        """Writes entries of consecutive queue offsets, none of which exists yet.
 
-        A new queue may begin anywhere. A gap before the entries is logged and filled with blank entries; if it is
-        longer than a file, the queue's files are deleted, and it begins with these entries. Raises OSError if a file
-        can't be written or created; entries written before the error remain, and `max_offset` is after them.
+        A new queue may begin anywhere. A gap before the entries is logged and filled with blank entries; if the gap is
+        longer than a file, the queue's files are deleted instead, and the queue begins with these entries. Raises
+        OSError if a file can't be written, created or deleted; entries written before the error remain, and
+        `max_offset` is after them.
         """
         if queue_offset != self.max_offset:
             self._begin_at(queue_offset)
@@ -174,7 +177,7 @@ class ConsumeQueue:
         self.files.adopt(new.start, file)
 
     def repair(self, queue_offset: int, entries: Sequence[bytes]) -> int:
-        """Replaces the entries from `queue_offset` on by `entries`; returns how many differed. Raises OSError.
+        """Replaces the entries from `queue_offset` on with `entries`; returns how many differed. Raises OSError.
 
         Entries outside [`min_offset`, `max_offset`) are ignored. A file that is too short is completed.
         """
@@ -210,7 +213,7 @@ class ConsumeQueue:
 
     def keep_end(self, end: int, physical_offset: int) -> None:
         """Fills the queue with blank entries up to `end`, its end before entries were lost. The record of the last lost
-        entry ended at `physical_offset`. Raises OSError."""
+        entry ended at or before `physical_offset`. Raises OSError."""
         logger.error(
             "queue.end_kept topic=%s queue_id=%d end=%d found=%d", self.topic, self.queue_id, end, self.max_offset
         )
@@ -221,8 +224,8 @@ class ConsumeQueue:
     # ---- loading
 
     def load(self, is_clean: bool) -> bool:
-        """Finds the entries on the disk. False if the queue is damaged and was emptied: files are missing or of a wrong
-        size, or an entry points before the end of the previous record. Raises OSError.
+        """Finds the entries on the disk. Returns False if the queue is damaged and was emptied: files are missing or of
+        a wrong size, or an entry points before the end of the previous record. Raises OSError.
 
         After an unclean stop the bytes after the entries have to be zeros on the disk, too: see
         `QueueFiles.take_zeroed`.
@@ -233,7 +236,7 @@ class ConsumeQueue:
         if not files.starts:
             return True
         first = self.min_offset = self.max_offset = files.starts[0]
-        # RocketMQ scans from the third file from the end; a crash can have left holes in what was not synced.
+        # From the third file from the end, as in RocketMQ: a crash can have left holes in what was not synced.
         position = files.starts[max(0, len(files.starts) - 3)]
         data = files.last_data()
         stop = files.starts[-1] + (-(-data[-1][1] // ENTRY_SIZE) if data else 0)
@@ -338,8 +341,8 @@ class ConsumeQueue:
     def _search(self, physical_offset: int) -> int:
         """Returns the queue offset after the last entry of a record before a physical offset.
 
-        Zeroed entries, which a power loss left at the end or damage in between, have no physical offset. They count as
-        entries of later records, unless an entry of a record before the offset follows.
+        Zeroed entries have no physical offset: a power loss can leave them at the end, and damage anywhere. They count
+        as entries of later records, unless an entry of a record before the offset follows.
         """
         if 0 < self.max_physical_offset < physical_offset:
             return self.max_offset
@@ -392,7 +395,7 @@ class ConsumeQueue:
         return found
 
     def last_record_before(self, physical_offset: int) -> int:
-        """Returns the physical offset of the last record before `physical_offset` that has an entry; −1 if none has."""
+        """Returns the physical offset of the last record before `physical_offset` that has an entry; -1 if none has."""
         end = self._search(physical_offset)
         while end > self.min_offset:
             begin = max(end - _NEAR_ENTRIES, self.files.start_of(end - 1), self.min_offset)

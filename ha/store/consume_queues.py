@@ -21,7 +21,7 @@ _CHAIN_BYTES = 64 << 20
 
 
 class ConsumeQueues:
-    """All queues of a store."""
+    """All queues of a store. Searches read the queues' files: they block, and raise OSError."""
 
     def __init__(self, disk: Disk, directory: Path, file_entry_count: int) -> None:
         self._disk = disk
@@ -62,7 +62,8 @@ class ConsumeQueues:
     # ---- loading
 
     def load(self, is_clean: bool) -> bool:
-        """Finds the queues on the disk. False if one was damaged (it is empty now) and must be rebuilt. Raises OSError.
+        """Finds the queues on the disk. Returns False if one was damaged (it is empty now) and must be rebuilt. Raises
+        OSError.
 
         The bytes after the entries are certain to be zeros only after `truncate`, which has to be called before records
         are dispatched.
@@ -90,8 +91,8 @@ class ConsumeQueues:
         return found
 
     def lost_from(self, ends: QueueEnds) -> int | None:
-        """Returns the physical offset from which dispatch restores the queues that end before their recorded ends; None
-        if none does."""
+        """Returns the physical offset from which records have to be dispatched again to restore the queues that end
+        before their recorded ends (`ends`); None if no queue does."""
         found: list[int] = []
         for topic, known in ends.items():
             for queue_id, end in known.items():
@@ -104,8 +105,8 @@ class ConsumeQueues:
 
     @property
     def rebuild_from(self) -> int | None:
-        """Physical offset from which dispatch restores the entries that `load` found to be lost; None if there are
-        none."""
+        """Physical offset from which records have to be dispatched again to restore the entries that `load` found to be
+        lost; None if there are none."""
         lost = (queue.max_physical_offset for queue in self._queues.values() if queue.has_lost_entries)
         return min(lost, default=None)
 
@@ -122,7 +123,7 @@ class ConsumeQueues:
         return min((p for queue in self if (p := queue.first_record_from(physical_offset)) is not None), default=None)
 
     def last_record_before(self, physical_offset: int) -> int:
-        """Returns the physical offset of the last record before `physical_offset` that has an entry; −1 if none has."""
+        """Returns the physical offset of the last record before `physical_offset` that has an entry; -1 if none has."""
         return max((queue.last_record_before(physical_offset) for queue in self), default=-1)
 
     def has_record_at(self, physical_offset: int) -> bool:
@@ -130,8 +131,8 @@ class ConsumeQueues:
         return any(queue.has_record_at(physical_offset) for queue in self)
 
     def has_entry_of(self, head: RecordHead) -> bool:
-        """Returns whether the queue's entry at the record's queue offset has the record's physical offset, size and
-        tags code."""
+        """Returns whether the entry at the record's place in its queue has the record's physical offset, size and tags
+        code."""
         queue = self._queues.get((head.topic, head.queue_id))
         expected = QueueEntry(head.physical_offset, head.total_size, head.tags_code)
         return queue is not None and queue.read(head.queue_offset, 1) == [expected]
@@ -168,10 +169,10 @@ class ConsumeQueues:
         return removed
 
     def destroy(self) -> None:
-        """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking. Raises OSError.
+        """Deletes the files of all queues, because the log has lost all its records. Blocking. Raises OSError.
 
-        The master that it follows next may have lost records, too, and continue these queues at lower queue offsets
-        than their present ends.
+        The master that the node follows next may have lost records, too, and may continue these queues at lower queue
+        offsets than their present ends.
         """
         for queue in self:
             queue.destroy()

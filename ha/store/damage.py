@@ -49,7 +49,8 @@ class DamagedRange(msgspec.Struct, eq=False):
 
 
 class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and the ranges that are not healed now (`open`). Sizes in bytes."""
+    """How many damaged ranges were found and healed since the start; count and total size in bytes of those that are
+    not healed now; and how many of these consumers skip (`hopeless_count`)."""
 
     found_count: int
     healed_count: int
@@ -93,7 +94,7 @@ class DamageRegistry:
     ) -> DamagedRange:
         """Lists a range and logs it, unless a listed one contains it; returns the listed one.
 
-        With OPEN_COUNT_MAX ranges listed, the new one is only counted and logged.
+        If OPEN_COUNT_MAX ranges are listed, the new one is only counted, logged and returned.
         """
         assert begin < end
         for known in self._open:
@@ -110,7 +111,7 @@ class DamageRegistry:
         return damage
 
     def first_in(self, begin: int, end: int) -> DamagedRange | None:
-        """Returns the lowest listed range that overlaps [begin, end), None if there is none."""
+        """Returns the lowest listed range that overlaps [begin, end); None if there is none."""
         for damage in self._open:
             if damage.begin >= end:
                 break
@@ -123,7 +124,8 @@ class DamageRegistry:
         return any(each.begin <= begin and end <= each.end for each in self._open)
 
     def healed(self, damage: DamagedRange, source: str) -> None:
-        """Removes a range from the list: its bytes are right again, from `source`."""
+        """Removes a range from the list, because its bytes, obtained from `source`, are right again. Does nothing if
+        the range is no longer listed."""
         if damage not in self._open:
             return
         self._open = [each for each in self._open if each is not damage]
@@ -136,7 +138,8 @@ class DamageRegistry:
         self.on_healed(damage)
 
     def shrink(self, damage: DamagedRange, begin: int, source: str) -> None:
-        """Shrinks a range to begin at `begin`: the bytes before it are right again, from `source`."""
+        """Shrinks a range to begin at `begin`, because the bytes before that offset, obtained from `source`, are right
+        again. Does nothing if the range is no longer listed."""
         assert damage.begin < begin < damage.end
         if damage not in self._open:
             return
@@ -173,8 +176,8 @@ class DamageRegistry:
     def truncate(self, end: int, record_before: Callable[[int], int]) -> None:
         """Drops the ranges after `end`, where the log was truncated, and shortens those that extend beyond it.
 
-        A shortened range of blocks becomes one of records, because the checksum of its last block is gone: it then
-        begins where the record at its start does, which `record_before` returns.
+        A shortened range of blocks becomes one of records, because the checksum of its last block is gone. It then
+        begins with the record that contains its first byte: `record_before` returns the start of that record.
         """
         self.forget(end, 1 << 63)
         for damage in self._open:

@@ -1,4 +1,4 @@
-"""One timer for the deadlines of many requests. It is reset only if a deadline is earlier than all others, not each
+"""One timer for the deadlines of many requests. It is reset only if a new deadline is earlier than all others, not each
 time that a request is added or finishes.
 
 Requests arrive and finish thousands of times a second, and a new one nearly always has the latest deadline. A task that

@@ -1,11 +1,11 @@
 """Builds consume queues and the key index from the commitlog in batches (RocketMQ: reput), and notifies readers of new
 messages.
 
-One task reads records between `dispatched_offset` and the end (with SYNC_FLUSH: the flushed end), or the log's
-`dispatch_limit` where that comes first. While the task is idle, records that are appended in a turn of the node's
-poller (ha/poller.py) are dispatched at the end of that turn, without waking the task, unless that has to wait. Dispatch
-runs on masters and slaves alike and is idempotent: records that a queue or the index already has are skipped, so it may
-begin at an earlier record than necessary.
+One task reads records from `dispatched_offset` up to the end (with SYNC_FLUSH: the flushed end), or up to the log's
+`dispatch_limit` if that comes first. While the task is idle, records that are appended in a turn of the node's poller
+(ha/poller.py) are dispatched at the end of that turn, without waking the task, unless dispatching them has to wait.
+Dispatch runs on masters and slaves alike and is idempotent: records that a queue or the index already has are skipped,
+so it may begin at an earlier record than necessary.
 Sources: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue, -BuildIndex.
 """
 
@@ -42,8 +42,8 @@ _RECORDS_MAX = 1024
 or without compiled modules"""
 _PAUSE_S = 1.0
 _FILES_WAIT_S = 3.0
-"""Maximum wait for files of queues. A slave may have a whole log to dispatch, and clients wait 5 s or 6 s for most
-responses."""
+"""Maximum time that `wait_files_made` waits. A slave may have a whole log to dispatch, and clients wait 5 s or 6 s for
+most responses."""
 _Place = tuple[tuple[int, int, int], int]
 """A record's entry (physical offset, size, tags code) and queue offset"""
 
@@ -88,7 +88,7 @@ class Dispatcher:
         self.on_caught_up: Callable[[], None] = lambda: None
         """Called when dispatch reaches the end after it waited for a repair. The store sets it"""
         self.after_turn: Callable[[Callable[[], None]], bool] = lambda callback: False
-        """Schedules a call of `callback` at the end of the present turn of the poller (ha/poller.py), and returns True;
+        """Schedules a call of `callback` at the end of the current turn of the poller (ha/poller.py), and returns True;
         returns False outside a turn. The node sets it"""
         self._is_idle = False
         """Whether `run` has dispatched everything and waits. Records that are then appended in a turn of the poller are
@@ -103,7 +103,7 @@ class Dispatcher:
         self._file_waiters = trio.lowlevel.ParkingLot()
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
-        """Calls `callback` synchronously after each batch that brought messages. It must not raise."""
+        """Calls `callback` synchronously after each batch with new messages. It must not raise."""
         self._subscribers.append(callback)
 
     async def run(self) -> None:
@@ -218,8 +218,8 @@ class Dispatcher:
         self._arrived.unpark_all()
 
     async def catch_up(self) -> None:
-        """Dispatches everything up to the log's end or limit. Returns before that at damaged bytes, at an incomplete
-        record, and, on a slave, at bytes that are no record. Must not be called while `run` is active. Retries, and
+        """Dispatches everything up to the log's end or limit. Returns earlier at damaged bytes, at an incomplete record
+        and, on a slave, at bytes that are no record. Must not be called while `run` is active. Retries, and
         raises errors, as `run` does."""
         while self._log.dispatched_offset.value < self._log.dispatchable_end:
             if not await self._advance(self._log.dispatchable_end):
@@ -227,7 +227,7 @@ class Dispatcher:
             await trio.lowlevel.checkpoint()
 
     async def catch_up_for_stop(self) -> None:
-        """Dispatches the rest before closing, unless dispatch is paused for another reason than damage, such as a full
+        """Dispatches the rest before closing, unless dispatch is paused for a reason other than damage, such as a full
         disk: then the next start does it. Raises DiskFailed and OSError as `run` does."""
         if not self.paused_reason or self._damaged is not None:
             await self.catch_up()
@@ -283,8 +283,8 @@ class Dispatcher:
                 callback(arrivals)
 
     async def _next_digest(self, position: int, end: int) -> RecordDigest | None:
-        """Returns the records from `position` on, or a digest of size 0 with the `damage` if the bytes are no record;
-        None if the next record is incomplete, or the log was truncated or set aside meanwhile.
+        """Returns the digest of the records from `position` on; one of size 0, with `damage`, if the bytes are no
+        record; None if the next record is incomplete, or the log was truncated or set aside meanwhile.
 
         Raises DamagedBytes, OffsetGone, OSError.
         """
@@ -334,7 +334,7 @@ class Dispatcher:
                 return False
 
     async def _pause_for(self, error: OSError, position: int) -> None:
-        """Waits for _PAUSE_S after an error that is temporary."""
+        """Waits for _PAUSE_S after a temporary error."""
         trouble = "disk full" if is_full(error) else "no file can be opened"
         if not self.paused_reason.startswith(trouble):
             self._pause(position, f"{trouble}: {error}")
@@ -348,14 +348,14 @@ class Dispatcher:
 
     def cap_timestamp(self, stored_ms: int) -> None:
         """Lowers `dispatched_timestamp_ms` to at most `stored_ms`, because the log is truncated or set aside. Clears
-        `paused_reason`, and the arrivals that no subscriber has got yet."""
+        `paused_reason`, and the arrivals that are not passed to the subscribers yet."""
         self.dispatched_timestamp_ms = min(self.dispatched_timestamp_ms, stored_ms)
         self.paused_reason = ""
         self._arrivals = []
 
     async def _on_damage(self, position: int, damaged: DamagedBytes) -> bool:
-        """Skips damaged bytes if the queues have every record in them. Otherwise returns False: dispatch waits until
-        they are healed. Raises OSError if a queue can't be read."""
+        """Skips damaged bytes if the queues have entries of all records in these bytes. Otherwise returns False:
+        dispatch then waits until the bytes are healed. Raises OSError if a queue can't be read."""
         log = self._log
         generation = log.generation
         try:
@@ -413,10 +413,10 @@ class Dispatcher:
         return index.lacks_file(len(digest.keys) // KEY_SIZE, digest.last_offset)
 
     async def _make_files(self, digest: RecordDigest) -> None:
-        """Creates the queue and index files that are missing for these records, in a worker thread, because that waits
-        for the disk. Raises OSError.
+        """Creates the queue and index files that are missing for these records, in a worker thread, because creating
+        files waits for the disk. Raises OSError.
 
-        If the log is truncated or set aside meanwhile, they are deleted again.
+        If the log is truncated or set aside meanwhile, deletes the files again.
         """
         if not self._lacks_files(digest):
             return
@@ -468,7 +468,7 @@ class Dispatcher:
                 arrival = self._build_queue(run)
             except OSError:
                 end = self._queues.next_queue_offset(run.topic, run.queue_id)
-                if end > run.queue_offset:  # the repeated call leaves these messages out
+                if end > run.queue_offset:  # the repeated call skips these messages
                     self._arrivals.append(Arrival(run.topic, run.queue_id, end, run.tags_codes))
                 raise
             if arrival is not None:

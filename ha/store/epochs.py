@@ -3,12 +3,13 @@
 A log that was never part of a failover group has none, and no file. Two nodes compare their histories to find up to
 where their logs are the same (`consistent_point`), so a history must never be older than the bytes that it describes:
 
-- `append` returns when the entry is on the disk, before a byte of the term may be acknowledged;
+- `append` returns when the entry is on the disk, and no byte of the term may be acknowledged before that;
 - the file and its copy, `.bak`, have the same content when a call returns, so that either may be lost. RocketMQ's copy
   has the previous content: a broker that falls back to it takes bytes of the last term for those of the term before;
-- entries after the log's end are dropped when the log is truncated, and at a start after its end was lost.
+- entries beyond the log's end are dropped when the log is truncated, and at the start after it has lost its end.
 
-After a crash or an error the two may differ: then the call that wrote them had not returned, and the copy is newer.
+After a crash or an error, the file and its copy may differ: then the call that wrote them did not complete, and the
+copy is newer.
 Sources: EpochFileCache, CheckpointFile.
 """
 
@@ -47,7 +48,7 @@ class EpochHistory:
 
     @property
     def entries(self) -> Sequence[EpochEntry]:
-        """All terms, ascending; a term ends where the next one begins, the last one is open."""
+        """All terms, ascending. A term ends where the next one begins; the last one has no end yet."""
         return self._entries
 
     @property
@@ -59,7 +60,7 @@ class EpochHistory:
         """Returns the physical offset up to which this log, which ends at `own_end`, equals a master's, which ends at
         `master_end`; None if no term is in both histories (then it is unknown).
 
-        It is the end of the newest term that both histories have with the same start; if the two ends of that term
+        This is the end of the newest term that both histories have with the same start; if the two ends of that term
         differ, the earlier one. Source: EpochFileCache.
         """
         theirs = dict(_ends(master_entries, master_end))
@@ -71,9 +72,10 @@ class EpochHistory:
     # ---- changing
 
     async def load(self) -> None:
-        """Reads the file, or its copy if that is damaged or missing; no entries if there is neither.
+        """Reads the file, or its copy if the file is damaged or missing, and makes both equal. No entries if neither
+        exists.
 
-        Raises CorruptLog if both are damaged, OSError if the disk refuses.
+        Raises CorruptLog if one or both exist and none is intact, OSError if the disk refuses.
         """
         async with self._lock:
             self._entries = await self._run_blocking(self._load)
@@ -81,7 +83,7 @@ class EpochHistory:
     async def append(self, epoch: int, start_offset: int) -> None:
         """Adds a term that begins at a physical offset; durable on return.
 
-        Raises ValueError unless both are larger than the last entry's: drop a term without bytes first
+        Raises ValueError unless both numbers are larger than the last entry's: drop a term without bytes first
         (`truncate_from`). Raises DiskFull if the disk is full or no file can be opened (nothing has changed then),
         DiskFailed if it can't be written for another reason.
         """

@@ -53,7 +53,7 @@ _OWN_REFERENCES = 2
 
 
 class DiskUsage(NamedTuple):
-    """Size of a file system, and how much of it an unprivileged process can still use, in bytes."""
+    """Total and free space of a file system in bytes. Neither includes free space that is reserved for root."""
 
     total_bytes: int
     free_bytes: int
@@ -75,8 +75,8 @@ class File(Protocol):
         system."""
 
     def map(self, size: int) -> memoryview:
-        """Maps the first `size` bytes, which must exist, as shared memory. Callers only read through it: on a full
-        disk, a write through the map to a page without space would be a SIGBUS."""
+        """Maps the first `size` bytes, which must exist, as shared memory, and returns a view of the map. Callers only
+        read through it: on a full disk, a write through the map to a page without space would be a SIGBUS."""
 
     def cool(self, position: int, size: int) -> None:
         """Removes a mapped range from the resident set. A hint: its bytes stay in the file and can be read as
@@ -117,8 +117,8 @@ class File(Protocol):
 def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
     """Returns the ranges (begin, end) within [`position`, `end`) that may contain anything but zeros.
 
-    A list and not an iterator: preallocated space counts as data once it was read, or read ahead, so a caller that
-    reads one range before it asks for the next would get the whole rest of the file.
+    A list and not an iterator: preallocated space counts as data once it has been read, or read ahead, so a caller that
+    read one range before asking for the next would get the whole rest of the file.
     """
     found = []
     while position < end and (following := file.next_range(position)) is not None and following[0] < end:
@@ -130,8 +130,8 @@ def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
 def write_all(write: Callable[[memoryview, int], int], chunk: bytes | bytearray | memoryview, position: int) -> None:
     """Writes all of `chunk` at `position`. `write` writes a part, as pwrite(2) does, and returns its size, or raises.
 
-    Every view is released before an error is raised: its traceback keeps the frames, and what they refer to, as long as
-    the error exists, and a buffer with a view can't be resized.
+    Releases every view before an error reaches the caller: the traceback keeps the frames, and what they refer to, as
+    long as the error exists, and a buffer with a view can't be resized.
     """
     with memoryview(chunk) as view:
         written = 0
@@ -170,8 +170,8 @@ class Disk(Protocol):
         """Creates a file of `size` zeros at `path`, completely or not at all; its name is durable on return.
 
         `allocate`: reserves its space (OSError ENOSPC if there is none). Otherwise the file is sparse, and each write
-        may find the disk full. Raises FileExistsError if the name exists. On a file system without O_TMPFILE, a crash
-        may leave a shorter file.
+        may find the disk full. Raises FileExistsError if the name exists. If only the sync of its name fails (OSError),
+        the file remains. On a file system without O_TMPFILE, a crash may leave a shorter file.
         """
 
     def open(self, path: Path) -> File:
@@ -191,7 +191,7 @@ class Disk(Protocol):
         return."""
 
     def unlink(self, path: Path) -> None:
-        """Removes a file's name, durable on return; open and mapped files stay usable."""
+        """Removes a file's name; the removal is durable on return. Open and mapped files stay usable."""
 
     def usage(self, path: Path) -> DiskUsage:
         """Returns the total and the free bytes of the file system that contains `path`. Raises OSError."""
@@ -229,11 +229,12 @@ class OsFile:
     def __del__(self) -> None:
         descriptor, mapped = self._descriptor, self._map
         status = os.fstat(descriptor)
-        # While the interpreter ends, a new thread never runs, and starting one would wait for it.
+        # While the interpreter shuts down, a new thread never runs, and starting one would wait for it.
         if status.st_nlink or status.st_size < _LARGE_BYTES or sys.is_finalizing():
             os.close(descriptor)
             return
-        # A deleted file: the last close frees its space, 60 ms for 256 MiB, and any reader may be the last.
+        # The last close of a deleted file frees its space, which takes 60 ms for 256 MiB, and any reader may be the one
+        # that closes it last.
         self._map = None
         try:
             trio.lowlevel.start_thread_soon(partial(_close_deleted, descriptor, [mapped]), _ignore)
@@ -503,7 +504,8 @@ class OsDisk:
     @staticmethod
     @contextmanager
     def _synced(path: Path) -> Iterator[None]:
-        """Syncs a directory after the block. Opens it before: if no file can be opened, no name has changed."""
+        """Syncs a directory after the block. Opens it before the block, so that no name changes if it can't be
+        opened."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield

@@ -1,10 +1,10 @@
 """Flushes the log to the disk, and answers the requests that wait for it.
 
-SYNC_FLUSH: one fdatasync after another while there is new data; each serves every request that came before it (group
-commit). ASYNC_FLUSH: at intervals, if enough pages are dirty. A worker syncs, never through the map (msync would hold
-the GIL); of a large range it writes back all but the end first (`Segment.sync`). A failed sync is never retried: the
-kernel may have dropped the pages and would then report success. Sources: CommitLog.GroupCommitService,
-FlushRealTimeService.
+With SYNC_FLUSH, one fdatasync follows another while there is new data; each serves every request that came before it
+(group commit). With ASYNC_FLUSH, the log is flushed at intervals, if enough pages are dirty, a segment was filled, or
+the last flush was long ago. A worker syncs, never through the map (msync would hold the GIL); if much is dirty, it
+first writes back all but the end of the range (`Segment.sync`). A failed sync is never retried: the kernel may have
+dropped the pages and would then report success. Sources: CommitLog.GroupCommitService, FlushRealTimeService.
 """
 
 from __future__ import annotations

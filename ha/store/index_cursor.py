@@ -53,7 +53,7 @@ class IndexCursor:
                 self.close()  # they are among the pending keys: the next round compares
                 return True
             if not entries:
-                return False  # the records are dispatched, so they must be here
+                return False  # the records are dispatched, so their entries must be here
             file = index.files[self._file]
             begin_ms = file.begin_timestamp_ms
             for number, (entry, key) in enumerate(zip(entries, expected, strict=False), self._number):

@@ -1,12 +1,12 @@
-"""One file of the key index: from a key's hash to the physical offsets of records.
+"""One file of the key index, which maps the hashes of keys to the physical offsets of records.
 
     header | slots: number of the newest entry, or 0 | entries, each with the number of the previous one of its slot
 
 The slot of a key is its hash modulo the number of slots. Entry numbers begin at 1. New entries and slots of the newest
-file are kept in memory and written at intervals by a worker (`take_unwritten`): single slots in random places would
-cost one system call each, and a write to a file waits while the file system allocates its blocks, tens of milliseconds.
-Keys that arrive while a worker writes wait (key_index.py). After a kill the file therefore has the state of the last
-such write. Source: IndexFile.
+file are kept in memory, and a worker writes them at intervals (`take_unwritten`): writing single slots in random places
+would cost one system call each, and a write waits, for tens of milliseconds, while the file system allocates blocks for
+it. After a kill, the file therefore has the state of the worker's last write. Keys that arrive while the worker writes
+have to wait (key_index.py). Source: IndexFile.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ha.store.files import File, zeros
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
-"""Maximum number of pages of the slot table that are copied, byte-swapped and written at once: the whole table has
-20 MB."""
+"""Maximum number of pages of the slot table that are copied, byte-swapped and written at once: the whole table is 20 MB
+by default."""
 _CHECK_ENTRIES = 4096
 _PIECE_SLOTS = 65536
 """Maximum number of slots that are byte-swapped, or compared, at once, with the GIL held."""
@@ -102,7 +102,7 @@ class IndexFile:
         return self.used_slots >= 0
 
     def _slots_on_disk(self, begin: int) -> array[int]:
-        """Returns a part of the slot table in the file; less if the file is too short."""
+        """Returns up to _PIECE_SLOTS slots from the file, from slot `begin` on; fewer if the file is too short."""
         count = min(_PIECE_SLOTS, self.slot_count - begin)
         raw = self.file.pread(count * INDEX_SLOT_SIZE, index_slot_position(begin))
         slots = array("i", raw[: len(raw) - len(raw) % INDEX_SLOT_SIZE])
@@ -132,10 +132,11 @@ class IndexFile:
         return written + kept
 
     def put(self, keys: bytes, new_bytes_max: int) -> int:
-        """Adds keys (`record_digest.KEY`), ascending by physical offset, until the file is full; returns how many.
+        """Adds keys (`record_digest.KEY`), ascending by physical offset, until the file is full; returns how many it
+        added.
 
-        Before that, writes the entries that are only in memory if they have `new_bytes_max` bytes or more. Raises
-        OSError: nothing has changed then.
+        Before that, writes the entries that are only in memory if they take `new_bytes_max` bytes or more. Raises
+        OSError if that fails; no key is added then.
         """
         assert self.slots is not None
         first = self.next_entry
@@ -157,13 +158,14 @@ class IndexFile:
         return count
 
     def first_from(self, physical_offset: int) -> int:
-        """Returns the number of the first entry of a record at or beyond a physical offset, else `next_entry`."""
+        """Returns the number of the first entry of a record at or beyond a physical offset; `next_entry` if there is
+        none. Blocking. Raises OSError."""
         numbers = range(1, self.next_entry)
         return 1 + bisect_left(numbers, physical_offset, key=lambda number: self._entry(number)[1])
 
     def truncate(self, number: int, end_timestamp_ms: int) -> None:
-        """Removes the entries from `number` (> 1) on. `end_timestamp_ms`: store time of the record of the entry before
-        it. Blocking.
+        """Removes the entries from `number` (> 1) on. `end_timestamp_ms`: store time of the last remaining entry's
+        record. Blocking. Raises OSError if an entry can't be read.
 
         Only for the newest file, whose slots are in memory; a query may be under way in another worker.
         """
@@ -187,7 +189,7 @@ class IndexFile:
         self.is_dirty = True
 
     def count_last(self, physical_offset: int) -> int:
-        """Returns how many of the newest entries are of the record at `physical_offset`."""
+        """Returns how many of the newest entries are of the record at `physical_offset`. Raises OSError."""
         number = self.next_entry
         while number > 1 and self._entry(number - 1)[1] == physical_offset:
             number -= 1
@@ -229,7 +231,7 @@ class IndexFile:
         self.file.pwrite(unwritten.header, 0)
 
     def _write_new(self) -> None:
-        """Writes the new entries, which are then read from the file. Raises OSError. Not concurrently with `put`."""
+        """Writes the new entries, which are then read from the file. Raises OSError. Must not run while `put` does."""
         new = self._new
         if new.raw:
             self.file.pwrite(new.raw, index_entry_position(self.slot_count, new.first))
@@ -271,12 +273,13 @@ class IndexFile:
         return found
 
     def trouble(self, stop: int, slots: Slots | None) -> str:
-        """Reads the entries below `stop` and returns what is inconsistent: chains, order or slots; "" if nothing.
+        """Checks the chains and order of the entries below number `stop`, the slots, and, if `slots` is None, the
+        header. Returns a description of the first inconsistency; "" if there is none.
 
         Blocking. Raises OSError. `stop` and `slots` are the file's `next_entry` and `slots` at one moment: keys may be
         put meanwhile.
         """
-        newest = blank_slots(self.slot_count)  # a dict of a full file's would be 500 MB
+        newest = blank_slots(self.slot_count)  # a dict would take 500 MB for a full file
         used_count = 0
         last_physical = -1
         number = 1
@@ -314,13 +317,14 @@ class IndexFile:
 
     def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
         """Returns up to `count` entries from a number on: key hash, physical offset, seconds since the file's begin
-        timestamp, number of the slot's previous entry."""
+        timestamp, number of the slot's previous entry. Blocking. Raises OSError."""
         return _unpacked(self._raw(number, min(count, self.next_entry - number)))
 
     async def fetch_entries(
         self, number: int, count: int, run_blocking: RunBlocking
     ) -> list[tuple[int, int, int, int]]:
-        """Like `entries`, but a worker reads what the page cache lacks. Raises OSError."""
+        """Like `entries`, but a worker reads what the page cache lacks. Ends before the entries that are not in the
+        file yet, unless it begins with one of them. Raises OSError."""
         count = min(count, self.next_entry - number)
         if number >= self._new.first:
             return _unpacked(self._raw(number, count))

@@ -1,7 +1,7 @@
-"""The key index: from `topic#key` to the physical offsets of records, in hash files (`index_file.py`).
+"""The key index, which maps `topic#key` to the physical offsets of records, in hash files (`index_file.py`).
 
-A file is named after the local time of its creation, has a fixed size and is sparse. Derived: it can be rebuilt from
-the commitlog. Only hashes are stored, so a query may return records with another key. Source: IndexService.
+A file is named after the local time of its creation, has a fixed size and is sparse. The index is derived: it can be
+rebuilt from the commitlog. It stores only hashes, so a query may return records with another key. Source: IndexService.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class KeyIndex:
 
     @property
     def has_pending(self) -> bool:
-        """Whether keys were put that are in no file yet."""
+        """Whether some of the keys passed to `put` are not in a file yet."""
         return bool(self._pending)
 
     @property
@@ -112,8 +112,8 @@ class KeyIndex:
             self.put(keys, heads[0].physical_offset, heads[-1].physical_offset)
 
     def put(self, keys: bytes, first_offset: int, last_offset: int) -> None:
-        """Indexes `keys` (`record_digest.KEY`): all keys of the records that begin at `first_offset` to `last_offset`
-        (physical).
+        """Indexes `keys` (`record_digest.KEY`): all keys of consecutive records, the first and last of which begin at
+        the physical offsets `first_offset` and `last_offset`.
 
         Skips records already indexed. Raises OSError if the keys could not be written; a repeated call continues where
         this one stopped.
@@ -182,8 +182,8 @@ class KeyIndex:
         return files
 
     def delete(self, files: list[IndexFile]) -> None:
-        """Deletes files that are no longer part of the index, and removes them from the list. Blocking. Raises
-        OSError; those that are not deleted then stay in the list."""
+        """Deletes `files` from the disk, the last one first, and removes them from that list. Blocking. Raises OSError;
+        those that are not deleted then stay in the list."""
         while files:  # the last one first, so that a crash in between leaves no gap
             with suppress(FileNotFoundError):  # set aside with the others, or deleted by hand
                 self._disk.unlink(files[-1].path)
@@ -298,8 +298,8 @@ class KeyIndex:
     def load(self, safe_timestamp_ms: int | None) -> None:
         """Finds the files on the disk. Deletes damaged ones and all that follow them. Blocking. Raises OSError.
 
-        `safe_timestamp_ms`: after a crash, the checkpoint's indexMsgTimestamp: files with later store times weren't
-        synced, and are deleted. None after a clean stop.
+        `safe_timestamp_ms`: the checkpoint's indexMsgTimestamp after a crash, None after a clean stop. Files with store
+        times after it may not have been synced, and are deleted.
         """
         bad: list[tuple[Path, str]] = []
         for name in self._disk.list_dir(self._directory):
@@ -350,7 +350,7 @@ class KeyIndex:
         return self._files[-1].end_physical_offset
 
     def drop_files_beyond(self, physical_offset: int) -> None:
-        """Deletes files that have records at or beyond a physical offset; dispatch then rebuilds them. Blocking.
+        """Deletes files with keys of records at or beyond a physical offset; dispatch then rebuilds them. Blocking.
         Raises OSError."""
         while self._reaches(physical_offset):
             self._unlink(self._files.pop().path, _BEYOND)
@@ -397,10 +397,10 @@ class KeyIndex:
         return 0 if end is None else end
 
     def _set_indexed_to(self) -> None:
-        """Sets the position from which records are indexed.
+        """Sets the position from which records are indexed. Raises OSError.
 
-        If the last file is full, its last record is indexed again, as the rest of its keys may have been in a file that
-        was deleted.
+        If the last file is full, the last record in it is indexed again, because the rest of that record's keys may
+        have been in a file that was deleted.
         """
         end = self.end_physical_offset
         self._indexed_to = -1 if end is None else end
@@ -464,7 +464,7 @@ class KeyIndex:
 
 
 def _physical_offset(keys: bytes, number: int) -> int:
-    """Returns the physical offset of one of `keys`."""
+    """Returns the physical offset in one of `keys`."""
     offset: int = KEY.unpack_from(keys, number * KEY_SIZE)[1]
     return offset
 

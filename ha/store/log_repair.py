@@ -1,8 +1,8 @@
 """Verifies the bytes that a peer sends for a damaged range, and writes them to the log.
 
-The healer (`ha/replication/healer.py`) fetches the bytes. They are proven to be correct if they have the checksums that
-were computed when the blocks were written here or, if no checksums are known, if they are valid records that end
-exactly where the damage does.
+The healer (`ha/replication/healer.py`) fetches the bytes. They count as proven if they have the checksums that were
+computed when the blocks were written here. If no checksums are known, valid records that end exactly where the damage
+does count as proven; this excludes damaged copies, but not forged records.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class LogRepair:
         self.damage = parts.damage
 
     async def is_sound(self, damage: DamagedRange) -> bool:
-        """Reads a damaged range again; returns whether its bytes are sound now, as after a temporary read error."""
+        """Reads a damaged range again; returns whether its bytes are sound now, as after a temporary read error. Raises
+        OSError if its checksums can't be read, OffsetGone if it is no longer in the log."""
         segment = self._log.segment_at(damage.begin)
         position = damage.begin
         while position < damage.end:
@@ -55,11 +56,13 @@ class LogRepair:
         return True
 
     async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven to be what was written.
+        """Returns how many bytes of `raw`, meant for physical offset `begin` in a damaged range, are proven to be what
+        was written.
 
-        Whole blocks are compared with their checksums, if these are known. Otherwise the bytes must be valid records,
-        the last of which ends where the damage does. If `raw` ends within a record, that record is not proven. Raises
-        OSError.
+        Whole blocks are compared with their checksums, if these are known. Otherwise, the valid records at the start of
+        `raw` count, and a filler after them if it ends where the damage does. The caller checks that the last record or
+        filler of the range ends there. If `raw` ends within a record, that record is not proven. Raises OSError;
+        OffsetGone if `begin` is no longer in the log.
         """
         segment = self._log.segment_at(begin)
         if damage.by_checksum:
@@ -91,7 +94,7 @@ class LogRepair:
         """Like `proves`, but for the start of a damaged range whose end is not available.
 
         Whole blocks are compared with their checksums, if these are known. Otherwise the bytes must be valid records
-        that have consume queue entries. Raises OSError.
+        that have consume queue entries. Raises OSError; OffsetGone if `begin` is no longer in the log.
         """
         if damage.by_checksum:
             return await self.proves(damage, begin, raw)

@@ -1,4 +1,4 @@
-"""Moves the files of a store aside and begins an empty log at a new offset, as haOutOfRange=resync does.
+"""Moves the files of a store aside and begins an empty log at a new offset, for haOutOfRange=resync.
 
     the new log's first segment is made beside the log ─▶ queues, index, checksums and terms are moved aside
       ─▶ the commitlog, then queueends and checkpoint are moved aside ─▶ the segment becomes the commitlog
@@ -50,8 +50,8 @@ def waiting_segment(disk: Disk, options: StoreOptions) -> Path | None:
 
 
 def make_waiting_segment(disk: Disk, options: StoreOptions, start: int) -> Path:
-    """Creates the first segment of the new log, beside the log. Blocking. After DiskFull or OSError nothing has
-    changed."""
+    """Creates the first segment of the new log, which begins at physical offset `start`, beside the old log. Returns
+    its path. Blocking. After DiskFull or OSError nothing has changed."""
     directory = real_path(options.commitlog_path)
     path = directory.with_name(f"{directory.name}.new-{segment_name(start)}")
     try:
@@ -118,7 +118,7 @@ def _begin(disk: Disk, options: StoreOptions, waiting: Path) -> Path:
 
 
 def _begun(directory: Path, waiting: Path) -> Path:
-    """Returns the path of the waiting segment when it has become the log in `directory`."""
+    """Returns the path that the waiting segment gets when it becomes the log in `directory`."""
     return directory / waiting.name[-len(segment_name(0)) :]
 
 

@@ -1,9 +1,9 @@
 """Scans the records of contiguous segments: which are good, where they end, and where they continue.
 
 For recovery, and for searches after damage while the store runs. A good record has consistent sizes, magic number,
-physical offset and body CRC. The CRC covers the body only: a record whose topic or properties lie on a page that never
-reached the disk would pass, with zeros in them; after a crash such a record counts as torn, unless it is known to have
-been flushed.
+physical offset and body CRC. The CRC covers the body only, so a record would pass although a page with its topic or
+properties never reached the disk and reads as zeros. After a crash, such a record counts as torn, unless it is known to
+have been flushed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ DAMAGE_COUNT_MAX = 1000
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """Physical offset at which the good records end, the reason, and the physical offset of the last one (-1: none)."""
+    """Where the good records end, as a physical offset; the reason; and the physical offset of the last good record, -1
+    if there is none."""
 
     position: int
     reason: str
@@ -85,7 +86,7 @@ class LogScan:
         return head.store_timestamp_ms if head is not None else 0
 
     async def find_end(self, first: int, run_blocking: RunBlocking) -> LogEnd:
-        """Checks records from physical offset `first` on; returns the end of the good ones, and the reason."""
+        """Checks records from physical offset `first` on; returns where the good ones end, and why."""
         last_record = -1
         for segment in self.segments:
             if segment.end <= first:
@@ -100,8 +101,12 @@ class LogScan:
         return LogEnd(self.segments[-1].end, "end of the last segment", last_record)
 
     def check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
-        """Checks one chunk of records. Returns the position in the segment to continue at, the position of the last
-        good record (-1 if there is none), and why the next one is bad ("" if nothing is known to be)."""
+        """Checks one chunk of records. Returns two positions in the segment, and a reason.
+
+        The reason says why the next record is bad; "" if the scan continues. The first position is where the next chunk
+        begins or, with a reason, where the bad record begins; the second one is that of the chunk's last good record,
+        -1 if it has none.
+        """
         raw, is_last_chunk = self._chunk_at(segment, position)
         end = len(raw)
         verify = verify_record
@@ -163,8 +168,8 @@ class LogScan:
         return not is_without_properties or raw[topic_end - 1] == 0
 
     def sound_prefix(self, raw: bytes, begin: int, end: int, segment: Segment) -> int:
-        """Returns how many bytes of `raw`, meant for physical offset `begin`, are whole sound records, with a filler
-        after them only if it ends at `end`."""
+        """Returns how many bytes of `raw`, meant for physical offset `begin`, are whole sound records. A filler after
+        them counts only if it ends at `end`, and `raw` and the segment end there, too."""
         at = 0
         try:
             while at < len(raw):
@@ -276,11 +281,11 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
     """Returns whether topic or properties of the good record at `at` contain a zero at the border of a sector.
 
     The start of the record's last sector is ignored if the next record begins in that sector, which was then written as
-    a whole. A RocketMQ broker that was killed within a record, and takes it for complete at its next start, leaves such
-    zeros.
+    a whole. A zero can be there if a RocketMQ broker was killed while it wrote the record, and took it for complete at
+    its next start.
     """
     end = at + size
-    first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
+    first = end - (base + end) % _SECTOR_SIZE  # start of the record's last sector; then backwards
     if first <= at + _BODY_AT_MIN:
         return False
     topic_at, topic_end = _topic_of(raw, at)
@@ -296,7 +301,8 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
 
 
 def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns begin and end of the topic of the good record at `at`; length and content of its properties follow."""
+    """Returns the positions at which the topic of the good record at `at` begins and ends. The length of the properties
+    follows, and then the properties."""
     (magic_last,) = raw[at + 7 : at + 8]
     (sys_flag,) = _INT32.unpack_from(raw, at + 36)
     body_at = at + _BODY_AT_MIN + 12 * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
