@@ -4,7 +4,8 @@
         │                              │                                  │
         └──────────────────────────────┴────────become_shutdown───────────┴──▶ SHUTDOWN
 
-RocketMQ (HAConnectionState) calls the first three TRANSFER. The design follows etcd raft's tracker.Progress.
+If the first report asks for deleted bytes, CONNECTED changes to OUT_OF_RANGE directly. RocketMQ (HAConnectionState)
+calls the first three states TRANSFER. The design follows etcd raft's tracker.Progress.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class SlaveState(Enum):
     TRANSFER = "transfer"
     """Bytes are sent from `transfer_offset` on, and acknowledgements count."""
     OUT_OF_RANGE = "out_of_range"
-    """The slave needs bytes that the log no longer holds. It gets heartbeats, as from RocketMQ, and isn't counted.
-    Only a new connection leaves this state."""
+    """The slave needs bytes that the log no longer holds. It gets heartbeats, as from RocketMQ, and isn't counted. It
+    can leave this state only with a new connection."""
     SHUTDOWN = "shutdown"
     """The connection has ended; `close_reason` says why."""
 
@@ -51,7 +52,7 @@ class CloseReason(Enum):
     OFFSET_MISMATCH = "offset_mismatch"
     """A report below the previous one of this connection, or above what was sent on it."""
     LOG_TRUNCATED = "log_truncated"
-    """The master's own log now ends before the slave's position."""
+    """The master's own log was truncated to before the slave's position (`transfer_offset`)."""
     DAMAGED_HERE = "damaged_here"
     """The peer reads to heal its log, and the bytes that it needs are damaged here, too; or the disk here can't read
     the bytes that a peer needs."""
@@ -69,7 +70,7 @@ class CloseReason(Enum):
     REPLACED = "replaced"
     """The same member has opened a newer connection."""
     TERM_ENDED = "term_ended"
-    """This node is no longer the master that the member connected to."""
+    """The term in which this node was master and the member connected to it has ended."""
     SERVICE_STOPPED = "service_stopped"
 
 

@@ -1,9 +1,9 @@
-"""The steady state of a slave's connection: receive, check the frames' headers, append, report; all with one call.
+"""The steady state of a slave's connection: receives, checks the frames' headers, appends and reports with one call.
 
-`HASession` calls this once per wake-up while the master's frames are simply appended, and treats what is left in the
+`HASession` calls `pump` once per wake-up while the master's frames only have to be appended. It treats the rest of the
 buffer like any other input: an incomplete frame, a heartbeat, a frame that is not the next one or doesn't fit the
-segment. So this function decides nothing: it takes only frames that the session would take, and leaves all others to
-the session. The compiled twin (_pump.pyx) does the same without the GIL.
+segment. So `pump` decides nothing: it takes only frames that the session would append unchanged. The compiled twin
+(_pump.pyx) does the same without the GIL.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ def pump(
 ) -> tuple[int, int, int, int]:
     """Receives from descriptor `source` into `buffer`; appends and reports the complete frames at its start.
 
-    The first frame must start at physical `offset`, each further one where the one before it ends. Their bodies are
-    written to descriptor `file` from `position` on, `room` bytes at most. Then the report of the new end is sent,
-    unless the frames had `bulk_size_min` bytes or more.
+    Takes frames as long as the first starts at physical offset `offset`, and each further one where the one before it
+    ends. Their bodies are written to descriptor `file` from `position` on, `room` bytes at most. Then the report of the
+    new end is sent, unless the frames have `bulk_size_min` bytes or more in all.
 
-    Returns four numbers of bytes: received (0 at the end of the stream), taken from the start of the buffer, appended
-    to the log, and sent of the report. If the disk does not accept all bodies, nothing is taken; if the socket does not
-    accept the whole report, the last number is less than its size. Raises OSError if receiving fails.
+    Returns four sizes in bytes: received (0 at the end of the stream), taken from the start of the buffer, appended to
+    the log, and sent of the report. If the disk does not accept all bodies, nothing is taken; if the socket does not
+    accept the whole report, the last size is less than the report's. Raises OSError if receiving fails, BlockingIOError
+    if nothing has arrived.
     """
     received = os.readv(source, (buffer,))
     taken = size = 0

@@ -7,9 +7,9 @@ a request of 0 means the master's *last* segment, and a request for deleted byte
 The question is a report of -1 (eight bytes 0xFF), sent alone and before any other report on a connection.
 
 - A RocketMQ master (4.x, 5.x) ignores it: -1 is the initial value of both its `slaveRequestOffset` and
-  `slaveAckOffset`, so the connection still counts as one that has not asked for anything, and as no byte is ever sent
-  before the first request, nothing comes back. The slave stops waiting after `range_answer_timeout_s` and the time that
-  connecting took, and continues as a RocketMQ slave would.
+  `slaveAckOffset`, so to the master the slave has not requested anything yet. It sends nothing before the first
+  request, so there is no answer. The slave stops waiting after `range_answer_timeout_s` and the time that connecting
+  took, and continues as a RocketMQ slave would.
 - A halog master answers at once with two empty frames, (min offset, 0) and (max offset, 0), and remembers that this
   slave asked. On such a connection
   * a request of 0 means the first offset that the master has, not the start of its last segment;
@@ -18,12 +18,16 @@ The question is a report of -1 (eight bytes 0xFF), sent alone and before any oth
 - A RocketMQ slave never sends -1: its max offset is never negative.
 
 Sent twice, 16 bytes, the question means: this is no slave, but a reader that heals its own log (heal_fetch.py). Such a
-connection gets the same answer and the requested bytes, but doesn't count. RocketMQ ignores that, too; there the
+connection gets the same answer and the requested bytes, but doesn't count. RocketMQ ignores this form, too; there the
 connection counts, as all do, with an offset below what any put waits for.
 
-A slave asks only if the answer matters: if it is empty and has haStartFrom=first, if it is not empty and has
-haOutOfRange=resync, if its last connection to this master ended before usable bytes came, to find out why, or if the
-master sent nothing from before the end of the slave's log.
+A slave asks only if the answer matters:
+- it is empty and has haStartFrom=first;
+- it is not empty and has haOutOfRange=resync;
+- its last connection to this master ended before usable bytes came: the answer may show why;
+- the master sent nothing from before the end of the slave's log.
+
+A member of a failover group never asks.
 
 Alternatives considered: configuring the master (both sides' files must agree, and all slaves must want the same);
 reporting 1 for "first" to every master (works only if nothing was deleted; it is the fallback for RocketMQ masters, see

@@ -4,7 +4,7 @@
 | --- | --- |
 | a connection on which the master was followed | at once, but at most once in `interval_s_max` |
 | an attempt that failed, or any other connection | after FIRST_S, doubled each time up to `interval_s_max` |
-| an obstacle: other log, wrong secret, full disk | after `interval_s_max`, doubled each time up to OBSTACLE_S_MAX |
+| an obstacle: other log, wrong secret, full disk | after `interval_s_max`, doubled each time; at most OBSTACLE_S_MAX |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
 problem may be over. The waits in the second row are shortened at random, so that the slaves of one master don't all
@@ -20,8 +20,9 @@ from ha.replication.statistics import Condition
 
 FIRST_S = 0.1
 OBSTACLE_S_MAX = 5.0
-"""Maximum wait in seconds after an obstacle, which is usually left to an operator. A member of a failover group, whose
-`interval_s_max` is shorter, would otherwise cost its master several connections per second, and lines in its log."""
+"""Maximum wait in seconds after an obstacle, which an operator usually has to remove. Without the doubling up to this
+maximum, a member of a failover group, whose `interval_s_max` is shorter, would cost its master several connections, and
+lines in its log, per second."""
 JITTER_SHARE = 0.5
 """Maximum share (0 to 1) by which a wait after a failed attempt is shortened at random."""
 

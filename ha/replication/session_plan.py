@@ -19,9 +19,9 @@ class Retry(Enum):
     """The session was for the range question only (`asks_only`), and showed nothing that prevents this slave from
     following: don't ask again."""
     WITHOUT_OVERLAP = "without_overlap"
-    """The master sent nothing from an earlier segment than the one in which this slave's log ends, so the bytes there
-    can't be compared. Request the log's end without a comparison, unless the master states that its log begins before
-    the end."""
+    """The comparison would begin in an earlier segment than the one in which this slave's log ends, but the master
+    sends nothing from there. Request the log's end without a comparison, unless the master states that its log begins
+    before that end."""
     WITHOUT_TORN_RECORD = "without_torn_record"
     """The end of the log here contained a torn record, and was truncated before it."""
 

@@ -5,7 +5,7 @@ means.
                ├─▶ ASKING ───────────────────┤              ├─▶ COMPARING ─┤
                └─────────────────────────────┘              └─▶ RESTORING ─┘        any state ─▶ CLOSED
 
-`HASession` does the I/O. Until the request is sent, `HASession` and the master's answers change the state; after it,
+`HASession` does the I/O. Until the request is sent, `HASession` and the master's answers change the state; afterwards
 the master's frames do. Any state changes to CLOSED when the session ends.
 """
 
@@ -41,7 +41,8 @@ class SessionState(Enum):
     PREPARING = "preparing"
     """The slave chooses its request and reads the end of the log here."""
     REQUESTED = "requested"
-    """The request is sent; the first frame must start at the end of the log."""
+    """The request is sent; the first frame must start at the end of the log or, if the log is empty, at the start of
+    any segment."""
     COMPARING = "comparing"
     """The master's bytes are compared with the end of the log (overlap.py)."""
     RESTORING = "restoring"
@@ -91,8 +92,9 @@ class SlaveProtocol:
         plan: SessionPlan,
         on_condition: Callable[[Condition, str], None],
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits the log, and with OUT_OF_RANGE or NO_DATA_YET when
-        the slave waits in that condition."""
+        """`on_condition` gets a condition and its details. It is called with CONNECTED when the session begins to
+        follow the master, and at each later heartbeat that fits the log; with OUT_OF_RANGE or NO_DATA_YET if the slave
+        stays connected and waits."""
         self._log = log
         self._options = options
         self._plan = plan

@@ -28,8 +28,8 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the master's log minus the acknowledged offset, or the end itself before the first report
     (HARuntimeInfo: diff)."""
     lag_s: float
-    """Time since the slave last had the whole log; since it connected, if that is later, so it is a lower bound. 0 if
-    the slave has the whole log."""
+    """Time since the slave last had the whole log or, if that is later, since it connected: the true lag may be
+    longer. 0 if the slave has the whole log."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int
@@ -96,7 +96,7 @@ class Condition(Enum):
     mappedFileSizeCommitLog.
     """
     OFFSET_MISMATCH = "offset_mismatch"
-    """The master sends from a physical offset that is not the end of our log."""
+    """The master sends from another physical offset than the one that this slave needs next."""
     STALE_MASTER = "stale_master"
     """The group has reached a later term than this master's, which may not know that it was replaced."""
     NO_COMMON_EPOCH = "no_common_epoch"
@@ -114,7 +114,7 @@ class Condition(Enum):
     DAMAGED = "damaged"
     """The end of our own log is damaged, so it can't be compared with the master's, or contains a torn record."""
     APPEND_FAILED = "append_failed"
-    """The store could not take the bytes: the disk is full, or a segment was not ready."""
+    """The store could not take the bytes: the disk is full, a write failed, or a segment was not ready in time."""
     STOPPED = "stopped"
 
 
@@ -128,7 +128,8 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     master_address: str | None
     max_offset: int
     reported_offset: int
-    """Physical offset in the last report, on this or the previous connection; -1 before the first report."""
+    """Physical offset in the last report on the current connection or, between connections, on the last one; -1 without
+    a report."""
     received_bytes: int
     received_bytes_per_s: int
     connection_count: int

@@ -2,9 +2,9 @@
 and before consumers can read it.
 
 The agreement service keeps the set (broker ids, including the master's own). Every member of the set has every
-acknowledged byte, so any of them may become the next master; if `ack_count` is lower, enough of them have it that an
-election finds it. The master itself knows how much of the log each slave has, from connections of this term only: a
-slave may have truncated what it acknowledged to an earlier master.
+acknowledged byte, so any of them may become the next master. If `ack_count` is less than the size of the set, enough
+members have each byte that an election finds it. The master itself knows how much of the log each slave has, from
+connections of this term only: a slave may have truncated what it acknowledged to an earlier master.
 
     agreed     the set that the agreement service is known to have
     proposed   the set that this master asked it to adopt, from before the request until the result is known: the
@@ -13,17 +13,17 @@ slave may have truncated what it acknowledged to an earlier master.
 
 All of these sets count, so that no byte is acknowledged that the next master, elected from any of them, may lack.
 RocketMQ #5663: while a slave was being added, the old set was enough to acknowledge a byte that the new member, which
-was then elected, didn't have. No put is acknowledged because a slave is lost: until the agreement service has dropped
-it from the set, puts wait for it.
+was then elected, didn't have. If a slave is lost, puts wait for it until the agreement service has dropped it from the
+set.
 
 Why `joining`: a slave may be proposed once it has everything confirmed or acknowledged. If the master is alone, that is
 its whole log, which no slave ever has under load at the moment of its report. So puts wait for a slave once it is
 close, and it is proposed when it has caught up. If it falls behind, it is removed from `joining`, for which no
 agreement is needed.
 
-A member is dropped if
+A member is dropped, unless an election among the others might then miss acknowledged bytes (`may_shrink`), if
 
-- it has not had the whole log for `not_catch_up_s_max`, or for `gone_s_max` if its lease has ended, too (a frozen
+- it has not had the whole log for `not_catch_up_s_max`, or only for `gone_s_max` if its lease has ended (a frozen
   process or a machine that is cut off, whose connection stays open while every put waits for it);
 - it is behind and has acknowledged nothing for `stalled_s_max` (only the network between it and the master is cut, or
   its disk hangs);
@@ -61,8 +61,8 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the sync-state set, with RocketMQ's key where there is one. Times in seconds."""
 
     ack_count: int | None = None
-    """Number of members that acknowledge each byte, the master included; None: all (allAckInSyncStateSet, else
-    inSyncReplicas). n are enough because an election takes the best of |set| - n + 1 candidates."""
+    """inSyncReplicas: number of members that must acknowledge each byte, the master included; None
+    (allAckInSyncStateSet): all. n are enough because an election takes the best of |set| - n + 1 candidates."""
     min_in_sync_replicas: int = 1
     """minInSyncReplicas: minimum size of the set, this node included; a smaller one acknowledges nothing."""
     not_catch_up_s_max: float = 15.0
@@ -92,7 +92,7 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
 def needed_count(member_count: int, ack_count: int | None) -> int:
     """Returns how many members must have a byte before it is confirmed. Then every member that may be elected has it.
 
-    These are all members if `ack_count` is None or more than the set has, and with ALONE: consumers must not read
+    All members must have it if `ack_count` is None or more than `member_count`, and with ALONE: consumers must not read
     unreplicated bytes, although those are acknowledged.
     """
     return member_count if ack_count is None or ack_count == ALONE else min(ack_count, member_count)
@@ -110,9 +110,9 @@ def confirmed(
 ) -> int:
     """Returns the confirm offset: every member of `sets` that may be elected has the log up to here. It never falls.
 
-    A member whose offset is unknown keeps it from rising. In RocketMQ (issue #6662) it was the minimum of the connected
-    members, so a master that was cut off with one of two slaves confirmed bytes that the other slave, once elected,
-    didn't have.
+    A member whose offset is unknown counts as one that has nothing. In RocketMQ (issue #6662) the confirm offset was
+    the minimum of the connected members, so a master that was cut off with one of two slaves confirmed bytes that the
+    other slave, once elected, didn't have.
     """
     return max(previous, min(held_by(needed_count(len(members), ack_count), members, held) for members in sets))
 
@@ -232,7 +232,8 @@ class SyncStateSet:
             self._update_sets()
 
     def report(self, broker_id: int, offset: int, end: int, now: float) -> None:
-        """Records a report: `broker_id` has the log up to `offset`; the log ends at `end`."""
+        """Records a report: `broker_id` has the log up to `offset`; the log ends at `end`. Adds the slave to `joining`
+        if it is close to the end and may be in the set."""
         slave = self._slaves[broker_id]
         slave.held = max(slave.held, offset)
         if offset > slave.furthest:
@@ -295,7 +296,8 @@ class SyncStateSet:
     def acknowledged(self, end: int) -> int:
         """Returns the offset up to which puts are acknowledged; UNKNOWN if none are.
 
-        Those puts may still wait for the disk here, so the sets from now on must have everything up to this offset.
+        From now on, each new set must have everything up to this offset (except with ALONE), even if the puts are not
+        answered yet because they still wait for the disk here.
         """
         offset = acknowledged(self._sets, self._held(end), end, self.rules)
         if self.rules.ack_count != ALONE:
@@ -329,11 +331,13 @@ class SyncStateSet:
         return now if slave.held >= end else max(slave.caught_up.at, slave.connected_at)
 
     def explain(self, offset: int) -> str:
-        """Returns which members a put that ends at `offset` waits for, as a text for people; "" if for none."""
+        """Returns which members have not acknowledged a put that ends at `offset`, as a text for people; "" if all
+        have."""
         return "; ".join(text for _, text in self.reasons(offset))
 
     def reasons(self, offset: int) -> list[tuple[Cause, str]]:
-        """Returns why each member keeps a put that ends at `offset` waiting, with the cause for metrics."""
+        """Returns for each member that has not acknowledged a put that ends at `offset` the cause, for metrics, and a
+        text for people."""
         reasons = []
         for broker_id in sorted(frozenset().union(*self._sets) - {self.own_id}):
             slave = self._slaves.get(broker_id)

@@ -3,13 +3,14 @@
 Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Where RocketMQ has zeros after its fields,
 halog adds three parts:
 
-    "HSUM", CRC-32          a flipped bit in a time would make recovery begin too late, or take a torn tail for damage
-    "HEND", int64, CRC-32   physical offset up to which a master's log was flushed; checksums prove it too
-                            (checksums.py), but the newest of them are not synced
+    "HSUM", CRC-32          of RocketMQ's fields: with a flipped bit in a time, recovery would begin too late, or take a
+                            torn tail for damage
+    "HEND", int64, CRC-32   physical offset up to which a master's log was flushed; checksum files (checksums.py) show
+                            this, too, but are not synced
     "HBEG", int64, CRC-32   physical offset at which the log begins, to detect missing first segments that retention did
                             not delete
 
-The first CRC covers RocketMQ's fields; the other two cover these fields and the 12 bytes before the CRC.
+The other two CRCs cover RocketMQ's fields and the 12 bytes before the CRC.
 
 A checkpoint that is damaged, or whose fields RocketMQ has overwritten, is treated as missing: recovery after a crash
 then scans the whole log.
@@ -64,13 +65,15 @@ def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
 
 
 def load_flushed_to(disk: Disk, path: Path) -> int:
-    """Returns the physical offset up to which the log was certainly flushed; 0 if the file doesn't have it."""
+    """Returns the physical offset up to which the log was certainly flushed; 0 if the file doesn't have it, or is
+    damaged. Raises OSError if the file can't be read."""
     return max(0, _load_offset(disk, path, _END_AT, _END_MAGIC))
 
 
 def load_begin(disk: Disk, path: Path) -> int:
     """Returns the physical offset at which the log begins, or at which it should begin after a deletion of its first
-    segments that may be incomplete; -1 if the file doesn't have it."""
+    segments that may be incomplete; -1 if the file doesn't have it, or is damaged. Raises OSError if the file can't be
+    read."""
     return _load_offset(disk, path, _BEGIN_AT, _BEGIN_MAGIC)
 
 
@@ -97,7 +100,7 @@ def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: 
     """Writes the file in place and syncs it; everything that changes is in one sector. If it raises OSError, the file's
     content is unknown.
 
-    `flushed_to`: physical offset up to which the log is flushed, 0 to leave it out. `begin`: the log's first physical
+    `flushed_to`: physical offset up to which a master's log is flushed, 0 on a slave. `begin`: the log's first physical
     offset, -1 if it has none.
     """
     fields = checkpoint.pack()

@@ -1,4 +1,4 @@
-"""Syncs queues and index, at intervals and when a store closes, and records up to where the store is durable.
+"""Syncs queues and index, and records up to where the store is durable, at intervals and when the store closes.
 
 Writes the checkpoint (checkpoint.py), the checksums of flushed bytes, and the file with the ends of the queues.
 Recovery relies on these after a crash, so they are written only after the data is on the disk. Source: StoreCheckpoint.
@@ -17,7 +17,7 @@ from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, save_queue_ends
 from ha.store.store_parts import StoreParts
 
 _SYNCED_AT_ONCE = 512
-"""Maximum number of queue files that are synced with one call, for which a cancellation has to wait."""
+"""Maximum number of queue files that are synced with one call; a cancellation waits until the call returns."""
 
 
 class Checkpointer:
@@ -30,7 +30,7 @@ class Checkpointer:
         self.checkpoint = Checkpoint()
         self._saved_checkpoint: tuple[bytes, int, int] | None = None
         self._saved_ends: QueueEnds | None = None
-        """Ends of the queues that the file `queueends` has; None if its content is not known"""
+        """Ends of the queues in the file `queueends`; None if its content is not known"""
 
     async def run(self) -> None:
         """Saves the checkpoint every `checkpoint_interval_s`, and queues and index every `derived_flush_interval_s`.
@@ -50,8 +50,8 @@ class Checkpointer:
     async def save(self, *, with_derived: bool) -> None:
         """Saves the checksums and the checkpoint; with `with_derived`, queues and index before them.
 
-        Called with the log's `maintenance_lock`, or while no other task runs. Raises DiskFailed if the disk fails; if
-        it is full, the next call saves what this one did not.
+        Call it while holding the log's `maintenance_lock`, or while no other task uses the store. Raises DiskFailed if
+        the disk fails; if the disk is full, the next call saves what this one did not.
         """
         if with_derived:
             await self._save_derived()
@@ -161,13 +161,13 @@ class Checkpointer:
             await self._run_blocking(index.write, taken)
             index.write_pending()  # keys put meanwhile
         finally:
-            index.give_back(taken)  # nothing is left of it, unless the store stops or the disk refuses
+            index.give_back(taken)  # nothing is left to write, unless the write was cancelled or failed
 
     # ---- for truncation
 
     async def cap_timestamps(self, stored_ms: int) -> None:
-        """Lowers every recorded store time to at most `stored_ms` and writes the checkpoint, before bytes of later
-        records change. Raises OSError."""
+        """Lowers every recorded store time to at most `stored_ms`, and writes the checkpoint. Call it before bytes of
+        later records change. Raises OSError."""
         parts, checkpoint = self._parts, self.checkpoint
         parts.log.last_store_timestamp_ms = min(parts.log.last_store_timestamp_ms, stored_ms)
         parts.flusher.flushed_timestamp_ms = min(parts.flusher.flushed_timestamp_ms, stored_ms)
