@@ -7,9 +7,9 @@ a request of 0 means the master's *last* segment, and a request for deleted byte
 The question is a report of -1 (eight bytes 0xFF), sent alone and before any other report on a connection.
 
 - A RocketMQ master (4.x, 5.x) ignores it: -1 is the initial value of both its `slaveRequestOffset` and
-  `slaveAckOffset`, so to the master the slave has not requested anything yet. It sends nothing before the first
-  request, so there is no answer. The slave stops waiting after `range_answer_timeout_s` and the time that connecting
-  took, and continues as a RocketMQ slave would.
+  `slaveAckOffset`, so to the master the slave has not requested anything yet, and before the first request the master
+  sends nothing. The slave stops waiting after `range_answer_timeout_s` and the time that connecting took, and continues
+  as a RocketMQ slave would.
 - A halog master answers at once with two empty frames, (min offset, 0) and (max offset, 0), and remembers that this
   slave asked. On such a connection
   * a request of 0 means the first offset that the master has, not the start of its last segment;
