@@ -149,16 +149,13 @@ class Connection:
         return response
 
     async def send_oneway(self, command: RemotingCommand, timeout_s: float) -> None:
-        """Queues `command`, which is never answered. Waits only while the connection is being established, for at most
-        `timeout_s`, and while the outbox is full (`outbox_size_max`).
+        """Queues `command`, which is never answered. Waits only while the connection is being established, and while
+        the outbox is full (`outbox_size_max`).
 
         The command may be lost after the call has returned. Raises ConnectionFailed if the connection can't be
-        established or has ended, RequestTimedOut if the outbox stays full for `timeout_s`, and LocalProtocolError if
-        `command` can't be encoded."""
-        if self._protocol.state is ConnectionState.OPENING:
-            with anyio.move_on_after(timeout_s):
-                await self._settled.wait()
-        await self._admit(timeout_s)
+        established or has ended, RequestTimedOut if both waits together exceed `timeout_s`, and LocalProtocolError if
+        `command` can't be encoded; then it is not sent."""
+        await self._admit(timeout_s, is_opening=self._protocol.state is ConnectionState.OPENING)
         if self._credentials is not None:
             self._credentials.sign(command)
         command.opaque = self._protocol.next_opaque()
@@ -319,13 +316,15 @@ class Connection:
                 pass  # the socket's buffer is full, or the writer will get the same error
         return frame
 
-    async def _admit(self, timeout_s: float) -> None:
-        """Waits while the outbox is full. Raises RequestTimedOut after `timeout_s`, and ConnectionFailed if this
-        connection has ended."""
+    async def _admit(self, timeout_s: float, *, is_opening: bool = False) -> None:
+        """Waits while the outbox is full, and if `is_opening`, until the connection is established. Raises
+        RequestTimedOut after `timeout_s`, and ConnectionFailed if this connection has ended."""
         protocol = self._protocol
-        if protocol.outbox_bytes > self._options.outbox_size_max:
+        if is_opening or protocol.outbox_bytes > self._options.outbox_size_max:
             try:
                 with anyio.fail_after(timeout_s):
+                    if is_opening:
+                        await self._settled.wait()
                     while protocol.outbox_bytes > self._options.outbox_size_max:
                         if self._outbox_drained.is_set():
                             self._outbox_drained = anyio.Event()

@@ -339,6 +339,29 @@ async def test_server_that_does_not_read_causes_a_timeout(connection: Connection
 
 
 @on_both_backends()
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_oneway_waits_for_the_connection_until_its_timeout(*, is_full: bool) -> None:
+    """Then it is not sent, and does not wait again for room in the outbox."""
+
+    async def never(host: str, port: int) -> ByteStream:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    connection = Connection("127.0.0.1:10911", ClientOptions(outbox_size_max=1000), never)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(connection.run)
+        if is_full:
+            tasks.start_soon(connection.invoke, request(2000), 10)
+            await anyio.wait_all_tasks_blocked()
+        queued_bytes, began = connection._protocol.outbox_bytes, anyio.current_time()
+        with pytest.raises(RequestTimedOut):
+            await connection.send_oneway(request(1), 0.5)
+        assert 0.5 <= anyio.current_time() - began < 0.95
+        assert connection._protocol.outbox_bytes == queued_bytes
+        tasks.cancel_scope.cancel()
+
+
+@on_both_backends()
 async def test_connection_to_a_server_that_does_not_read_is_closed() -> None:
     """No request is left whose timeout would close it, because those that wait for room in the outbox were not sent."""
     with pytest.MonkeyPatch.context() as patch:
