@@ -1,9 +1,9 @@
 """Segments, the fixed-size files of the commitlog, and the worker that creates the next one in advance.
 
-A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
-all. With `preallocate` its space on the disk is reserved when it is created, so that no put finds the disk full.
-Without `preallocate`, a put that finds the disk full fails with DiskFailed. Nothing is written through the map, where a
-full disk would be a SIGBUS. Sources: MappedFile, AllocateMappedFileService.
+A segment's name is the physical offset of its first byte, in 20 decimal digits. A segment is created at its full size
+or not at all. With `preallocate`, its disk space is reserved at that time, so a full disk can only prevent the creation
+of the next segment. Without `preallocate`, a put that finds the disk full fails with DiskFailed. Nothing is written
+through the map, where a full disk would be a SIGBUS. Sources: MappedFile, AllocateMappedFileService.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TAIL_BYTES = 1 << 16
 """Alignment in bytes of the end of the range that `Segment.sync` writes back. The rest after it, the tail, is left to
 the sync itself, because appends during the sync nearly always change only pages of the tail or after it."""
 _BULK_BYTES = 1 << 20
-"""Minimum number of unsynced bytes for which the pages before the tail are written back before the sync. With fewer
-bytes, the sync blocks appends only for a moment, and a write-back before it would mean waiting for the disk twice."""
+"""Minimum number of unsynced bytes before the tail: fewer are not written back before the sync, which then blocks
+appends only for a moment. A write-back would mean waiting for the disk twice."""
 
 
 class RunBlocking(Protocol):
@@ -38,7 +38,7 @@ class RunBlocking(Protocol):
 
 
 async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a blocking call in a worker thread, and waits for it even if the caller is cancelled."""
+    """Runs a blocking call in a worker thread. Once the call has started, waits for its result even if cancelled."""
     return await trio.to_thread.run_sync(call, *arguments)
 
 
@@ -78,7 +78,7 @@ class Segment:
         return self.start + self.size
 
     def map(self) -> memoryview:
-        """Maps the file, if it is not mapped, and returns the map."""
+        """Maps the file, if it is not mapped, and returns the map. Raises OSError."""
         view = self.view
         if view is None:
             view = self.view = self.file.map(self.size)
@@ -123,8 +123,8 @@ class SegmentAllocator:
         """Held while a file is created or deleted"""
 
     def want(self, start: int) -> None:
-        """Makes `run` create the segment at `start`, unless it is ready, being created, or an attempt failed less than
-        `retry_s` ago."""
+        """Makes `run` create the segment at `start`, unless it is ready or being created, or an attempt failed less
+        than `retry_s` ago."""
         if self._wanted == start or (self._ready is not None and self._ready.start == start):
             return
         if self._failure is not None and trio.current_time() < self._retry_at:
@@ -142,8 +142,12 @@ class SegmentAllocator:
         return ready
 
     async def take(self, start: int, timeout_s: float) -> Segment:
-        """Deletes a segment that was made for another start, and waits for the one at `start`. Raises OSError if the
-        other one can't be deleted, DiskFull or OSError if this one can't be created, TooSlowError after `timeout_s`."""
+        """Waits for the segment at `start`, which the caller then owns. First deletes a segment that was created for
+        another start.
+
+        Raises OSError if that segment can't be deleted; DiskFull or OSError if the segment at `start` can't be created;
+        trio.TooSlowError after `timeout_s`.
+        """
         with trio.fail_after(timeout_s):
             if self._wanted != start:
                 await self.drop_ready()  # of a log that was to begin elsewhere
@@ -159,8 +163,8 @@ class SegmentAllocator:
                 await self._takers.park()
 
     async def drop_ready(self) -> None:
-        """Deletes a segment that was created, or is being created, and not taken: only the log's own files remain.
-        Raises OSError."""
+        """Deletes the segment that was created, or is being created, and not taken, so that only the log's own files
+        remain. Raises OSError."""
         self._wanted = None
         async with self._making:
             if self._ready is not None:
@@ -180,7 +184,7 @@ class SegmentAllocator:
                 continue
             async with self._making:
                 segment = await self._try_make(start)
-                self._ready = segment  # `drop_ready` deletes it if it was called meanwhile: it waits for `_making`
+                self._ready = segment  # a call of `drop_ready` that waits for `_making` deletes it
                 if self._wanted == start:
                     self._wanted = None
             self._takers.unpark_all()

@@ -43,12 +43,13 @@ _CATCH_UP_SHARE = 0.3
 """Share (0 to 1) of `stop_timeout_s` for dispatching the rest of the log. At the end of that time a worker may still be
 creating files for one more chunk, all of which have to be synced."""
 QUERY_WAIT_S = 2.0
-"""Maximum time in seconds that a query waits for an index that is being rebuilt; then it searches the part that is
-rebuilt."""
+"""Maximum time in seconds that a query waits for an index that is being rebuilt; after that it searches the part that
+has been rebuilt so far."""
 
 
 class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a store. Offsets in bytes, ratios 0..1."""
+    """A snapshot of a store. Offsets in bytes (`min_offset` is -1 while the log has no segment), ratios from 0 to 1.
+    `recovered_clean`, `recovery_s` and `truncated_bytes` describe the recovery at the start."""
 
     min_offset: int
     max_offset: int
@@ -158,7 +159,8 @@ class MessageStore:
         self.retention.lowest_needed = lowest_needed
 
     def set_release(self, release: Callable[[int], Awaitable[bool]]) -> None:
-        """Sets the callback that retention awaits with a segment's end offset before deleting it; False keeps it."""
+        """Sets the callback that retention awaits before it deletes a segment, with the physical offset at which the
+        segment ends. If the callback returns False, the segment stays."""
         self.retention.release = release
 
     def damage_statistics(self) -> StoreDamage:
@@ -205,12 +207,12 @@ class MessageStore:
         return found
 
     async def clear_topics(self, before: Mapping[str, int]) -> None:
-        """Removes messages before a physical offset from the queues, which keep their ends; `before` maps each topic
-        to its offset.
+        """Removes messages from the queues of topics. `before` maps each topic to the physical offset before which its
+        messages are removed. The queues keep their ends.
 
         The log keeps the records until retention deletes them. Records that are not dispatched yet, and queues that are
         rebuilt from the log because their files were damaged, need another call. Raises DiskFull if the disk is full or
-        no file can be opened, DiskFailed if it fails; then some queues may still have their messages.
+        no file can be opened, DiskFailed if the disk fails; in both cases some queues may still have their messages.
         """
         if not self.queues.not_empty(before):
             return
@@ -229,14 +231,15 @@ class MessageStore:
         """Truncates the log, and all that is derived from it, at a physical offset that lies between two records.
 
         Every service continues; the offsets of the log fall, and all tasks that wait for one are woken. Requests that
-        wait for a flush beyond it get FLUSH_DISK_TIMEOUT. The next message that a master puts into a queue follows the
-        queue's last remaining message. Does nothing if the log ends there anyway.
+        wait for a flush beyond `offset` get FLUSH_DISK_TIMEOUT. The next message that a master puts into a queue
+        follows the queue's last remaining message. Does nothing if the log ends at `offset` anyway.
 
-        Raises ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if the disk is full or
-        no file can be opened, and OSError if the log can't be read (in both cases nothing has changed); DiskFailed if
-        the node must stop: the next start completes a truncation that has begun. On a master, also CorruptLog,
-        DamagedBytes or OSError if the records that are not dispatched yet can't be read afterwards. If cancelled, the
-        truncation has either not begun or is complete.
+        Raises ValueError if the log doesn't hold `offset`, or if `offset` lies inside a record, or may do so because
+        bytes before it are damaged. Raises DiskFull if the disk is full or no file can be opened, and OSError if the
+        log can't be read; in both cases nothing has changed. Raises DiskFailed if the node must stop: the next start
+        completes a truncation that has begun. On a master, also raises CorruptLog, DamagedBytes or OSError if the
+        records that are not dispatched yet can't be read afterwards. If cancelled, the truncation has either not begun
+        or is complete.
         """
         async with self.log.maintenance_lock, self.log.appends_held():
             truncation = Truncation(self._parts, self.checkpointer)
@@ -253,8 +256,8 @@ class MessageStore:
                 await self._set_next_offsets()
 
     async def truncate_record(self, offset: int) -> None:
-        """Truncates the log at the start of the record that contains a physical offset, even if that record is
-        confirmed: first lowers `dispatch_limit` to its start. Raises the errors of `truncate`."""
+        """Truncates the log at the start of the record that contains a physical offset. If that record is confirmed,
+        first lowers `dispatch_limit` to its start. Raises the errors of `truncate`."""
         begin = await self.run_blocking(boundary_before, self.log.segments, self.options, self.queues, offset)
         if self.log.dispatch_limit.value != UNLIMITED:
             self.log.limit_dispatch(min(self.log.dispatch_limit.value, begin))
@@ -324,11 +327,11 @@ class MessageStore:
         return self.state is StoreState.SERVING and self.flusher.failure is None and not self.log.is_torn
 
     async def close(self) -> None:
-        """Flushes the log, dispatches the rest, saves queues, index and checkpoint, and deletes the abort file: the
-        store is sound.
+        """Flushes the log, dispatches the rest, saves queues, index and checkpoint, and then deletes the abort file to
+        mark the store as cleanly closed.
 
-        The abort file stays on DiskFailed or OSError, if the disk was too full to sync queues or index, or if dispatch
-        could not finish, except for lack of time.
+        The abort file stays if DiskFailed or OSError is raised, if the disk was too full to sync queues or index, or
+        if dispatch on a master could not finish for a reason other than lack of time.
         """
         await self.log.allocator.drop_ready()
         await self.flusher.flush()
@@ -385,15 +388,16 @@ async def open_message_store(
     run_blocking: RunBlocking = run_in_thread,
     wall_clock_ms: Callable[[], int] = wall_clock_ms,
 ) -> AsyncIterator[MessageStore]:
-    """Opens the store at `options.root`, created if missing; usable while the block runs.
+    """Opens the store at `options.root`, or creates it if it doesn't exist, for use in the block.
 
     The store uses `disk` for its files, `run_blocking` for worker threads, and `wall_clock_ms` for the time; tests
     replace them.
 
-    Raises StoreLocked if another process (or store of this one) has it open, and CorruptLog and DiskFull as
-    `StoreRecovery.run` does. Raises DiskFailed if the disk fails: in the block, it comes in an exception group, the
-    block is cancelled, and the store is left to recovery, as after a crash. Raises OSError if the directories can't be
-    created or locked. Cancelling the block closes the store as leaving it does, in at most `stop_timeout_s`.
+    Raises StoreLocked if another process, or this one, has the store open already, and CorruptLog and DiskFull as
+    `StoreRecovery.run` does. Raises OSError if the directories can't be created or locked. Raises DiskFailed if the
+    disk fails. If a service fails while the block runs, the block is cancelled, and the error is raised in an exception
+    group; after DiskFailed the store is not closed but left to recovery, as after a crash. Cancelling the block closes
+    the store as leaving it does, in at most `stop_timeout_s`.
     """
     disk = disk if disk is not None else OsDisk()
     root = options.root
@@ -442,7 +446,8 @@ def _is_in(raised: BaseException | None, failure: DiskFailed) -> bool:
 
 def _make_directories(disk: Disk, options: StoreOptions) -> None:
     disk.make_dirs(options.root)
-    # During a reset, a symbolic link leads to no directory. Otherwise its disk is not mounted, which is an error.
+    # If the path is a symbolic link to a directory that doesn't exist, either a reset was interrupted, which recovery
+    # completes, or a disk is not mounted, which is an error.
     is_resetting = waiting_segment(disk, options) is not None
     disk.make_dirs(real_path(options.commitlog_path) if is_resetting else options.commitlog_path)
     disk.make_dirs(options.root / "consumequeue")

@@ -83,8 +83,8 @@ class OffsetWaiters(Generic[T]):
         return self._by_deadline[0][0] if self._by_deadline else math.inf
 
     def _drop_finished(self) -> None:
-        # An item removed by one order is still listed in the other. Items expire roughly in the order of their
-        # offsets, so clearing the tops keeps both lists from growing while no slave acknowledges.
+        # An item that was removed from one heap is still listed in the other. Items expire roughly in the order of
+        # their offsets, so clearing the tops keeps both heaps from growing while no slave acknowledges.
         for heap in (self._by_offset, self._by_deadline):
             while heap and heap[0][1] not in self._waiting:
                 heappop(heap)

@@ -23,7 +23,7 @@ class OpenFiles:
 
     def get(self, path: Path) -> File:
         """Returns the file at `path`. If it is not in the cache, opens it; if the limit is reached, first closes the
-        least recently used one. Raises OSError, among others FileNotFoundError."""
+        least recently used one. Raises OSError if the file can't be opened, FileNotFoundError if it doesn't exist."""
         with self._lock:
             file = self._files.pop(path, None)
             if file is None:

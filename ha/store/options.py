@@ -32,11 +32,11 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     index_entry_count: int = 20_000_000
     """[maxIndexNum] number of entries of an index file"""
     index_tags: bool = True
-    """Whether the index also has an entry `topic#T#tag` for the tag of each message, as in 5.4 and later; 4.9 and 5.3
-    have none"""
+    """Whether the index also has an entry `topic#T#tag` for the tag of each message, as in RocketMQ 5.4 and later; 4.9
+    and 5.3 have none"""
 
     is_slave: bool = False
-    """[brokerRole=SLAVE] whether the log is a copy of a master's: dispatch then waits at bytes that are no record,
+    """[brokerRole=SLAVE] whether the log is a copy of a master's. If so, dispatch waits at bytes that are no record,
     instead of skipping them"""
     dispatch_confirmed: bool = False
     """[enableControllerMode] whether the log's `dispatch_limit` begins at the end of the records that were confirmed
@@ -53,9 +53,10 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     flush_mode: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = "ASYNC_FLUSH"
     """[flushDiskType] whether puts are answered before (ASYNC_FLUSH) or after (SYNC_FLUSH) their flush"""
     flush_interval_s: float = 0.5
-    """[flushIntervalCommitLog] with ASYNC_FLUSH, interval at which unflushed bytes are checked"""
+    """[flushIntervalCommitLog] with ASYNC_FLUSH, interval at which the log is checked for a due flush"""
     flush_least_pages: int = 4
-    """[flushCommitLogLeastPages] with ASYNC_FLUSH, number of dirty 4 KiB pages from which on a check flushes"""
+    """[flushCommitLogLeastPages] with ASYNC_FLUSH, minimum number of dirty 4 KiB pages for which a check flushes; it
+    also does if a segment has become full"""
     flush_thorough_interval_s: float = 10.0
     """[flushCommitLogThoroughInterval] with ASYNC_FLUSH, time since the last flush after which a check flushes any
     dirty page"""
@@ -66,8 +67,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Interval at which the checksums of flushed blocks and the checkpoint are written"""
 
     open_files_max: int = 2048
-    """Number of files that the process may open. Queues use a quarter of them, and three quarters during recovery, when
-    nothing else needs any; in both cases at most 16,384"""
+    """Number of files that the process may open. Queues keep up to a quarter of them open, and up to three quarters
+    during recovery, when no connections need any; in both cases at most 16,384"""
     recovery_scan_bytes: int = 64 << 20
     """Size of the log's end that is checked record by record after a clean stop. RocketMQ checks the last segment (5.x)
     or the last three (4.9)"""
@@ -81,8 +82,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the log's end that is read from the map; older bytes are read from the file"""
 
     checksum_block_size: int = 32 << 10
-    """Size in bytes of the part of the log that one checksum covers: the smallest range that is listed as damaged, and
-    that a cold read reads"""
+    """Size in bytes of a block, the part of the log that one checksum covers. A cold read reads whole blocks, and a
+    block that does not match its checksum is damaged as a whole"""
     scrub_bytes_per_s: int = 5 << 20
     """[scrubBytesPerSecond] maximum rate of the scrub; 0 disables it, except for rounds that are requested"""
     scrub_pause_s: float = 3600.0
@@ -97,7 +98,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     delete_when_hours: frozenset[int] = frozenset({4})
     """[deleteWhen] hours of the day (0 to 23, local time) at which expired segments are deleted"""
     reserved_h: float = 72.0
-    """[fileReservedTime] hours after its last write from which a segment is expired"""
+    """[fileReservedTime] time in hours after its last write at which a segment expires"""
     disk_used_ratio_max: float = 0.75
     """[diskMaxUsedSpaceRatio / 100] used share of the disk above which expired segments are deleted at any hour"""
     clean_forcibly: bool = True

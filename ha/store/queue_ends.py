@@ -1,9 +1,9 @@
 """The file `queueends`, halog's own: the end of each consume queue at its last sync.
 
-A queue that lost its end while the node was down, because its last entries were zeroed or its last file is gone, looks
-like one that ends there. The recorded end reveals the loss, and the lost entries are dispatched again; otherwise a
-master would give their queue offsets to other messages. RocketMQ ignores the file. While RocketMQ uses the store,
-queues only grow, and a queue that ends after its recorded end counts as complete.
+A queue that lost its end while the node was down, because its last entries were zeroed or its last file was deleted,
+looks like a complete, shorter queue. The recorded end reveals the loss, and the lost entries are dispatched again;
+otherwise a master would give their queue offsets to other messages. RocketMQ ignores the file. While RocketMQ uses the
+store, queues only grow, and a queue that ends after its recorded end counts as complete.
 
 The content is JSON, topic -> queue id -> end (entries), preceded by its CRC-32 (8 hex digits) and a newline.
 """
@@ -45,7 +45,7 @@ def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
 
 
 def save_queue_ends(disk: Disk, path: Path, ends: QueueEnds) -> None:
-    """Writes and syncs the file. Raises OSError if the disk refuses; its content is then unknown."""
+    """Writes and syncs the file. After OSError, the file's content is unknown."""
     content = msgspec.json.encode(ends)
     disk.write_bytes(path, _guard(content) + b"\n" + content)
 

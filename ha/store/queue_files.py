@@ -1,7 +1,7 @@
 """The files of one consume queue, as one array of entries.
 
 The files `consumequeue/TOPIC/QUEUE/NNN` have the same size, and each one's name is the byte offset of its first entry,
-so entry n of the queue is at byte 20·n of the whole. They have their full size from the start, as RocketMQ expects, and
+so entry n of the queue is at byte 20·n of the array. They have their full size from the start, as RocketMQ expects, and
 are sparse. They are written with pwrite, so that a full disk is an error and not a signal. The meaning of entries is
 unknown here.
 """
@@ -18,11 +18,11 @@ from ha.store.mapped_file import segment_starts
 from ha.store.open_files import OpenFiles
 
 _WHOLE_SUFFIX = ".whole"
-"""Suffix of the copy that replaces a file that is too short, until it is complete; an error may leave it."""
+"""Suffix of an incomplete copy that is to replace a file that is too short. An error may leave the copy."""
 
 
 class QueueFiles:
-    """The files of one queue. Offsets are queue offsets: numbers of entries."""
+    """The files of one queue. Offsets are queue offsets, counted in entries."""
 
     def __init__(
         self, disk: Disk, open_files: OpenFiles, directory: Path, file_entries: int, owner: object = None
@@ -50,9 +50,11 @@ class QueueFiles:
     # ---- reading
 
     def ranges(self, begin: int, stop: int) -> list[tuple[File, int, int]]:
-        """Returns the place of the entries in [begin, stop) as (file, size, position) in bytes, one for each file.
+        """Returns the places of the entries in [begin, stop): (file, size, position) for each file, with size and
+        position in bytes.
 
-        Ends early at a file that a worker is removing: the log was truncated, or its first segments deleted.
+        Ends before a file that a worker has removed because the log was truncated, or its first segments deleted.
+        Raises OSError if another file can't be opened.
         """
         found: list[tuple[File, int, int]] = []
         while begin < stop:
@@ -66,8 +68,8 @@ class QueueFiles:
         return found
 
     def read(self, begin: int, count: int) -> bytes:
-        """Returns `count` entries from `begin` on, all of one file; a file that is too short is read as if zeros
-        followed."""
+        """Returns `count` entries from `begin` on, all of one file. A file that is too short is read as if zeros
+        followed it. Raises OSError."""
         start, size = self.start_of(begin), count * ENTRY_SIZE
         return self.file(start).pread(size, (begin - start) * ENTRY_SIZE).ljust(size, b"\0")
 
@@ -78,7 +80,8 @@ class QueueFiles:
         return data_ranges(self.file(self.starts[-1]), 0, self._file_size)
 
     def has_data_from(self, offset: int, data: Sequence[tuple[int, int]]) -> bool:
-        """Returns whether anything but zeros is at or after an offset; `data` is what `last_data` returned."""
+        """Returns whether the last file has anything but zeros at or after an offset; True if the offset is before that
+        file. `data`: the result of `last_data`. Raises OSError."""
         if offset >= self.end:
             return False
         if offset < self.starts[-1]:
@@ -92,7 +95,8 @@ class QueueFiles:
         return False
 
     def file(self, start: int) -> File:
-        """Returns the file that begins at `start`, open. Raises FileNotFoundError if it was removed; OSError."""
+        """Returns the open file that begins at `start`. Raises OSError if it can't be opened, FileNotFoundError if it
+        was removed."""
         return self._open_files.get(self._path(start))
 
     def _path(self, start: int) -> Path:
@@ -138,15 +142,15 @@ class QueueFiles:
         self._open_files.forget(path)
 
     def blank(self, start: int, end: int) -> None:
-        """Overwrites the entries of the file at `start` up to `end` with blank ones, synced. Blocking. Raises
-        OSError."""
+        """Overwrites the entries before `end` in the file at `start` with blank ones, and syncs the file. Blocking.
+        Raises OSError."""
         file = self.file(start)
         file.pwrite(ENTRY_FILL * (end - start), 0)
         file.sync()
 
     def zero_from(self, offset: int) -> None:
         """Zeroes all entries from an offset on, and removes the files that begin there or later, except for the first
-        file; see `take_zeroed`. Raises OSError."""
+        file. The zeros are not synced (see `take_zeroed`). Raises OSError."""
         for start in reversed(self.starts[1:]):
             if start < offset:
                 break
@@ -158,10 +162,10 @@ class QueueFiles:
             self._zeroed = file.path
 
     def take_zeroed(self) -> Path | None:
-        """Returns the path of the file in which entries were zeroed since the last call, None if there is none; the
-        caller syncs the file at once.
+        """Returns the path of the file in which entries were zeroed since the last call, None if there is none. The
+        caller must sync the file at once.
 
-        Otherwise a new record may be appended at the physical offset of a removed entry. If a power failure then loses
+        Otherwise a new record could be appended at the physical offset in a removed entry. If a power failure then lost
         both the zeros and the entry of the new record, the removed entry would be taken for that of the new record.
         """
         path, self._zeroed = self._zeroed, None
@@ -189,8 +193,8 @@ class QueueFiles:
     def make(self, start: int, blank_count: int) -> File:
         """Creates a file that begins with `blank_count` blank entries. It belongs to the queue only after `adopt`.
 
-        Blocking: its name and these entries are synced. Raises OSError; a file that the error leaves is replaced by the
-        next call.
+        Its name and these entries are durable on return. Blocking. Raises OSError; a file that is left after the error
+        is replaced by the next call.
         """
         self._disk.make_dirs(self._directory)
         path = self._directory / segment_name(start * ENTRY_SIZE)

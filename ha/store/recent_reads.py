@@ -1,10 +1,10 @@
 """Cache of bytes that were recently read from the disk and verified, with read-ahead.
 
-If a read begins where an earlier one ended, more bytes are read than were requested, and the following reads find them
-here.
+If a read begins where an earlier one ended, or shortly after, more bytes are read than were requested, and the
+following reads find them here.
 
-This helps a consumer that pulls one queue after the other, whose messages are interleaved in the log: without the
-cache, with four queues, each pull would read and verify the bytes of all four.
+The cache helps a consumer that pulls several queues in turn, whose messages are interleaved in the log. Without it,
+each pull from one of four queues would read and verify the messages of all four.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 AHEAD_BYTES_MAX = 512 << 10
-"""Maximum size in bytes up to which read-ahead extends a read."""
+"""Maximum size in bytes to which read-ahead extends a read."""
 _AHEAD_BLOCKS = 4
 """Maximum distance in blocks between cached bytes and the start of a read that counts as sequential."""
 BYTES_MAX = 16 << 20
@@ -50,7 +50,8 @@ class RecentReads:
         return 0
 
     def keep(self, begin: int, verified: memoryview) -> None:
-        """Adds verified bytes of one segment, and evicts the oldest ones."""
+        """Adds verified bytes of one segment, which begin at physical offset `begin`. Evicts the oldest reads if the
+        cache exceeds `bytes_max`."""
         each = begin, verified
         self._kept.append(each)
         self._size += len(verified)

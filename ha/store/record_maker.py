@@ -25,13 +25,13 @@ NO_ROOM = -1
 """Value of `room` if there is no segment: not even a record of 0 bytes would fit."""
 
 TOPIC_ALWAYS_FITS = 31
-"""Length in characters up to which any topic fits in TOPIC_SIZE_V1_MAX bytes: UTF-8 takes at most 4 for each"""
+"""Length in characters up to which any topic fits in TOPIC_SIZE_V1_MAX bytes: a character takes at most 4 in UTF-8"""
 
 _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """The result for one message. Offsets, size and time are −1 unless `status.is_stored`. `remark`: why the message is
+    """The result for one message. Offsets, size and time are -1 unless `status.is_stored`. `remark`: why the message is
     not stored."""
 
     status: PutStatus
@@ -83,9 +83,9 @@ class RecordMaker:
     def run(
         self, messages: Sequence[Message], first: int, physical_offset: int, room: int, now_ms: int
     ) -> tuple[bytes, list[AppendResult]]:
-        """Returns the records of `messages[first:]`, stored at `now_ms`, the first one at `physical_offset`, and the
-        result of each message: stored in the records, or refused. Ends before a record that doesn't fit `room` bytes.
-        """
+        """Returns the records of `messages[first:]`, contiguous from `physical_offset` on, with store time `now_ms`,
+        and the result of each message, which says where it is stored or why it is refused. Ends before the first
+        message whose record doesn't fit into the rest of `room` bytes."""
         records: list[bytes] = []
         results: list[AppendResult] = []
         end = physical_offset + room
@@ -119,8 +119,8 @@ class RecordMaker:
         return b"".join(records), results
 
     def _unusual(self, message: Message, physical_offset: int, now_ms: int) -> tuple[bytes, AppendResult]:
-        """Returns the record, and the result, of a message that `record_run` leaves out: the first of its queue, or one
-        with a long topic."""
+        """Returns the record, and the result, of a message that `record_run` doesn't handle: the first of its queue, or
+        one with a long topic."""
         is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
         queue_offset = self.next_queue_offset(message.topic, message.queue_id) if is_counted else 0
         record = encode_record(
