@@ -1,41 +1,42 @@
 """Finds the end of the commitlog at start, and decides how to treat the bytes after it.
 
 The scan stops at the first place without a good record. There may be nothing (zeros); a torn tail, written but not
-synced when the machine stopped; or damage. A torn tail is removed and zeroed. A bad place is damage if something that
-was certainly flushed is there or follows:
+synced when the machine stopped; or damage. A torn tail is overwritten with zeros. A bad place is damage if something
+that was certainly flushed is there or follows:
 
 - A block has a checksum only if it was flushed, so one that doesn't match its checksum is damaged, and the log ended at
-  the end of the last block with a checksum, or later. A master's checkpoint contains a flushed offset, too (`known_end`
-  is the higher one).
+  the end of the last block with a checksum, or later. A master's checkpoint contains a flushed offset, too; `known_end`
+  is the higher of the two.
 - After a clean stop everything was flushed. A good record after the bad place shows that flushed data was lost.
 - After a crash, unsynced pages may have reached the disk in any order, so good records may follow a torn one. But a
   record that was flushed according to the checkpoint (store time < physicMsgTimestamp) proves that everything before it
   was flushed. It may be any good record after the bad place (the store time of the next one may be damaged), or the bad
   record itself, by the store time in its head. If a good record follows, it is also enough that the last good record
-  before the bad place is older than the checkpoint; without one, that proves nothing (docs/corruption.md).
-- Files are created, and synced in their directory, in order, and truncated from the last one on: a crash never leaves a
-  missing file before others. A good record after a missing file is kept.
+  before the bad place is older than the checkpoint; if none follows, that proves nothing (docs/corruption.md).
+- Files are created in order, each durably before the next one, and a truncation deletes the last one first. So a crash
+  never leaves a missing file before others, and a good record after a missing file is kept.
 - A master with SYNC_FLUSH dispatches flushed records only: an entry of its queues is not written before the sync of its
   record succeeded. So an entry on the disk proves that its record was flushed, in whatever order the pages got there
-  (`queues_prove`). This holds only if all entries from the start of the scan on are contiguous, and one ends where the
-  good records end: a flipped bit or a torn page must not fake a record.
+  (`queues_prove`). It counts only if the records of all entries from the start of the scan on are contiguous, and one
+  of these records ends where the good records end: a flipped bit or a torn page must not fake a record.
 
 A damaged range is listed, the scan continues after it, and the node serves the rest while the range is healed from a
-peer. A file that is too short, or missing between others, is completed with zeros, which count as damage, too.
+peer. A file that is too short, or missing between others, is filled with zeros, which count as damage, too.
 
-RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
-acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, only if continuing
-could store other messages at offsets that slaves have already:
+RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally). On a master this drops
+acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, in these cases:
 
-- the end of the log is unknown: after a clean stop, a queue has a record at the bad place, or after a crash of a master
-  the bad record was flushed, and no good record after it shows how far the log went; or the queues of a master with
-  SYNC_FLUSH have records after the last file;
-- more than DAMAGE_COUNT_MAX places are bad;
-- the files can't be those of this log, for example because all have another size (segment_files.py).
+- The end of the log is unknown, so that continuing could store other messages at physical offsets that slaves already
+  have: after a clean stop, a queue has a record at the bad place, or after a crash of a master the bad record was
+  flushed, and in both cases no good record follows; or the queues of a master with SYNC_FLUSH have records beyond the
+  last file.
+- More than DAMAGE_COUNT_MAX places are bad.
+- The files can't be those of this log, for example because all have a size other than the configured one
+  (segment_files.py).
+- The log has no good record and begins with bytes that no crash leaves: another program wrote it.
 
 After a crash a slave truncates bytes that no good record follows, even if the checkpoint says that they were flushed:
-its master's clock may have been set back, and the slave gets the bytes again. A log that has no good record, and begins
-with bytes that no crash leaves there, was written by another program: CorruptLog, too.
+its master's clock may have been set back, and the slave gets the bytes again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
     segments: list[Segment]
     max_offset: int
-    """Physical offset at which the log ends, with a record, a filler or a damaged range; 0 without segments"""
+    """Physical offset at which the last record, filler or damaged range of the log ends; 0 without segments"""
     scanned_from: int
     """Start of the scan: records from here on may be missing in queues and index after a crash"""
     last_store_timestamp_ms: int
@@ -114,8 +115,8 @@ class LogRecovery:
     async def run(self) -> Recovered:
         """Finds the end of the log, lists the damage before it, and truncates what is after it. Raises OSError.
 
-        Raises CorruptLog if the end of the log can't be determined, or another program wrote it; then nothing was
-        changed.
+        Raises CorruptLog if the end of the log can't be determined, too many places are bad, or another program wrote
+        the log; nothing has changed then.
         """
         run, scan = self._parts.run_blocking, self.scan
         if not scan.segments:
@@ -153,10 +154,11 @@ class LogRecovery:
         )
 
     def find_start(self, queues_end: int) -> int:
-        """Returns the physical offset of the record to scan from: a queue entry near the end, or a segment's start.
+        """Returns the physical offset to scan from: that of a record near the end that has a queue entry, or else the
+        start of a segment. After a crash, log and queues were certainly flushed up to there, unless it is the start of
+        the first segment.
 
-        `queues_end` is the end of the last record that a queue has, 0 if queues are missing. After a crash the record
-        must certainly be flushed, in the log and in the queues.
+        `queues_end`: physical offset of the end of the last record that has a queue entry; 0 if queues are missing.
         """
         distance, unsure_from = self._scan_bytes, queues_end
         while queues_end - distance > self.scan.segments[0].start:
@@ -257,7 +259,7 @@ class LogRecovery:
         """Returns the physical offset up to which the queues prove that the log was flushed, None if that is not beyond
         `end`; `first`: start of the scan.
 
-        Raises CorruptLog if that is beyond the last file.
+        Raises CorruptLog if that offset is beyond the last file.
         """
         if not self._queues_prove or self._queues.first_record_from(end.position) is None:
             return None
@@ -272,8 +274,8 @@ class LogRecovery:
         return reached
 
     def queues_kept_to(self, first: int, damaged_to: int) -> int:
-        """Returns `damaged_to`, the end of the last damaged range, if the queues have entries for all records from
-        `first` to there after a crash, so that these entries are kept; otherwise 0."""
+        """Returns `damaged_to`, the end of the last damaged range, if the entries of records before it are kept:
+        after a crash, if the queues have entries for all records from `first` to there. Otherwise 0."""
         is_kept = self._are_queues_whole and not self._is_clean and self._queues_have(first, damaged_to)
         return damaged_to if is_kept else 0
 
@@ -285,10 +287,10 @@ class LogRecovery:
         return end in (queued_to, -(-queued_to // size) * size)
 
     def _newest_ms(self, first: int, end: LogEnd) -> int:
-        """Returns the newest store time, of the good records in [`first`, `end`), that the checkpoint covers.
+        """Returns the newest store time that the checkpoint covers, of the good records in [`first`, `end`).
 
-        Needed if the last record before `end` is newer than the checkpoint: it was not flushed, or its store time is
-        damaged, and compared with that time all later records would look like leftovers.
+        Needed if the last record before `end` is newer than the checkpoint, because it was not flushed or its store
+        time is damaged: compared with a damaged time, all later records could look like leftovers of a truncation.
         """
         if self.scan.claimed_ms(end.position) < 0 and self.scan.next_good_record(end.position, 0) is None:
             return self._flushed_ms
@@ -356,8 +358,8 @@ class LogRecovery:
         )
 
     def _list_damage(self, begin: int, end: int, reason: str) -> None:
-        """Lists [begin, end), by segment: its bad blocks if all of it has checksums, else the range between two
-        records."""
+        """Lists [begin, end) segment by segment: the bad blocks if all bytes there have checksums and some block is
+        bad, otherwise all bytes."""
         for segment in self.scan.segments:
             first, stop = max(begin, segment.start), min(end, segment.end)
             if first >= stop:
@@ -373,6 +375,6 @@ class LogRecovery:
         self._parts.damage.add(begin, end, file=name, reason=reason, found_by="recovery", by_checksum=by_checksum)
 
     def corrupt(self, end: LogEnd, reason: str) -> CorruptLog:
-        """Returns CorruptLog with the file and the position in it of `end`."""
+        """Returns the CorruptLog for a log that ends at `end`, with the file and the position in the file."""
         segment = self.scan.segment_at(end.position) or self.scan.segments[-1]
         return CorruptLog(segment.file.path, end.position - segment.start, reason)

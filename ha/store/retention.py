@@ -1,11 +1,11 @@
 """Deletes old segments, and refuses puts when the disk is too full.
 
-Each round deletes a limited number of segments, oldest first, never the last: expired ones at the configured hours or
-above diskMaxUsedSpaceRatio; above diskSpaceCleanForciblyRatio the oldest ones at any age, unless
+Each round deletes a limited number of segments, oldest first, never the last one: expired segments at the configured
+hours or above diskMaxUsedSpaceRatio, and segments of any age above diskSpaceCleanForciblyRatio, unless
 cleanFileForciblyEnable is off. Puts are refused above diskSpaceWarningLevelRatio. An expired segment that a registered
 slave still needs is kept for longer, up to haRetainMaxBytes, but not while segments of any age are deleted. A
 segment that is not dispatched, or that `release` keeps, is never deleted. Queues, index and epochs are adjusted to the
-log's new first offset. Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
+log's new first offset. Sources: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Retention:
         return self._log.dispatched_offset.value < segment.end
 
     def _is_needed(self, segment: Segment) -> bool:
-        """Returns whether a slave needs a segment, and the log has at most `retain_bytes_max` from the start of this
-        segment on.
+        """Returns whether a slave needs a segment, and at most `retain_bytes_max` bytes lie between the segment's start
+        and the end of the log.
 
         Not called while segments of any age are deleted: a disconnected slave must not stop the producers.
         """

@@ -22,7 +22,7 @@ _PAGE_BYTES = 4096
 def write_again(segments: Sequence[Segment], begin: int, end: int) -> None:
     """Reads the bytes at physical offsets [begin, end), writes them again to the same places, and syncs them.
 
-    Blocking; before anything is appended. Raises OSError if the disk can't write; its content is then still unknown.
+    Blocking. Called before anything is appended. After OSError, it is still unknown what the disk contains.
     """
     for segment in segments:
         if segment.end <= begin or segment.start >= end:

@@ -79,7 +79,7 @@ class Scrub:
         self._wanted = trio.Event()
 
     def statistics(self) -> ScrubStatistics:
-        """Returns the progress of the scrub, and the numbers of repairs."""
+        """Returns the progress of the scrub, and how much was repaired."""
         return ScrubStatistics(
             round_count=self._round_count,
             position=self._position,
@@ -184,8 +184,8 @@ class Scrub:
     # ---- records
 
     async def _heads(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """Returns the heads of some records from a physical offset on, and the physical offset at which these records
-        end. Raises DamagedBytes, OffsetGone, OSError."""
+        """Returns the heads of some records from a physical offset on, and the physical offset after these records and
+        a filler that follows them; `position` if there are none. Raises DamagedBytes, OffsetGone, OSError."""
         log = self._log
         size = _STEP_BYTES
         while True:
@@ -318,8 +318,8 @@ class Scrub:
         """Rewrites an entry of a queue that a reader found wrong, and wrong entries near it; returns whether it rewrote
         any.
 
-        If it rewrites none, because the record isn't found in the log, requests a round. Raises DamagedBytes if the
-        record may lie where the log is damaged, OSError if log or queue can't be read or written.
+        If it rewrites none, for example because the record isn't found in the log, it requests a round. Raises
+        DamagedBytes if the record may lie where the log is damaged, OSError if log or queue can't be read or written.
         """
         async with self._repair_lock:
             before = self._repaired_count

@@ -1,7 +1,7 @@
-"""Opens the files of the commitlog at start, completing files that are too short or missing with zeros, and truncates
-them.
+"""Opens the files of the commitlog at start, and truncates the commitlog.
 
-The zeros are damage, which recovery lists. Content is not checked here: only names, sizes and the checksum files.
+Files that are too short are completed with zeros, and missing files are created with zeros. The zeros are damage, which
+recovery lists. Content is not checked here: only names, sizes and the checksum files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ the store does not open."""
 _LOGGED_BYTES_MAX = 8 << 20
 """Maximum number of bytes that are read from the removed part of a segment, to log how many of them were data."""
 _WHOLE_SUFFIX = ".whole"
-"""Suffix of the copy that replaces a file that is too short, until it is complete."""
+"""Suffix of an incomplete copy that is to replace a file that is too short."""
 
 
 class ZeroFilled(msgspec.Struct, frozen=True):
@@ -45,15 +45,15 @@ def load_segments(
 ) -> tuple[list[Segment], list[ZeroFilled]]:
     """Opens the files of the commitlog. Completes, with zeros, files that are too short, and creates files that are
     missing: between others, from `known_begin` on, or before `known_end`. Returns the segments and the ranges that were
-    filled; two empty lists if there is no file: the log was deleted. Blocking. Raises OSError.
+    filled; two empty lists if there is no file. Blocking. Raises OSError.
 
-    `known_begin`: retention has deleted nothing from this physical offset on; -1 if that is unknown: then the log
-    begins with its first file. `known_end`: the log was flushed at least up to this physical offset. An empty last
-    file, which a crash of RocketMQ can leave, is removed, unless `known_end` shows that it wasn't empty.
+    `known_begin`: retention has deleted nothing from this physical offset on; if it is -1 (unknown), the log begins
+    with its first file. `known_end`: the log was flushed at least up to this physical offset. An empty last file, which
+    a crash of RocketMQ can leave, is removed, unless `known_end` shows that it wasn't empty.
 
-    Raises CorruptLog, before anything is completed, if a file's name is no multiple of `segment_size`, a file is larger
-    than that, a file is smaller while no file has that size and its own checksum file is missing or damaged, or more
-    than _ZERO_FILLED_COUNT_MAX files are missing.
+    Raises CorruptLog, before anything is completed, if a file's name is not a multiple of `segment_size`, if a file is
+    larger than that, or if more than _ZERO_FILLED_COUNT_MAX files are missing. Also raises it if a file is smaller and
+    nothing proves `segment_size`, neither another file of that size nor a sound checksum file of the smaller one.
     """
     names = disk.list_dir(directory)
     for name in names:
@@ -104,9 +104,9 @@ def _check_sizes(directory: Path, sizes: dict[int, int], segment_size: int, chec
 
 
 def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
-    """Truncates contiguous segments at `end`: removes those after it from the list and the disk, and fills the rest of
-    the last remaining one with zeros, synced. Returns how many bytes of that rest, up to its last byte that was not
-    zero, were removed; at most _LOGGED_BYTES_MAX. Blocking. Raises OSError.
+    """Truncates contiguous segments at `end`: removes those after it from the list and the disk, and overwrites the
+    rest of the last remaining one with zeros, synced. Returns the number of bytes that were overwritten, without
+    trailing zeros; at most _LOGGED_BYTES_MAX. Blocking. Raises OSError.
 
     Deletes the last file first: a crash in between must not leave a gap. The first segment stays, all zeros, if it
     begins at `end`.

@@ -58,7 +58,7 @@ class SegmentedLog:
 
     @property
     def min_offset(self) -> int:
-        """Physical offset at which the log begins; −1 while there is no segment."""
+        """Physical offset at which the log begins; -1 while there is no segment."""
         return self._segments[0].start if self._segments else -1
 
     @property
@@ -80,8 +80,8 @@ class SegmentedLog:
         """Returns up to `size_max` bytes from a physical offset on, of one segment, if they are certain to be in
         memory; else None.
 
-        Empty at `max_offset`. Also None for offsets that the log does not hold, and if a damaged range is listed
-        anywhere after the offset. The view stays valid while it is referenced, even when the segment is deleted.
+        Empty at `max_offset`. Also None for offsets that the log does not hold, and if any damage is listed at or after
+        the offset. The view stays valid while it is referenced, even if the segment is deleted.
         """
         end = self.max_offset.value
         if physical_offset == end:
@@ -105,8 +105,7 @@ class SegmentedLog:
         return view[position : min(position + size_max, self.segment_size, end - segment.start)]
 
     async def sync(self, flushed: int, target: int) -> None:
-        """Flushes everything in [`flushed`, `target`) to the disk. If it raises OSError, it is unknown what is
-        durable."""
+        """Flushes everything in [`flushed`, `target`) to the disk. After OSError, it is unknown what is durable."""
         # References only the segments that are synced: an older one may be deleted meanwhile.
         for segment in [segment for segment in self._segments if segment.start < target and segment.end > flushed]:
             await self._run_blocking(segment.sync, flushed, target)
@@ -124,7 +123,7 @@ class SegmentedLog:
         """Sets the physical offset up to which records may be dispatched. Records beyond it that are already
         dispatched remain dispatched.
 
-        It may be any offset, even one inside a record or after the end of the log.
+        `offset` may lie inside a record or after the end of the log.
         """
         if not self.dispatch_limit.raise_to(offset) and offset < self.dispatch_limit.value:
             self.dispatch_limit.reset(offset)
@@ -196,8 +195,8 @@ class SegmentedLog:
     # ---- memory
 
     async def release_cold_pages(self) -> None:
-        """Releases the mapped pages more than 2 * `hot_window_bytes` before the log's end from memory, each time that
-        the log has grown by a quarter of `hot_window_bytes`. Runs until cancelled."""
+        """Releases from memory the mapped pages that are more than 2 * `hot_window_bytes` before the log's end, each
+        time that the log has grown by a quarter of `hot_window_bytes`. Runs until cancelled."""
         window = self._options.hot_window_bytes
         while True:
             await self._release_wanted.wait()
@@ -210,7 +209,7 @@ class SegmentedLog:
             self._release_at = self._released_to + 2 * window + window // 4
 
     async def _release(self, release_to: int) -> None:
-        # A separate method, so that the caller references no segment while it waits: it may be deleted meanwhile.
+        # A separate method, so that the caller references no segment, which may be deleted meanwhile, while it waits.
         for old in [old for old in self._segments if old.end > self._released_to and old.start < release_to]:
             if old.view is not None:
                 first = max(self._released_to, old.start)

@@ -1,4 +1,4 @@
-"""The parts of one store: the log, what is derived from it, and the services that advance both; built and connected.
+"""Builds and connects the parts of one store: the log, what is derived from it, and the services that advance both.
 
 `MessageStore` runs the services; recovery, truncation and the checkpointer work on the same parts.
 """

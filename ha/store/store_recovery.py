@@ -26,10 +26,10 @@ from ha.store.truncation import INTENT_FILE, finish_files, load_intent
 logger = logging.getLogger(__name__)
 
 FLUSHED_FIRST = b"SYNC_FLUSH"
-"""Content of the abort file if each record is flushed before its queue entry is written (recovery.py): by a master with
-SYNC_FLUSH, and by a start that dispatches the records left by a clean stop. RocketMQ checks only whether the file
-exists. If it used the store in between and crashed, the content may be wrong, but then there is no sound checkpoint
-either (checkpoint.py)."""
+"""Content of the abort file if each record is flushed before its queue entry is written (recovery.py). Written by a
+master with SYNC_FLUSH, and by a start that dispatches the records left by a clean stop. RocketMQ checks only whether
+the file exists. If RocketMQ used the store in between and crashed, the content may be wrong, but then there is no sound
+checkpoint either (checkpoint.py)."""
 _OPEN_QUEUES_MAX = 1 << 14
 """Maximum number of queue files that are kept open; each takes a KiB or two of memory."""
 
@@ -61,9 +61,9 @@ class StoreRecovery:
     async def run(self) -> RecoverySummary:
         """Recovers the store, and dispatches the records that queues and index lack.
 
-        Raises CorruptLog if the end of the log or its files can't be determined (recovery.py), or both epoch files are
-        damaged. Then nothing was deleted from the log. Raises OSError or DiskFailed if the disk fails; DiskFull if the
-        epoch file has to be changed and the disk is full or no file can be opened.
+        Raises CorruptLog if the end of the log can't be determined, its files can't be those of this log (recovery.py),
+        or both epoch files are damaged; nothing was deleted from the log then. Raises OSError or DiskFailed if the disk
+        fails; DiskFull if the epoch file has to be changed and the disk is full or no file can be opened.
         """
         began = trio.current_time()
         parts, run, root = self._parts, self._parts.run_blocking, self._parts.options.root
@@ -168,7 +168,7 @@ class StoreRecovery:
             await parts.epochs.truncate_from(0)
         is_shorter = recovered.max_offset < max(flushed_to, confirmed) or parts.log.min_offset < known_begin
         if recovered.queues_kept_to or is_shorter or (flushed_to and options.is_slave):
-            await checkpointer.write()  # the next start must not conclude another end
+            await checkpointer.write()  # so that the next start finds the same end
         await run(parts.verified.begin, recovered.scanned_from, recovered.max_offset)
         parts.log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
         parts.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
@@ -181,7 +181,7 @@ class StoreRecovery:
         flushed_to = await run(load_flushed_to, parts.disk, path)
         if self._truncate_at is not None:
             flushed_to = min(flushed_to, self._truncate_at)
-        # The checkpoint of a slave that was a master does not describe the bytes that it gets from another now.
+        # The checkpoint of a slave that was a master does not describe the bytes that it now gets from another master.
         known_end = max(0 if parts.options.is_slave else flushed_to, await run(parts.checksums.known_end))
         return await run(load_begin, parts.disk, path), known_end, flushed_to
 
@@ -251,8 +251,8 @@ class StoreRecovery:
         """Fills up, with blank entries, queues that are shorter than before recovery although the log still has their
         last records, so that no queue offset is used again.
 
-        The entry of a record may not be restored, because a bit of the record's topic, queue id or queue offset has
-        flipped, which no CRC of the record covers.
+        Dispatch does not restore the entry of a record if a bit of the record's topic, queue id or queue offset has
+        flipped; no CRC of the record covers these fields.
         """
         dispatched_to = self._parts.log.dispatched_offset.value
         for queue, end, physical_end in self._found_ends:

@@ -6,12 +6,12 @@
 The intent is the file `logcut` (halog's own: CRC-32 as 8 hex digits, a newline, the physical offset in decimal). While
 it exists, the log ends at that offset, even if the files contain later records. A start first completes a truncation
 that a crash interrupted (`finish_files`, then the rest of recovery), so that no byte after the new end is ever read as
-a message: neither by that start, nor when later a new record ends exactly where an old one began. RocketMQ only moves
+a message: neither by that start, nor later, when a new record ends exactly where an old one began. RocketMQ only moves
 its positions and deletes the files after them (MappedFileQueue.truncateDirtyFiles,
 https://github.com/apache/rocketmq/issues/10666): the rest of the last file keeps its old content, and recovery
 continues in it.
 
-If a crash left an incomplete intent, nothing was truncated yet.
+If a crash left an incomplete intent, nothing had been truncated yet.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def finish_files(disk: Disk, options: StoreOptions, checksums: Checksums, offset
 
 
 def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: ConsumeQueues, offset: int) -> int:
-    """Returns the last boundary between two records, or start of a segment, at or before `offset`. Blocking. Raises
-    OSError.
+    """Returns the last boundary between two records, or start of a segment, at or before `offset`; `offset` itself if
+    no segment contains it. Blocking. Raises OSError.
 
     If bytes before `offset` are damaged, the result may be the boundary before the damage.
     """

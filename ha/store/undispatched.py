@@ -1,8 +1,9 @@
 """Reads the records at a log's end that are not dispatched yet, for a node that is about to append messages as master.
 
 A node that becomes a master appends at the end of its log, although dispatch waits until the other members of the group
-have everything up to there (`dispatch_limit`). The next message of a queue has to follow those records, too. RocketMQ
-waits for dispatch to reach the end (BrokerController.changeToMaster, recoverTopicQueueTable).
+have everything up to there (`dispatch_limit`). So the queue offset of a new message has to follow those of its queue's
+records that are not dispatched yet. RocketMQ waits for dispatch to reach the end (BrokerController.changeToMaster,
+recoverTopicQueueTable).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Undispatched(NamedTuple):
 async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
     """Reads the records from `begin`, at which a record starts, to the end of the log, while nothing is appended.
 
-    Raises CorruptLog if there are other bytes than records and fillers, DamagedBytes if bytes are damaged: no log can
-    continue after those. Raises OSError.
+    Raises CorruptLog if there are bytes that are neither a record nor a filler, DamagedBytes if bytes are damaged:
+    nothing can be appended after either. Raises OSError if the log can't be read.
     """
     position, end = begin, log.max_offset.value
     next_offsets: dict[tuple[str, int], int] = {}
@@ -61,7 +62,8 @@ def _count(
     raw: Readable, base: int, segment_end: int, log: CommitLog, next_offsets: dict[tuple[str, int], int]
 ) -> tuple[int, int]:
     """Adds the next queue offsets after the complete records of `raw` to `next_offsets`. Returns how many bytes
-    these records and a filler take, and the store time of the last record (-1: there is none)."""
+    these records and a complete filler take, and the store time of the last record (-1 if there is none). Raises
+    CorruptLog as `read_undispatched` does."""
     at, last_ms = 0, -1
     while at < len(raw):
         found = scan_record(raw, at, len(raw))

@@ -121,7 +121,8 @@ class VerifiedReads:
         return recent
 
     def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Like `read` for a pull, if the page cache has the bytes; otherwise None: then call `read`.
+        """Like `read` for a pull, but never waits. Returns None if the page cache lacks the bytes, if they can't be
+        verified at once, or if `read` would raise; then call `read`.
 
         Reads ahead if recent pulls have read the bytes just before these.
         """
@@ -148,7 +149,7 @@ class VerifiedReads:
         at least one and at most `size_max`; empty at the log's end.
 
         Raises DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk
-        can't read bytes that have no checksum.
+        can't read bytes that have no checksum, or checksums can't be read or written.
         """
         log = self._log
         while True:
@@ -234,8 +235,8 @@ class VerifiedReads:
     def _verified(
         self, segment: Segment, blocks: _Blocks, raw: bytes | bytearray, found_by: FoundBy
     ) -> memoryview | None:
-        """Returns the requested bytes up to the first one that is not good. If not even the first byte is good: None if
-        it has no checksum to compare with, DamagedBytes if it is damaged."""
+        """Returns the requested bytes up to the first one that is not good. If not even the first byte is good, returns
+        None if it has no checksum to compare with, and raises DamagedBytes if it is damaged."""
         good_to, bad, has_skipped = blocks.check(raw)
         if bad is not None and good_to <= blocks.position:
             self._raise_damaged(segment, *bad, "the bytes don't match their checksum", found_by)
@@ -333,8 +334,8 @@ class VerifiedReads:
     # ---- making checksums
 
     def begin(self, walked_from: int, end: int) -> None:
-        """Starts with a log that ends at `end`, and whose records from `walked_from` on recovery has checked. Blocking.
-        Raises OSError.
+        """Starts with the log that recovery found: it ends at `end`, and its records from `walked_from` on were
+        checked. Blocking. Raises OSError.
 
         Drops the checksums beyond the end, and makes those that are missing for the checked blocks.
         """

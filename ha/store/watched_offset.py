@@ -1,7 +1,8 @@
 """A physical offset that tasks can wait on.
 
-Not trio_util.AsyncValue, which evaluates one predicate per waiter at each set: an offset is raised once per chunk of
-messages and few tasks wait for a particular value, so raising one without waiters is an integer comparison.
+Used instead of trio_util.AsyncValue, which evaluates one predicate per waiter at each set. An offset is raised once per
+chunk of messages, so raising must be cheap: it evaluates no predicates, but wakes all waiters, which check the value
+themselves. Without waiters and subscribers it costs little more than an integer comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class WatchedOffset:
         self._lot = trio.lowlevel.ParkingLot()
 
     def raise_to(self, value: int) -> bool:
-        """Sets the offset to `value` if that is larger, and wakes all waiters; returns whether it was."""
+        """If `value` is larger than the offset, sets the offset to `value` and wakes all waiters. Returns whether it
+        was larger."""
         if value <= self.value:
             return False
         self.value = value
