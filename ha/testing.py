@@ -3,9 +3,9 @@
     with ha.testing.running_master(Path("test-master")) as master:
         …  # connect to master.name_server_address
 
-ha/pytest_plugin.py has a fixture that uses it. The master's process ends with the block, and also when the process that
-started it ends or is killed: it stops when its standard input is closed. A separate process is not affected by patches
-of a test, for example of the clock, and does not use the test's event loop. Only this module runs
+ha/pytest_plugin.py makes a fixture of `running_master`. The master's process ends with the block, and also when the
+process that started it ends or is killed, because it stops when its standard input is closed. A separate process is not
+affected by patches of a test, for example of the clock, and does not use the test's event loop. Only this module runs
 `python -m ha.testing`.
 """
 
@@ -62,10 +62,10 @@ def running_master(directory: Path, settings: Mapping[str, str] = {}) -> Iterato
     """Runs a master with its own name server during the block, with its files in `directory`.
 
     `settings` are keys of broker.conf (docs/configuration.md), such as {"brokerRole": "SYNC_MASTER"}. By default, files
-    are small and the system chooses the ports. Variables HA_… of the environment have no effect. A directory can be
-    used again: the master then has the messages that were stored before.
+    are small and the system chooses the ports. Environment variables (HA_…) have no effect. A directory can be used
+    again: the master then has the messages that were stored before.
 
-    Raises RuntimeError with the end of the log if the master ends before it is ready, or is not ready within
+    Raises RuntimeError with the end of `master.log` if the master ends before it is ready, or is not ready within
     START_TIMEOUT_S. After the block the master is stopped, and killed if that takes longer than STOP_TIMEOUT_S."""
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)

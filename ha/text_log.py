@@ -1,7 +1,7 @@
 """Formats log records as text, one line each: UTC time, level, logger, message.
 
-Values come from peers: a line break in the name of a group would begin a line that looks like another record, and an
-escape sequence would change how a terminal shows the previous lines. So all characters that are not printable are
+Values may come from peers: a line break in the name of a group could begin a line that looks like another record, and
+an escape sequence could change how a terminal shows the previous lines. So all characters that are not printable are
 escaped, in every record. A traceback follows in lines that begin with a tab, which no record does.
 """
 

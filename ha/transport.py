@@ -31,11 +31,11 @@ TIME_SLICE_BYTES = 1_048_576
 """Number of bytes read from one connection after which other tasks run in any case."""
 
 READ_BYTES_COUNTED_MIN = 16_384
-"""Number of bytes that a shorter read counts as in TIME_SLICE_BYTES: a peer that sends in small pieces must not delay
-others for longer."""
+"""Number of bytes that a shorter read counts as towards TIME_SLICE_BYTES: a peer that sends in small pieces must not
+delay others for longer."""
 
 SEND_PIECE_BYTES = 262_144
-"""Maximum bytes sent with one system call."""
+"""Maximum number of bytes sent with one system call."""
 
 WAIT_FIRST_COUNT = 16
 """Number of reads, after one that found nothing, that wait until the socket is readable before they try; fewer if one
@@ -114,8 +114,8 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller |
 
 
 async def open_tcp(host: str, port: int) -> trio.abc.Stream:
-    """Connects with TCP_NODELAY, which Trio sets. Raises OSError if that fails, also if `host` is not a valid host
-    name, which a broker may have registered."""
+    """Connects with TCP_NODELAY, which Trio sets. Raises OSError if the connection fails, or if `host`, which a broker
+    may have registered, is not a valid host name."""
     try:
         return await trio.open_tcp_stream(host, port)
     except ValueError as error:  # UnicodeError: it has no IDNA encoding
@@ -281,7 +281,7 @@ class SocketTransport:
                     sent += self._send_pieces(rest)
 
     def _send_pieces(self, data: memoryview) -> int:
-        """As `send_nowait`, with several system calls, for one time slice at most."""
+        """Like `send_nowait`, with several system calls, for one time slice at most."""
         size = len(data)
         if size <= SEND_PIECE_BYTES:
             return self.send_nowait(data)

@@ -1,4 +1,4 @@
-"""An SSL context that follows its files, so that certificates can be replaced without a restart.
+"""An SSL context that is replaced when its files change, so that new certificates don't need a restart.
 
 `refresh` checks whether a file has changed (time, size, inode), and if so loads all of them. If that fails, for example
 because a file is half-written or the key does not match yet, the old context stays in use, and every further `refresh`

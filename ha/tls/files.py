@@ -45,7 +45,8 @@ def server_context(
 
     `protocols`: names of the protocols that are offered to clients that ask for one (ALPN).
 
-    Blocks to read files. Raises CertificateUnusable if one can't be used, or `files.trust` is missing.
+    Blocks to read files. Raises CertificateUnusable if one can't be used, or if certificates are requested without
+    `files.trust`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
@@ -140,7 +141,7 @@ def _unreadable(path: str, error: OSError) -> NoReturn:
 
 
 def reason_of(error: BaseException) -> str:
-    """Describes a TLS error: by OpenSSL's reason in lower case, or by the reason why the certificate is not valid."""
+    """Describes a TLS error: with the reason why a certificate is not valid, or with OpenSSL's reason in lower case."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:

@@ -30,8 +30,8 @@ HANDSHAKE_COUNT_MAX = 256
 
 
 class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of handshakes: those `under_way`, and those completed and failed since the start. `failed` includes
-    `refused`, the handshakes that were cancelled for a newer one."""
+    """Counts of handshakes: `under_way` now, `completed` and `failed` since the start. `failed` includes `refused`, the
+    handshakes that were cancelled for a newer one."""
 
     under_way: int
     completed: int
@@ -64,7 +64,7 @@ class Handshakes:
 
     async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext, received: bytes = b"") -> TlsStream:
         """Performs the server's handshake, and returns the encrypted stream. Raises HandshakeFailed if it fails, times
-        out, or makes room for a newer handshake; `stream` is then closed, as it is on cancellation.
+        out, or is cancelled for a newer handshake. In these cases, and if the caller is cancelled, `stream` is closed.
 
         `received`: bytes that were already read from the stream.
         """
@@ -88,7 +88,7 @@ class Handshakes:
 
     async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:
         """Performs the client's handshake with `host`, and returns the encrypted stream. Raises HandshakeFailed if it
-        fails or times out; `stream` is then closed, as it is on cancellation."""
+        fails or times out. In these cases, and if the caller is cancelled, `stream` is closed."""
         return await self._shake(TlsStream(stream, context, host=host))
 
     async def _shake(self, secured: TlsStream) -> TlsStream:

@@ -2,15 +2,15 @@
 
 It differs from trio.SSLStream in these points:
 
-- `receive_some` returns all records that have arrived, not one. RocketMQ's clients put each request into a record of
-  its own, and this project's ports work on chunks. A message of 1 KiB takes 28 µs of a broker's processor time, and
-  would take 150 µs if the reader woke up for each record (without TLS: 20 µs; docs/tls.md).
-- It can send without waiting, and use cheaper calls than a stream's methods (`move_with`).
+- `receive_some` returns the data of all records that have arrived, not of one. RocketMQ's clients put each request into
+  a record of its own, and this project's ports work on chunks. A message of 1 KiB took 28 µs of a broker's processor
+  time, and would have taken 150 µs if the reader had woken up for each record (without TLS: 20 µs; docs/tls.md).
+- It can send without waiting, and can use cheaper calls than a stream's methods (`move_with`).
 - It sends the alert of a failed handshake, so that the other side learns the reason.
 - A reader that must send (a key update) never waits for a writer.
 
 One task may receive while another sends. A truncated connection looks like a regular end of the stream; the protocols
-above it have lengths and detect truncated messages.
+above TLS detect truncated messages by their lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECEIVE_SIZE = 65_536
 RECEIVE_SIZE_MAX = 262_144
 RECORD_SIZE = 16_384
 SEND_SIZE = 262_144
-"""Maximum bytes encrypted at once, which limits the copy and the time that other tasks wait."""
+"""Maximum number of bytes encrypted at once. Limits the size of the copy, and the time for which other tasks wait."""
 
 
 class Mover(Protocol):
@@ -192,7 +192,7 @@ class TlsStream(trio.abc.Stream):
         return self._object.selected_alpn_protocol()
 
     def version(self) -> str | None:
-        """Returns the TLS version, such as "TLSv1.3"."""
+        """Returns the TLS version, such as "TLSv1.3"; None before the handshake."""
         return self._object.version()
 
     # Encryption and transport
