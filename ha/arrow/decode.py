@@ -75,9 +75,11 @@ def decode_batches(
         yield batch
 
 
-def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Returns the records of a pull response's body as `decode_batches` does, with the same errors. Raises
-    RemoteProtocolError if the sizes of the records don't add up to that of the body."""
+def decode_pull_body(
+    raw: bytes, *, broker_name: str, options: ReadOptions, counts: ReadCounts | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Returns the records of a pull response's body as `decode_batches` does, with the same errors, and adds to
+    `counts`. Raises RemoteProtocolError if the sizes of the records don't add up to that of the body."""
     positions = []
     at = 0
     while at < len(raw):
@@ -87,7 +89,7 @@ def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> I
         positions.append(at)
         at += size
     at_all = np.array(positions, np.int64)
-    return decode_batches(raw, at_all, base_offset=None, broker_name=broker_name, options=options)
+    return decode_batches(raw, at_all, base_offset=None, broker_name=broker_name, options=options, counts=counts)
 
 
 class _BatchTooLargeError(Exception):

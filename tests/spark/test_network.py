@@ -542,7 +542,29 @@ def test_task_logs_messages_that_are_gone(caplog: pytest.LogCaptureFixture) -> N
     assert read_from(LeavingOut(range(0), range(5, 12)), fail_on_data_loss=False) == 57
     assert caplog.messages == []
     assert read_from(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 47
-    assert caplog.messages == ["source.records_missing queue='T queue 0 of a' gone=10"]
+    assert caplog.messages == ["source.records_missing queue='T queue 0 of a' damaged=0 skipped=0 gone=10"]
+
+
+class Damaged(LeavingOut):
+    """A queue of 64 messages; the body CRCs of the first three are wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(range(0), range(0))
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        raw = await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+        sized = b"\0\0\0\x01"
+        return msgspec.structs.replace(raw, body=raw.body.replace(sized + b"x", sized + b"y", max(0, 3 - at)))
+
+
+@pytest.mark.parametrize("pull_count", [2, 64])
+@pytest.mark.parametrize(("on_damage", "skipped"), [("skip", 3), ("report", 0)])
+def test_task_logs_damaged_messages(
+    on_damage: str, skipped: int, pull_count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = values_from(Damaged(), "T", 0, 64, pull_count=pull_count, verify_crc=True, on_damage=on_damage)
+    assert len(rows) == 64 - skipped
+    assert caplog.messages == [f"source.records_missing queue='T queue 0 of a' damaged=3 skipped={skipped} gone=0"]
 
 
 class InBatches(LeavingOut):

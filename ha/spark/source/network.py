@@ -27,7 +27,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ha.arrow import decode_pull_body
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.codes import ResponseCode
@@ -340,7 +340,8 @@ def _read_slice(
     give_up_s: float | None = None  # set while the broker is away
     was_there = False
     bodies: list[bytes] = []
-    size = entry_count = gone = 0
+    size = entry_count = 0
+    counts = ReadCounts()
     try:
         while waiting is not None:
             try:
@@ -363,36 +364,44 @@ def _read_slice(
             at = slots[-1].end
             give_up_s, was_there = None, False
             waiting = start(at) if at < end else None
-            gone += sum(slot.gone for slot in slots)
+            counts.gone += sum(slot.gone for slot in slots)
             for slot in slots:
                 if tags or slot.has_batches:
                     # Messages before or after a slot are in the adjacent one as well.
                     if bodies:
-                        yield from _decoded(bodies, piece.queue, options)
+                        yield from _decoded(bodies, piece.queue, options, counts)
                         bodies, size, entry_count = [], 0, 0
-                    yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end))
+                    yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end), counts)
                     continue
                 bodies += slot.bodies
                 size += sum(map(len, slot.bodies))
                 entry_count += slot.end - slot.begin
             if bodies and (waiting is None or entry_count >= options.batch_rows or size >= options.batch_bytes):
-                yield from _decoded(bodies, piece.queue, options)
+                yield from _decoded(bodies, piece.queue, options, counts)
                 bodies, size, entry_count = [], 0, 0
     finally:
         if waiting is not None:
             waiting.cancel()  # closing the client would wait for it
-    if gone:
-        logger.warning("source.records_missing queue=%r gone=%d", str(piece.queue), gone)
+    if counts.damaged or counts.gone:
+        logger.warning(
+            "source.records_missing queue=%r damaged=%d skipped=%d gone=%d",
+            str(piece.queue),
+            counts.damaged,
+            counts.skipped,
+            counts.gone,
+        )
 
 
-def _decoded(bodies: list[bytes], queue: QueueKey, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def _decoded(
+    bodies: list[bytes], queue: QueueKey, options: ReadOptions, counts: ReadCounts
+) -> Iterator[pa.RecordBatch]:
     if not bodies:
         return
     columns, is_light = options.columns, queue.topic.startswith(LIGHT_QUEUE_PREFIX)
     if is_light:
         more = [name for name in _LIGHT_QUEUE_COLUMNS if name not in columns]
         options = msgspec.structs.replace(options, columns=(*columns, *more))
-    for batch in decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options):
+    for batch in decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options, counts=counts):
         if is_light:
             batch = _in_light_queue(batch, queue).select(list(columns))
         for first in range(0, batch.num_rows, options.batch_rows):
