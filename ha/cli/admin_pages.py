@@ -28,6 +28,8 @@ from ha.tls.files import reason_of
 DEFAULT_ADMINS = ("127.0.0.1:10913", "127.0.0.1:10923")
 BODY_SIZE_MAX = 16 * 1024 * 1024
 TIMEOUT_S = 3.0
+WRONG_TOKEN = "wrong adminToken"
+TOKEN_REQUIRED = "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"
 
 
 class Slave(msgspec.Struct, frozen=True):
@@ -307,7 +309,7 @@ def ask_admins(
 ) -> dict[str, Answer | str]:
     """Returns each address's response, or why there is none, within about `timeout_s`.
 
-    A response with an HTTP error is an Answer, except for 401, which becomes a text.
+    A response with an HTTP error is an Answer, except for 401, which becomes WRONG_TOKEN or TOKEN_REQUIRED.
     """
     found: dict[str, Answer | str] = {}
 
@@ -338,7 +340,7 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
             response = error  # a response, too
         with response:
             if response.status == HTTPStatus.UNAUTHORIZED:
-                return "wrong adminToken" if token else "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"
+                return WRONG_TOKEN if token else TOKEN_REQUIRED
             clock_ahead_s = _clock_ahead_s(response.headers.get("Date"), asked_s, time.time())
             return Answer(response.status, response.read(BODY_SIZE_MAX), clock_ahead_s)
     except OSError as error:

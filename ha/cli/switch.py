@@ -12,6 +12,8 @@ from cyclopts import Parameter
 
 from ha.cli.admin_pages import (
     LOCAL_ADMINS,
+    TOKEN_REQUIRED,
+    WRONG_TOKEN,
     AdminFlags,
     Answer,
     NodeStatus,
@@ -26,6 +28,7 @@ from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.showing import notices, print_json, safe
 from ha.cli.unreachable import explain_no_node
 
+_TOKEN_ERRORS = {WRONG_TOKEN, TOKEN_REQUIRED}
 WAIT_S_MAX = 25.0
 """Maximum value of `wait_s`, in seconds, that a node's admin port accepts for a switchover"""
 
@@ -56,8 +59,8 @@ def switch(
     and producers retry sends that fail during the switchover. If the new master does not catch up in time, nothing
     changes.
 
-    Exit codes: 0 the requested member is master; 1 it is not, or no node is in a failover group; 2 usage; 69 no node
-    can be reached, the admin port returns an error, or the result is unknown.
+    Exit codes: 0 the requested member is master; 1 it is not, the node rejects the request (for example because of its
+    adminToken), or no node is in a failover group; 2 usage; 69 no node can be reached, or the result is unknown.
     """
     asked = admins.checked()
     if to is not None and to < 1:
@@ -80,9 +83,10 @@ def switch(
     address = min(members, key=lambda each: _has_agreement_fault(members[each]))
     path = "/switch?" + urlencode({"reason": reason, "wait_s": wait} | ({} if to is None else {"to": to}))
     outcome = _ask(address, path, token, context, wait + admins.timeout)
-    if isinstance(outcome, str):
-        notices().print(f"ha: {address}: {safe(outcome)}")
-        return EXIT_UNREACHABLE
+    if isinstance(outcome, tuple):
+        exit_code, error = outcome
+        notices().print(f"ha: {address}: {safe(error)}")
+        return exit_code
     group = members[address].broker_name
     if json:
         print_json({"group": group, **msgspec.to_builtins(outcome)})
@@ -101,7 +105,7 @@ def _report_no_member(answers: dict[str, Page | str]) -> int:
     for address, page in pages.items():
         notices().print(f"ha: {address}: {safe(page.node.name)} is not in a failover group: etcdEndpoints is not set")
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
-    if not pages:
+    if not pages and _TOKEN_ERRORS.isdisjoint(errors.values()):
         notices().print(f"ha: {safe(explain_no_node(errors))}")
         return EXIT_UNREACHABLE
     for address, error in errors.items():
@@ -113,13 +117,17 @@ def _has_agreement_fault(node: NodeStatus) -> bool:
     return node.member is None or bool(node.member.agreement_fault)
 
 
-def _ask(address: str, path: str, token: str, tls: ssl.SSLContext | None, timeout_s: float) -> Outcome | str:
+def _ask(
+    address: str, path: str, token: str, tls: ssl.SSLContext | None, timeout_s: float
+) -> Outcome | tuple[int, str]:
+    """Requests the switchover; returns its outcome, or an exit code and the error if the node reports none."""
     answer = ask_admins([address], path, token, tls, timeout_s, method="POST")[address]
     if not isinstance(answer, Answer):
-        return answer
+        return EXIT_REFUSED if answer in _TOKEN_ERRORS else EXIT_UNREACHABLE, answer
     if answer.code not in (HTTPStatus.OK, HTTPStatus.CONFLICT):
-        return answer.body.decode(errors="replace").strip() or phrase_of(answer.code)
+        error = answer.body.decode(errors="replace").strip() or phrase_of(answer.code)
+        return EXIT_REFUSED if 400 <= answer.code < 500 else EXIT_UNREACHABLE, error
     try:
         return msgspec.json.decode(answer.body, type=Outcome)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return f"invalid response from the admin port: {error}"
+        return EXIT_UNREACHABLE, f"invalid response from the admin port: {error}"

@@ -14,7 +14,7 @@ import pytest
 
 from ha.cli import run
 from tests.cli.test_status import MASTER as PLAIN_MASTER
-from tests.cli.test_status import admin_port
+from tests.cli.test_status import admin_port, raw_port
 
 DONE = {"is_done": True, "master_id": 2, "epoch": 8, "seconds": 0.125, "why_not": "", "is_known": True}
 REFUSED = {"is_done": False, "master_id": 1, "epoch": 7, "seconds": 2.0, "why_not": "member 2 is not there"}
@@ -122,18 +122,38 @@ def test_why_not(answer: dict[str, Any], exit_code: int, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "said"),
+    ("code", "text", "said", "exit_code"),
     [
-        (403, "changes are disabled: adminToken is not set\n", "adminToken is not set"),
-        (401, "adminToken required\n", "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"),
-        (500, "", "Internal Server Error"),
-        (200, "{}", "invalid response from the admin port"),
+        (403, "changes are disabled: adminToken is not set\n", "adminToken is not set", 1),
+        (401, "adminToken required\n", "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN", 1),
+        (429, "", "Too Many Requests", 1),
+        (500, "", "Internal Server Error", 69),
+        (200, "{}", "invalid response from the admin port", 69),
+        (409, "{}", "invalid response from the admin port", 69),
     ],
 )
-def test_a_port_that_does_not_do_it(code: int, text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_does_not_do_it(
+    code: int, text: str, said: str, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The request was rejected, or its result is unknown."""
     with group(Member(page(1), text), code=code) as flags:
-        assert run(["switch", *flags]) == 69
+        assert run(["switch", *flags]) == exit_code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("wrong", "wrong adminToken"), ("", "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN")],
+)
+def test_token_that_a_node_does_not_accept(
+    token: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes with an adminToken require it for their status, too."""
+    monkeypatch.setenv("HALOG_ADMIN_TOKEN", token)
+    with raw_port(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n") as address:
+        assert run(["switch", "--admin", address, "--admin", "127.0.0.1:1"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"ha: {address}: {said}", "ha: 127.0.0.1:1: not reachable: Connection refused"]
 
 
 def test_nodes_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
