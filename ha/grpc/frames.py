@@ -41,7 +41,6 @@ class ErrorCode(IntEnum):
     STREAM_CLOSED = 5
     FRAME_SIZE_ERROR = 6
     REFUSED_STREAM = 7
-    CANCEL = 8
     COMPRESSION_ERROR = 9
     ENHANCE_YOUR_CALM = 11
 
@@ -50,7 +49,6 @@ class Status(IntEnum):
     """Some of gRPC's status codes."""
 
     OK = 0
-    UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
