@@ -1,7 +1,7 @@
 """Draws the plots of the jobs with matplotlib, without a display: as PNG files, and as SVG for HTML pages.
 
-A `Plot` draws itself with a palette. For SVG the palette has placeholder colours that become CSS variables of the page,
-so that one picture suits light and dark mode.
+A `Plot` is drawn with the colours of a `Palette`. For SVG, these are placeholders that become CSS variables of the
+page, so that one picture suits light and dark mode.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Plot(NamedTuple):
 
 
 def to_png(plot: Plot, path: Path) -> None:
-    """Saves the plot as a PNG file at `path`, on a white background."""
+    """Saves the plot as a PNG file at `path`, on a white background. Raises OSError."""
     with _quiet():
         _figure(plot, PRINT).savefig(path, format="png", dpi=130, facecolor=PRINT.paper)
 
@@ -71,7 +71,7 @@ def to_svg(plot: Plot) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings about missing glyphs: a topic in a script that the font lacks is drawn as boxes."""
+    """Suppresses warnings about missing glyphs: a topic in a script that the font lacks is drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
@@ -125,7 +125,8 @@ def timed_bars(
 ) -> Plot:
     """Returns a plot of stacked bars. `series`: label -> start of an interval (ms since 1970) -> value.
 
-    `length_ms`: length of the intervals. `whole`: values are counts, so there are no ticks between integers.
+    `length_ms`: length of the intervals. `whole`: whether values are counts; the y-axis then has ticks at integers
+    only. There is no legend for a single series with the label "".
     """
     times = sorted({time for values in series.values() for time in values})
 
@@ -157,9 +158,9 @@ def timed_bars(
 
 
 def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, length_ms: int) -> Plot:
-    """Returns a plot with a line for each series, which has values as in `timed_bars`; logarithmic y-axis.
+    """Returns a plot with a line for each series (as in `timed_bars`) and a logarithmic y-axis, linear below 1.
 
-    Values are marked at the middle of each interval of `length_ms`.
+    Each value is marked at the middle of its interval of `length_ms`.
     """
     times = sorted({time for values in series.values() for time in values})
 
@@ -187,7 +188,10 @@ def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylab
 
 
 def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, float]]], xlabel: str) -> Plot:
-    """Returns a plot of cumulative distributions. `curves`: label -> points (share 0…1, value); logarithmic x-axis."""
+    """Returns a plot of cumulative distributions. `curves`: label -> points (share 0…1, value).
+
+    The x-axis is logarithmic, and linear below 1. Negative values are drawn as 0.
+    """
 
     def draw(axes: Any, palette: Palette) -> None:
         for number, (label, curve) in enumerate(curves.items()):
@@ -236,7 +240,7 @@ def bytes_scale(highest: int) -> tuple[int, str]:
 
 
 class Mark(NamedTuple):
-    """A marker at a physical offset of a bar."""
+    """A marker on the bar with the label `bar`. Marks of the same `kind` share a colour and an entry in the legend."""
 
     bar: str
     physical_offset: int
@@ -244,8 +248,8 @@ class Mark(NamedTuple):
 
 
 def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: Sequence[Mark]) -> Plot:
-    """Returns a plot with a bar for each (label, begin, end) of physical offsets, and with marks on the bars by
-    kind."""
+    """Returns a plot with a bar for each (label, begin, end), a range of physical offsets, and with `marks` on the
+    bars."""
     rows = {label: row for row, (label, _, _) in enumerate(bars)}
     kinds = sorted({mark.kind for mark in marks})
     highest = max((end for _, _, end in bars), default=0)
@@ -278,7 +282,7 @@ def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: 
 
 
 def _shortened(label: str) -> str:
-    """Shorten a name from a log for a plot, and escape characters that matplotlib would interpret."""
+    """Shortens a name from a log for a plot, and escapes characters that matplotlib would interpret."""
     shown = label if len(label) <= 36 else f"{label[:24]}…{label[-10:]}"
     shown = "".join(character if character.isprintable() else "·" for character in shown).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -1,9 +1,9 @@
-"""Builds index files from keys in the order of the log: an entry's place depends only on its number.
+"""Builds index files from the keys of the log.
 
-Pass 1 writes, for each range of the log, a work file of keys (`record_digest.KEY`) in physical order. The numbers of
-keys determine which of them belong to which index file, so each index file is built independently, from slices of one
-or several work files, by the store's own `IndexFile`. Memory: the slot table (4 B per slot) and a chunk, regardless of
-the file's size.
+Pass 1 writes, for each range of the log, a work file of keys (`record_digest.KEY`) in the order of the log. The
+number of keys in each work file determines which keys belong to which index file. Index files are therefore built
+independently of each other, each from slices of one or several work files, by the store's own `IndexFile`. This takes
+memory for the slot table (4 bytes per slot) and a chunk of keys, regardless of the number of keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class KeySlice(msgspec.Struct, frozen=True):
 
 
 class IndexFilePlan(msgspec.Struct, frozen=True):
-    """An index file to build: its name, its keys, and the last key of the file before it."""
+    """An index file to build: its name, its keys, and the last key of the previous file (None for the first file), from
+    whose store time the time of the first entry is counted."""
 
     name: str
     slices: tuple[KeySlice, ...]
@@ -42,10 +43,10 @@ class IndexFilePlan(msgspec.Struct, frozen=True):
 def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> list[IndexFilePlan]:
     """Cuts the keys into index files. `keys`: each work file with its number of keys, in the order of the log.
 
-    A file takes `entry_count_max` − 1 keys, as entry 0 is never used. Reads one key per file, for the names, which must
-    sort before those that a broker later gives by its local clock in any time zone. So a file is named after the store
-    time of its first key in the time zone 12 hours west of Greenwich, or if that is not later than the name before, a
-    millisecond after it.
+    A file takes `entry_count_max` - 1 keys, as entry 0 is never used. Reads the first key of each file, for its name;
+    may raise OSError. A broker names new files after its local time, in any time zone, and their names must sort after
+    these. A file is therefore named after the store time of its first key in the time zone UTC-12 or, if that is not
+    later than the previous name, one millisecond after the previous name.
     """
     room = entry_count_max - 1
     plans: list[IndexFilePlan] = []
@@ -86,9 +87,10 @@ def read_keys(part: KeySlice) -> bytes:
 
 
 def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, entry_count_max: int) -> None:
-    """Writes one index file, sparse and of full size, and syncs it.
+    """Writes one index file, sparse and of full size, and syncs it. Raises OSError.
 
-    The file gets its name when it is complete; a file of this name was finished by an earlier attempt and is kept.
+    The file gets its name when it is complete. If a file of this name exists, an earlier attempt finished it; it is
+    kept.
     """
     path = directory / plan.name
     if path.exists():

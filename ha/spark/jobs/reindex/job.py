@@ -1,7 +1,8 @@
 """Rebuilds consume-queue and index files from a commitlog alone, in parallel, byte for byte as a broker builds them.
 
     pass 1   a task per range of the log: writes entries to their places in the queues' files, keys to a work file
-    queues   a task per group of queues: fills the first file, syncs; queues that are not dense are built in order
+    queues   a task per group of queues: writes blank entries before the first one, syncs; queues that are not dense are
+             built in order
     index    a task per index file, cut from the work files
 
 Only summaries return to the driver: (ranges × queues in them) × about 40 bytes. A call with the same options after a
@@ -10,8 +11,9 @@ for the index files' names (see `plan_index_files`), and for entries of records 
 a broker may still have them, but they can't be rebuilt, and their messages can't be read.
 
 Messages of topics that halog deleted stay out of the queues (`deletedTopics` in config/topics.json). RocketMQ keeps no
-such record, so deleted topics come back, as when RocketMQ itself rebuilds its queues; and where a topic was created
-again, later messages with the queue offsets of earlier ones are dropped, and counted (`dropped_count`).
+such record, so deleted topics come back, as when RocketMQ itself rebuilds its queues. If a topic was deleted and
+created again, its later messages have the queue offsets of earlier ones; they are dropped, and counted
+(`dropped_count`).
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class RunTasks(Protocol):
     def __call__(
         self, function: Callable[[Item], Made], items: Sequence[Item], progress: Callable[[int, int], None]
     ) -> list[Made]:
-        """Runs `function` on `items`; `progress` is called with the numbers of finished and of all items."""
+        """Runs `function` on `items`; `progress` is called with the number of finished items and the total."""
 
 
 class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,21 +81,21 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     """Directory that holds the new `consumequeue` and `index`"""
     set_aside: str | None
-    """Directory of the store's former files, if they were replaced"""
+    """With `in_place`: directory for the replaced files of the store; otherwise None"""
     begin_offset: int
     end_offset: int
     end_reason: str
-    """Why the bytes at the log's end are not a record; empty if there are none"""
+    """Why the bytes after the last record are not a record; "" if they are zeros, or if the last segment is full"""
     record_count: int
     queue_count: int
     entry_count: int
     """Number of queue entries, except those of deleted topics and the blank ones before a queue's first entry"""
     not_dense_count: int
-    """Number of queues whose offsets had gaps or repetitions, built in order"""
+    """Number of queues with gaps or repetitions in their queue offsets, which were built in order"""
     deleted_count: int = 0
     """Number of records without an entry because halog deleted their topic, according to `config/topics.json`"""
     dropped_count: int
-    """Number of records without an entry because their queue offset was taken"""
+    """Number of records without an entry because their queue offset was taken, or implausibly high"""
     unusable_count: int
     """Number of records without an entry because their topic or queue id can't be a directory"""
     key_count: int
@@ -103,17 +105,19 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: always 0, also for records that a broker would have skipped too."""
+        """Exit code of the command: always 0, even if records have no entry, as a broker would also have skipped
+        them."""
         return 0
 
 
 def reindex(spark: SparkSession, options: ReindexOptions, progress: Progress = no_progress) -> ReindexResult:
-    """Builds `options.target` from the store at `options.path`, and with `in_place` swap it in.
+    """Builds `options.target` from the store at `options.path`. With `in_place`, moves the result into the store.
 
-    `progress` gets the stages "log" (bytes), "queues" (queues) and "index" (files). Raises OptionError, StoreUnreadable
-    or StoreLocked before anything is written; then CorruptLog for damage before the log's last segment, StoreUnreadable
-    for records of batch queues, RecordsGone if files vanish while they are read, DiskFailed. Finished work stays in the
-    target for another attempt.
+    `progress` gets the stages "log" (bytes), "queues" (queues) and "index" (files). Before anything is written, raises
+    OptionError, StoreUnreadable, StoreLocked, or CorruptLog if a segment is missing or has another size than the
+    others. Later, raises CorruptLog for damage before the log's last segment, StoreUnreadable for records of batch
+    queues, RecordsGone if files vanish while they are read, and DiskFailed, or OSError if the driver can't read or
+    write a file. Finished work stays in the target for another attempt.
     """
     if not options.in_place:
         return _build_with(spark, options, progress)

@@ -1,7 +1,7 @@
-"""Defines the options of reindex, plans it before the log is read, and keeps the state of a target directory.
+"""Defines the options of reindex, plans a rebuild before the log is read, and manages its target directory.
 
-The plan is stored in the target until the work is done. A call with the same plan resumes it; a call with another plan
-is refused, as is a directory that holds anything else.
+The plan is stored in the target until the rebuild is complete. A call with the same plan resumes the rebuild; a call
+with another plan is refused, and so is a target that holds anything else.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
     in_place: bool = False
     """Replace the store's files with the new ones, and move the old ones to `path`/before-reindex"""
     force: bool = False
-    """Continue although the last owner crashed (`abort` exists) or, with a separate target, although a broker runs"""
+    """Continue even if the last owner crashed (`abort` exists) or, with a separate target, if a broker is running"""
     queue_file_entries: int | None = None
-    """[mappedFileSizeConsumeQueue / 20] number of entries of a consume queue file; None: the size of existing files,
-    else 300,000"""
+    """[mappedFileSizeConsumeQueue / 20] number of entries of a consume queue file; None: that of existing files, or
+    300,000 if there are none or their sizes differ"""
     index_enabled: bool = True
     """[messageIndexEnable] whether to build index files"""
     index_slot_count: int = 5_000_000
@@ -64,7 +64,7 @@ class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     """[messageDelayLevel] delay of each delay level, in ms"""
     range_bytes: int = 1 << 30
-    """Bytes of log per task, rounded to whole segments; at least one segment"""
+    """Bytes of log per task, rounded up to whole segments; more if the log has more than RANGES_MAX such ranges"""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -77,7 +77,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(options: ReindexOptions) -> Plan:
-    """Plans the rebuild. Raises OptionError, StoreUnreadable, CorruptLog or StoreLocked if it is impossible."""
+    """Plans the rebuild; writes nothing. Raises OptionError, StoreUnreadable, CorruptLog or StoreLocked if a rebuild is
+    impossible."""
     _check_sizes(options)
     store = options.path.absolute()
     target = target_of(options)
@@ -111,7 +112,8 @@ def target_of(options: ReindexOptions) -> Path:
 
 
 def begin_target(plan: Plan) -> None:
-    """Creates the target, or resume the same plan in it. Raises OptionError if it holds anything else."""
+    """Creates the target and stores the plan there, unless it already has this plan. Raises OptionError if it holds
+    anything else."""
     target = Path(plan.task.target)
     plan_file = target / WORK / "plan.json"
     encoded = msgspec.json.format(msgspec.json.encode(plan))
@@ -144,9 +146,9 @@ def store_lock(store: Path) -> Iterator[None]:
 
 
 def swap_in(store: Path, target: Path) -> None:
-    """Replaces the store's directories by the target's, and moves the old ones to SET_ASIDE.
+    """Replaces the store's directories with the target's, and moves the old ones to SET_ASIDE.
 
-    Can be repeated after a crash.
+    Can be repeated after a crash. Raises OSError.
     """
     aside = store / SET_ASIDE
     for name in FOLDERS:
@@ -256,8 +258,8 @@ def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
 
 
 def _check_index_files(options: ReindexOptions, store: Path) -> None:
-    """Raises OptionError if an index file of the store has another size than the new ones: brokers delete or reject
-    it."""
+    """Raises OptionError if an index file of the store has another size than the new ones: the options are then not
+    those of the broker, which deletes or rejects files of a wrong size."""
     expected = index_file_size(options.index_slot_count, options.index_entry_count)
     for path in (store / "index").glob("*"):
         size = path.stat().st_size

@@ -1,9 +1,9 @@
 """Writes consume-queue files from several tasks: the task of each range of the log writes entries at their places.
 
-Entry n of a queue is at byte 20·n of its concatenated files, and a record holds its n, so ranges are independent as
-long as a queue's offsets are dense: each range reports where its part of a queue begins and ends, and the parts must
-join. A queue whose parts do not (damage, or a log that lost records) is built again by one task that reads its records
-in order, with the store's own `ConsumeQueue`.
+Entry n of a queue is at byte 20·n of its concatenated files, and its record contains n, the queue offset. Ranges are
+therefore independent as long as the queue offsets of a queue have no gaps or repetitions. Each range reports where its
+part of a queue begins and ends, and the parts must join. If they do not (damage, or a log that lost records), the queue
+is built again by one task that reads its records in order, with the store's own `ConsumeQueue`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BUFFERED_BYTES_MAX = 20 << 20
 class QueuePart(msgspec.Struct, array_like=True):
     """One range's part of a queue, or a whole queue: queue offsets [begin, end), and the number of records.
 
-    `is_dense`: records have all queue offsets from `begin` to `end`, in order. Otherwise the bounds mean nothing, and
-    the queue has to be built in order.
+    `is_dense`: whether the records have all these queue offsets, in order. Otherwise the bounds mean nothing, and the
+    queue has to be built from its records in order.
     """
 
     topic: str
@@ -55,7 +55,8 @@ class QueueSlices:
         self._buffered_bytes = 0
 
     def add(self, run: QueueRun) -> None:
-        """Adds records of one queue, in the order of the log."""
+        """Adds records of one queue; called in the order of the log. A part that is not dense gets no more entries.
+        Raises OSError."""
         key = (run.topic, run.queue_id)
         first = run.queue_offset
         part = self._parts.get(key)
@@ -76,7 +77,7 @@ class QueueSlices:
             self._write()
 
     def finish(self) -> list[QueuePart]:
-        """Writes the buffered entries, and returns the parts."""
+        """Writes the buffered entries, and returns the parts. Raises OSError."""
         self._write()
         return list(self._parts.values())
 
@@ -89,9 +90,9 @@ class QueueSlices:
 
 
 def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | bytearray) -> None:
-    """Writes entries to queue offsets from `first` on, and creates missing files.
+    """Writes entries to queue offsets from `first` on, and creates missing files. Raises OSError.
 
-    Other tasks, also on other hosts, may write other places of the same files meanwhile if the file system is POSIX.
+    On a POSIX file system, other tasks, even on other hosts, may write to other places in the same files meanwhile.
     """
     directory.mkdir(parents=True, exist_ok=True)
     view = memoryview(raw)
@@ -118,7 +119,8 @@ def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | b
 
 
 def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueuePart]:
-    """Joins the parts of all ranges, given in the order of the log, to whole queues; sorted by topic and queue."""
+    """Joins the parts of all ranges, given in the order of the log, into whole queues, sorted by topic and queue
+    id."""
     joined: dict[tuple[str, int], QueuePart] = {}
     for parts in ranges:
         for part in parts:
@@ -146,8 +148,8 @@ def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
 
 
 def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> int:
-    """Removes the entries of a built queue's records before a physical offset (bytes), as a broker does that deletes a
-    topic: the queue keeps its end. Returns the number of removed entries; can be repeated."""
+    """Removes a built queue's entries of records before the physical offset `before` (bytes). The queue keeps its end,
+    as when a broker deletes a topic. Returns the number of removed entries. Can be repeated."""
     disk = OsDisk()
     directory = queue_directory(root, part.topic, part.queue_id)
     queue = ConsumeQueue(disk, OpenFiles(disk), directory, part.topic, part.queue_id, file_entries)
@@ -161,7 +163,7 @@ def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> 
 
 
 def sync_files(directory: Path) -> None:
-    """Syncs all files of a directory, and the directory."""
+    """Syncs the files in a directory, the entries of its subdirectories, and the directory itself."""
     for path in (*directory.iterdir(), directory):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -173,8 +175,8 @@ def sync_files(directory: Path) -> None:
 class OrderedQueue:
     """Builds one queue from its records in order, whatever their queue offsets are, as the store does at dispatch.
 
-    A record is dropped if its queue offset is taken, beyond `ConsumeQueue.next_offset_max`, or above QUEUE_OFFSET_MAX;
-    `ConsumeQueue` fills smaller gaps. `dropped`: number of dropped records.
+    A record is dropped if its queue offset is taken, beyond `ConsumeQueue.next_offset_max`, or above QUEUE_OFFSET_MAX.
+    `ConsumeQueue` fills other gaps with blank entries. `dropped`: number of dropped records.
     """
 
     def __init__(self, root: Path, file_entries: int, topic: str, queue_id: int) -> None:
@@ -185,11 +187,11 @@ class OrderedQueue:
 
     @property
     def entry_count(self) -> int:
-        """Number of entries, blank ones in gaps included."""
+        """Number of entries, including blank ones in gaps."""
         return self._queue.max_offset - self._queue.min_offset
 
     def add(self, run: QueueRun) -> None:
-        """Adds the queue's next records."""
+        """Adds the queue's next records. Raises OSError."""
         offsets = run.queue_offsets
         if offsets is None:
             self._add_run(run.queue_offset, run.entries)

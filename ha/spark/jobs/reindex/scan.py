@@ -1,6 +1,7 @@
 """Pass 1 of reindex: writes the queue entries and keys of one range of the log, on an executor.
 
-`ha.protocol.record_digest`, which the store's dispatcher uses as well, derives entries and keys from the records.
+`build_in_order` afterwards builds the queues that are not dense. `ha.protocol.record_digest`, which the store's
+dispatcher uses as well, derives entries and keys from the records.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class ScanTask(msgspec.Struct, frozen=True):
-    """Settings of pass 1 that all ranges share: paths of log, target and work files, and the plan's sizes."""
+    """Settings that all tasks share: directories of the log, the target and the work files, and how to make entries and
+    keys. `file_entries`: number of entries of a queue file."""
 
     commitlog: str
     target: str
@@ -69,14 +71,15 @@ class RangeSummary(msgspec.Struct):
     """Physical offset at which the records of the range end: before the range's end only if the log ends in this
     range"""
     end_reason: str
-    """Why the bytes at `end` are not a record; empty if only zeros follow, or if the range ends there"""
+    """Why the bytes at `end` are not a record; "" if zeros follow, or if the range ends there"""
     record_count: int
     key_count: int
     unusable_count: int
     """Number of records whose topic or queue id can't be a directory"""
     parts: list[QueuePart]
     boot_id: str | None = None
-    """Boot id of the executor's machine. Entries are synced only at the end of the job, so a reboot may lose them."""
+    """Boot id of the executor's machine, None if unknown. Entries are synced only at the end of the job, so a reboot
+    may lose them."""
 
 
 def summary_path(work: str | Path, number: int) -> Path:
@@ -90,11 +93,11 @@ def keys_path(work: str | Path, number: int) -> Path:
 
 
 def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
-    """Writes a range's entries and keys, and returns the summary. If an earlier attempt since the last boot of this
-    machine has finished the range, only returns its summary.
+    """Writes a range's entries and keys, and returns the summary. If an earlier attempt on this machine has finished
+    the range since the last boot, only returns its summary.
 
-    Raises CorruptLog where the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file
-    vanished.
+    Raises CorruptLog if the log is damaged, StoreUnreadable for records of batch queues, RecordsGone if a file of the
+    log vanished or was replaced, and OSError.
     """
     done = summary_path(task.work, log_range.number)
     boot = boot_id()
