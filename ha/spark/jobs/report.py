@@ -72,7 +72,7 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
-    """Returns a paragraph."""
+    """Returns a paragraph; in a muted colour if `soft`."""
     return f'<p class="soft">{escape(text)}</p>' if soft else f"<p>{escape(text)}</p>"
 
 
@@ -96,7 +96,10 @@ def picture(plot: Plot) -> str:
 
 
 def number(value: float | None) -> str:
-    """Formats as 1 234 567 with thin spaces; "–" for None; fractions below 1000 with four significant digits."""
+    """Formats a number with thin spaces (1 234 567); "–" for None.
+
+    A fraction is rounded: below 1000 to four significant digits, otherwise to an integer.
+    """
     if value is None:
         return "–"
     if isinstance(value, int) or value == int(value):
@@ -118,7 +121,7 @@ def size(value: float | None) -> str:
 
 
 def hour(hours: int) -> str:
-    """Formats hours since 1970 as date and hour in UTC; "–" for negative ones."""
+    """Formats hours since 1970 as date and hour in UTC; "–" for negative ones, "… h after 1970" beyond year 9999."""
     try:
         return "–" if hours < 0 else datetime.fromtimestamp(hours * 3600, UTC).strftime("%Y-%m-%d\u00a0%H:00")
     except (ValueError, OverflowError, OSError):
@@ -126,7 +129,7 @@ def hour(hours: int) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Formats a time in ms since 1970 in UTC, to the second."""
+    """Formats a time in ms since 1970 in UTC, to the second; "… ms after 1970" if the year is not within 1 to 9999."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):

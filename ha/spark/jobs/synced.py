@@ -1,4 +1,4 @@
-"""Writes files so that they are complete or absent after a crash, also of the machine."""
+"""Writes files atomically: after a crash, even of the machine, a file is complete, or as it was before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _draft(path: Path, content: bytes) -> Iterator[Path]:
-    """Writes and syncs a file beside `path`, and deletes it at the end. No other writer, on any host, has its name."""
+    """Writes and syncs a file beside `path`, and deletes it at the end. No other writer, on any host, uses its name."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with draft.open("wb") as file:

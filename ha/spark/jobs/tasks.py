@@ -28,8 +28,8 @@ def run_tasks(
     """Calls `function` on each item, in one task each, and returns the results in order. Without items, starts no job.
 
     `progress(done, total)` is called on this thread with numbers of tasks. Items and results are pickled. A HalogError
-    or OSError of a task is raised here after all other tasks have ended, without a retry, which would fail as well; an
-    OSError as DiskFailed. Any other error fails the job as usual in Spark. Interrupting the call cancels the job.
+    of a task, or an OSError (as DiskFailed), is raised here after all other tasks have ended; the task is not retried,
+    as it would fail again. Any other error fails the job as usual in Spark. Interrupting the call cancels the job.
     """
     from pyspark import InheritableThread
 

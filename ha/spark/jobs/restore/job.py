@@ -1,16 +1,16 @@
 """`restore` (also called replay): sends messages of an archive, or of a store directory, into a topic of a running
 broker.
 
-Queue q goes to queue q of the target topic, modulo its queue count, on the broker of the same name if the target topic
-has one; the order within each source queue is kept, and each of its messages is sent once, through kills, retries and
-repeated runs, as long as the state file is kept (see `send.py`). A run reads the ends of the target queues to find what
-was already sent, so a later run also sends new messages of the source. docs/spark.md, "Send messages again", lists the
-cases in which a message is stored twice or is missing.
+Queue q goes to queue q of the target topic, modulo the number of its queues, on the broker of the same name if the
+target topic has one (`ReplayPlan.target_of`). Each message is sent once, in the order of its source queue, even with
+kills, retries and repeated runs, as long as the state file is kept (see `send.py`). A run reads the ends of the target
+queues to find out which messages were already sent. A later run therefore sends only new messages of the source.
+docs/spark.md, "Send messages again", lists the cases in which a message is stored twice or is missing.
 
 Kept: body (decompressed, as the SDK sends plain bodies), flag, keys, tags, UNIQ_KEY and all properties except those
 that the broker sets or that describe the original sending (DROPPED_PROPERTIES). Not kept: born and store time and host,
-sysFlag, reconsume times, properties that are not UTF-8 (U+FFFD, as everywhere in RocketMQ). HALOG_ORIGIN and
-HALOG_BORN_TIMESTAMP hold the message's original place and time.
+sysFlag, reconsume times, and bytes of properties that are not UTF-8, which become U+FFFD as everywhere in RocketMQ.
+HALOG_ORIGIN and HALOG_BORN_TIMESTAMP hold the message's original place and time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BATCH_BYTES = 16 << 20
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Source, target and filters of a restore. None is no filter."""
+    """Source, target and filters of a restore. A filter that is None selects all messages."""
 
     topic: str
     """The source's topic"""
@@ -58,11 +58,11 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """With an archive: only this broker's messages. With a store: the broker's name (default: the one that the store
     states, else the directory's)"""
     servers: str = ""
-    """Name servers, host:port separated by ';'; not needed for a dry run"""
+    """Name servers, host:port, separated by ';' or ','; not needed for a dry run"""
     target: str | None = None
     """The topic to send to; default: the source's"""
     state: str | None = None
-    """File that identifies runs of one replay; created by the first one. Not needed for a dry run"""
+    """File that identifies the runs of one replay; the first run creates it. Not needed for a dry run"""
     queues: tuple[int, ...] | None = None
     begin_ms: int | None = None
     """Only messages stored at or after this time, ms since 1970; None: from the first one on"""
@@ -72,9 +72,9 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] | None = None
     """Only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); None: all"""
     messages_per_s: float | None = None
-    """Maximum number of messages per second of all tasks together"""
+    """Maximum number of messages per second of all tasks together; None: no limit"""
     skip_unsendable: bool = False
-    """Skip and count messages that no broker accepts (damaged, empty, too long), instead of RestoreFailed"""
+    """Skip and count messages that no broker accepts (damaged, empty, too long), instead of raising RestoreFailed"""
     fail_on_data_loss: bool = True
     """With a store: raise RecordsGone if retention deletes messages while they are read, instead of continuing"""
     dry_run: bool = False
@@ -113,7 +113,7 @@ class RestoreResult(msgspec.Struct, kw_only=True):
 
 
 class ReplayScope(msgspec.Struct, frozen=True):
-    """The options that decide which messages are sent where. All runs with one state file must have the same ones."""
+    """The options that decide which messages are sent where. All runs with one state file must have the same."""
 
     topic: str
     target: str
@@ -139,8 +139,9 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
 def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = no_progress) -> RestoreResult:
     """Sends the selected messages, or counts them (`dry_run`).
 
-    Progress in tasks, stage "restore" or "count". Raises OptionError, StoreUnreadable, RecordsGone, ArchiveDamaged,
-    ArchiveConflict, RestoreFailed and ClientError. After any of them, and after a kill, run it again.
+    Progress in tasks (for an archive, in one step), stage "restore" or "count". Raises OptionError,
+    StoreUnreadable, RecordsGone, DiskFailed, ArchiveDamaged, ArchiveConflict, RestoreFailed and ClientError. After any
+    error but OptionError, and after a kill, call it again with the same options.
     """
     _check(spark, options)
     started = time.monotonic()
@@ -331,7 +332,7 @@ def _conditions(options: RestoreOptions) -> Iterator[Column]:
     if options.queues is not None:
         yield F.col("queueId").isin(*options.queues)
     stored = F.col("storeTimestamp")
-    # The date is a partition: the condition on it avoids opening files.
+    # The archive is partitioned by date: this condition avoids opening files of other days.
     if options.begin_ms is not None:
         yield stored >= F.timestamp_millis(F.lit(options.begin_ms))
         yield F.col("date") >= F.lit(_day(options.begin_ms)).cast("date")
@@ -363,8 +364,8 @@ def _shared(plan: ReplayPlan, tasks: int) -> ReplayPlan:
 
 
 def _earlier_name(options: RestoreOptions) -> str | None:
-    """Returns the name of the store directory if an earlier version, which used it as the broker's name, began this
-    restore; else None. Raises OptionError if the state file can't be decoded."""
+    """Returns the name of the store directory if this restore was begun by an earlier version of halog, which used it
+    as the broker's name; else None. Raises OptionError if the state file can't be decoded."""
     file = Path(options.state or "")
     if options.path is None or not file.is_file():
         return None
@@ -382,7 +383,8 @@ def _load_state(file: Path) -> ReplayState:
 def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
     """Reads the state file, or creates it; brokers that are new in the source are added to it.
 
-    Raises OptionError if it is the state of another replay, can't be decoded or can't be written.
+    Raises OptionError if it is the state of another replay, can't be decoded or can't be written; without a state file,
+    also RestoreFailed and ClientError as in `_find_targets`.
     """
     assert options.state is not None
     file = Path(options.state)

@@ -5,10 +5,11 @@ Every message sent has two properties:
     HALOG_REPLAY   the replay's id
     HALOG_ORIGIN   topic "/" broker name "/" queue id "/" queue offset of the original
 
-The messages of one source queue go to one target queue in order, each request once the one before is known to be
-stored. So the last message found in the target queue implies all before it: after a kill, a retry, a missing answer or
-FLUSH_SLAVE_TIMEOUT, the target queue is read backwards from its end until a message of the replay is found (or the
-queue's end at the start of the replay), and sending continues after it. docs/spark.md says what this misses.
+The messages of one source queue go to one target queue in order; each request is sent only when the previous one is
+known to be stored. If a message is in the target queue, all earlier ones of its source queue are therefore there, too.
+After a kill, a retry, a missing answer or FLUSH_SLAVE_TIMEOUT, the task reads the target queue backwards from its end,
+at most to its end when the replay began, until it finds a message of the replay and source queue, and continues after
+that message. docs/spark.md lists the cases in which this fails.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ DROPPED_PROPERTIES = frozenset(
         "INNER_MULTI_QUEUE_OFFSET",
         "INNER_NUM",
         "INNER_BASE",
-        # They describe how the original was sent, and would make the broker delay it again or wait for a transaction.
+        # These describe how the original was sent. With them, the broker would delay the message or wait for a commit.
         "WAIT",
         "DELAY",
         "TIMER_DELAY_SEC",
@@ -90,7 +91,7 @@ DROPPED_PROPERTIES = frozenset(
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "REAL_TOPIC",
         "REAL_QID",
-        # With them, a broker may store a retry as a dead letter, where it is not searched.
+        # With these, a broker may store a retry as a dead letter, in a topic that is not searched.
         "RECONSUME_TIME",
         "MAX_RECONSUME_TIMES",
         # Readers with isolation=read_committed would look for a commit that names this message's new queue offset.
@@ -105,7 +106,7 @@ DROPPED_PROPERTIES = frozenset(
     }
 )
 """Properties that are not restored. All others are kept: the application's own, KEYS, TAGS, UNIQ_KEY (it is the same
-message) and the history of its consumption (RETRY_TOPIC, ORIGIN_MESSAGE_ID, …)."""
+message) and the history of the message's consumption (RETRY_TOPIC, ORIGIN_MESSAGE_ID, …)."""
 
 _REQUEST_BYTES = 512 << 10
 _REQUEST_MESSAGES = 256
@@ -115,8 +116,9 @@ _PAUSE_S = 0.5
 _SETTLE_S = 0.2
 _SETTLE_MAX_S = 5.0
 _CONFIRM_S = 60.0
-"""Time in seconds after which messages that were answered FLUSH_SLAVE_TIMEOUT are searched although the queue is still
-too short. A master of a failover group usually confirms them earlier, without a member that is behind, or steps down
+"""Maximum time in seconds to wait until messages that were answered FLUSH_SLAVE_TIMEOUT can be read, before the queue
+is searched for them. A master of a failover group usually confirms them earlier, without the members that are behind,
+or steps down
 """
 _NEW_TOPIC_PATIENCE_S = 5.0
 _WINDOW = 256
@@ -140,7 +142,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     source_brokers: tuple[str, ...]
     """The source's brokers in the order of their discovery"""
     messages_per_s: float | None
-    """Maximum number of messages per second of one task"""
+    """Maximum number of messages per second of one task; None: no limit"""
     skip_unsendable: bool
     is_again: bool
     """Whether an earlier run may have sent some of the messages"""
@@ -148,8 +150,9 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
         """Returns the target of queue `queue_id` of the source broker `broker_name`, one of `source_brokers`.
 
-        Its broker is the target topic's broker of that name, or else chosen by the position in `source_brokers`, modulo
-        the number of brokers. Of that broker's queues, it is the one at index `queue_id`, modulo their number.
+        It is on the target topic's broker of the same name. If there is none, the broker is chosen by the position of
+        `broker_name` in `source_brokers`, modulo the number of the topic's brokers. Of the chosen broker's queues, the
+        target is the one at index `queue_id`, modulo their number.
         """
         names = sorted({target.queue.broker_name for target in self.targets})
         name = broker_name
@@ -162,8 +165,9 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 class QueueReplay(msgspec.Struct, kw_only=True):
     """The result of one source queue.
 
-    `first` and `last` are the source's queue offsets of the first and last message that this run sent, or in a dry run
-    counted; None if there are none.
+    `rows`: number of messages that passed the filters. `body_bytes`: total body size of the messages that this run sent
+    (decompressed), or in a dry run counted (as stored). `first` and `last`: the source's queue offsets of the first and
+    last of these messages; None if there are none.
     """
 
     topic: str
@@ -176,8 +180,8 @@ class QueueReplay(msgspec.Struct, kw_only=True):
     already: int = 0
     """Number of messages that an earlier run sent"""
     unsendable: int = 0
-    """Number of skipped messages: damaged, empty, or larger than a broker accepts, with the properties that a restore
-    adds"""
+    """Number of skipped messages: damaged, empty, a batch in one record, or larger than a broker accepts, including the
+    properties that a restore adds"""
     weakly_stored: int = 0
     """Number of messages stored less safely than SEND_OK"""
     first: int | None = None
@@ -196,7 +200,7 @@ def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[
     """Sends the rows of `batches` (SENT_COLUMNS; the rows of each queue in order), and returns the result of each
     queue.
 
-    Raises RestoreFailed, ClientError.
+    Raises RestoreFailed, ClientError, and the errors of `batches`.
     """
 
     async def run() -> list[QueueReplay]:
@@ -270,8 +274,8 @@ class _Task:
         await self._send(waiting)
 
     async def _send(self, waiting: list[tuple[int, Message]]) -> None:
-        """Sends messages in one request, or in halves if the broker refuses one of them; retry. Raises
-        RestoreFailed."""
+        """Sends messages in one request, or in halves if the broker refuses one of them; retries. Raises RestoreFailed;
+        ClientError as in `_find_last`."""
         assert self._queue is not None
         done = self.done[self._queue]
         assert done.target is not None
@@ -345,8 +349,9 @@ class _Task:
         done.last = stored[-1][0]
 
     def _check_order(self, offset: int, physical_offset: object) -> None:
-        """Raises RestoreFailed if the queue has messages of two topics of that name, one created after the other was
-        deleted: RocketMQ begins at queue offset 0 again, so it could not be told which messages were sent."""
+        """Raises RestoreFailed if the queue has messages of two topics of the same name, one created after the other
+        was deleted. The second topic's queue offsets begin at 0 again (in RocketMQ), so they do not tell which messages
+        were sent."""
         assert isinstance(physical_offset, int)
         if offset <= self._taken[0] or physical_offset < self._taken[1]:
             reason = "the topic was deleted and created again, so queue offsets don't identify its messages"
@@ -395,7 +400,7 @@ class _Task:
         return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
 
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
-        """Returns the last queue offset of `source` whose message is in the target queue; −1 if there is none.
+        """Returns the last queue offset of `source` whose message is in the target queue; -1 if there is none.
 
         Tries again if the broker can't be reached or is busy. `may_be_new`: the topic may just have been created, and
         not be known to the name servers yet. Raises RestoreFailed if retention has deleted messages that an earlier run

@@ -1,9 +1,10 @@
-"""`ha spark stats`: counts messages, bytes, sizes, rates, latencies, keys, tags, retries and dead letters of a log.
+"""`ha spark stats`: computes statistics of a log: counts, sizes, rates and latencies of messages, the most frequent
+keys and tags, retries and dead letters.
 
-Executors count the messages of physical ranges: exact sums for each queue and interval (`Cell`), and sketches. The
-driver merges them. Percentiles are accurate within RELATIVE_ERROR of their value, the counts of top keys and tags
-within the error shown beside them; everything else is exact. Results of ranges are kept until the job ends, so that
-another attempt reuses them (`ha.spark.jobs.finished`).
+Each task counts the messages of one physical range of the log: exact sums for each queue and interval (`Cell`), and
+sketches. The driver merges the results. Percentiles are accurate within RELATIVE_ERROR of their value, and the counts
+of top keys and tags within the error shown beside them; everything else is exact. The results of ranges are kept until
+the job succeeds, so that another attempt reuses them (`ha.spark.jobs.finished`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CELLS_MAX = 200_000
-"""Maximum number of (topic, queue, interval) cells; further ones are summed under ALL_QUEUES of their topic and
-interval, and if there are as many of these, under OTHER_TOPICS."""
+"""Maximum number of (topic, queue, interval) cells. Further ones are summed by topic and interval, under ALL_QUEUES,
+and when there are as many of these sums, all the rest under OTHER_TOPICS, in interval 0."""
 _BY_MINUTE_MAX_MS = 3 * HOUR_MS
 _LAST_BYTES = 8 << 20
 """Bytes read at the start and at the end to find the first and the last record; more than the largest record"""
@@ -55,18 +56,20 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     range_bytes: int = 256 << 20
     """Bytes of the log per task"""
     unfinished: str | None = None
-    """Directory for results until the job ends; None: `ha.spark.jobs.finished.state_folder()`"""
+    """Directory for results until the job succeeds; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a set of messages. `size_…` are sizes of bodies as stored, in bytes; latency is from born to store
-    timestamp."""
+    """Figures of a set of messages. `body_bytes` and `size_…` are sizes of bodies as stored, in bytes; latency is from
+    born to store timestamp. `retried`: number of messages with reconsumeTimes above 0. `first_ms` and `last_ms`: lowest
+    and highest store timestamp, in ms since 1970. Percentiles are None without messages."""
 
     messages: int
     record_bytes: int
     body_bytes: int
     seconds: float
-    """Time span of the messages in the log, the base of rates"""
+    """Time span over which rates are computed: from the first to the last counted message of all, or the part of it in
+    the interval; at least 1"""
     messages_per_s: float
     bytes_per_s: float
     size_p50: float | None
@@ -78,7 +81,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms_p99: float | None
     latency_ms_max: int
     born_after_store: int
-    """Number of messages stored before they were born, as clocks disagree; their latency counts as 0"""
+    """Number of messages stored before they were born, because clocks disagree; their latency counts as 0"""
     retried: int
     reconsume_times_max: int
     first_ms: int
@@ -86,7 +89,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueHour(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table. `hour_ms` is the start of the hour (UTC); queue −1 stands for all queues without a row."""
+    """A row of the table. `hour_ms` is the start of the hour (ms since 1970, UTC). `queue_id` -1 (ALL_QUEUES): the sum
+    of the cells beyond CELLS_MAX."""
 
     topic: str
     queue_id: int
@@ -127,7 +131,7 @@ class Frequent(msgspec.Struct, frozen=True):
 
 
 class GroupTrouble(msgspec.Struct, frozen=True):
-    """Messages that a consumer group sent back: those in its retry and its dead-letter topic."""
+    """Numbers of messages in a consumer group's retry topic and in its dead-letter topic."""
 
     group: str
     retry_messages: int
@@ -148,7 +152,7 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[QueueHour, ...]
     interval_ms: int
     intervals: tuple[Interval, ...]
-    """The points of the plots: one per minute if the log covers less than three hours, otherwise one per hour"""
+    """The points of the plots: one per minute if the counted messages span less than three hours, else one per hour"""
     tags: tuple[Frequent, ...]
     keys: tuple[Frequent, ...]
     groups: tuple[GroupTrouble, ...]
@@ -158,7 +162,8 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
     """Number of records that could not be read and are not counted"""
     gone_end: int | None
-    """Physical offset before which records were deleted while the job ran, and not counted; None if none were"""
+    """End (physical offset) of the last range in which records were deleted before they could be counted; None if there
+    is none"""
     relative_error: float
     """Relative error of percentiles"""
     duration_s: float
@@ -170,9 +175,10 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Counts the messages of `options.path`, except those in batch queues. Raises OptionError, StoreUnreadable.
+    """Counts the messages of `options.path`, except those in batch queues. Progress in bytes of the log, stage "count".
 
-    After an error or a kill, run it again with the same options: finished ranges are not read again.
+    Raises OptionError, StoreUnreadable or DiskFailed. After an error or a kill, call it again with the same options:
+    finished ranges are not read again.
     """
     with finished_tasks("stats", options, options.unfinished) as finished:
         return stats_with(finished.runner(spark_runner(spark), _keys(options.path)), options, progress)
@@ -184,7 +190,7 @@ def _keys(path: str) -> Callable[[StatsTask], bytes]:
 
 
 def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Counts like `stats`, with a runner for the tasks."""
+    """Like `stats`, but runs the tasks with `run`."""
     for name in ("top", "tracked", "range_bytes"):
         if getattr(options, name) < 1:
             raise OptionError(name, f"{getattr(options, name)} is too little", "1 or more")

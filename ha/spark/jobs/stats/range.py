@@ -33,7 +33,8 @@ HOUR_MS = 3_600_000
 
 
 class StatsTask(msgspec.Struct, frozen=True):
-    """Count the messages whose records begin at physical offsets [begin, end) and were stored at [begin_ms, end_ms)."""
+    """A task: count the messages whose records begin at physical offsets [begin, end) and were stored in
+    [begin_ms, end_ms). For the other fields, see `StatsOptions`."""
 
     path: str
     broker_name: str
@@ -81,11 +82,11 @@ class Cell(msgspec.Struct):
 
 
 class RangeStats(msgspec.Struct):
-    """The counts of one task: `cells` by (topic, queue id, intervals since 1970), and sketches of tags and keys, whose
-    values are topic + SEPARATOR + tag or key.
+    """The counts of one task: `cells` by (topic, queue id, number of intervals since 1970), and sketches of tags and
+    keys, whose values are topic + SEPARATOR + tag or key.
 
-    `damaged` is the number of records that could not be read; `end` is that of the task; `is_gone`: whether records
-    were deleted before they were counted.
+    `damaged`: number of records that could not be read. `end`: that of the task. `is_gone`: whether records were
+    deleted before they were counted.
     """
 
     cells: dict[tuple[str, int, int], Cell]
@@ -97,7 +98,7 @@ class RangeStats(msgspec.Struct):
 
 
 def stats_of_range(task: StatsTask) -> RangeStats:
-    """Counts one range. Records that were deleted are left out. Raises StoreUnreadable."""
+    """Counts the messages of one range; skips damaged and deleted records. Raises StoreUnreadable and OSError."""
     found = RangeStats({}, HeavyHitters(task.tracked), HeavyHitters(task.tracked), 0, task.end)
     where = RowFilter(
         topics=None if task.topics is None else frozenset(task.topics),
@@ -114,7 +115,8 @@ def stats_of_range(task: StatsTask) -> RangeStats:
 
 
 def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> None:
-    """Counts the rows of one batch, by intervals of `interval_ms`."""
+    """Adds the counts of one batch's rows to `found`, by intervals of `interval_ms`. Rows without a store timestamp
+    count as damaged."""
     stored = batch.column("storeTimestamp")
     if stored.null_count:  # out of range: a damaged head, which no CRC covers
         found.damaged += stored.null_count
@@ -126,7 +128,7 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> N
     queue_ids = _ints(batch, "queueId")
     store_ms = _ints(batch, "storeTimestamp") // 1000
     intervals = store_ms // interval_ms
-    # One integer per group, made of the numbers of distinct values: it can't overflow, and integers sort fast.
+    # One integer per group, combined from the indexes of distinct values: can't overflow, and integers sort fast.
     queue_values, queue_codes = np.unique(queue_ids, return_inverse=True)
     interval_values, interval_codes = np.unique(intervals, return_inverse=True)
     wide = (codes * len(queue_values) + queue_codes) * len(interval_values) + interval_codes
@@ -175,7 +177,7 @@ def _ints(batch: pa.RecordBatch, name: str) -> Int64s:
 
 
 def _sums(group: Int64s, values: Int64s, count: int) -> Int64s:
-    """Sums by group; exact up to 2^53 per batch, which no batch reaches."""
+    """Returns the sum of the values of each group; exact up to 2^53, which no batch reaches."""
     return np.bincount(group, weights=values, minlength=count).astype(np.int64)
 
 

@@ -1,5 +1,5 @@
-"""Writes a log's statistics as files: the table (Parquet, CSV), the whole result (JSON), the plots (PNG), and a page
-that shows them."""
+"""Writes a log's statistics as files: the table (Parquet, CSV), the whole result (JSON), the plots (PNG), and an
+HTML page with tables and plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPICS_PLOTTED = 6
 RANKED_MAX = 20
 ROWS_MAX = 500
 _PLOTTED_MS = range(HOUR_MS * 24 * 366 * 200)
-"""Times that are plotted; damaged store timestamps may be outside."""
+"""Store times in ms since 1970 that are plotted; damaged store timestamps may be outside."""
 
 _MS = pa.timestamp("ms", tz="UTC")
 _TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64()}
@@ -43,7 +43,7 @@ def stats_table(result: StatsResult) -> pa.Table:
 
 
 def write_stats(result: StatsResult, folder: Path) -> list[Path]:
-    """Writes stats.parquet, .csv, .json and .html and a PNG for each plot into `folder`, created if missing.
+    """Writes stats.parquet, .csv, .json and .html and a PNG for each plot into `folder`, which is created if missing.
 
     Returns the paths of the files. Raises OSError if one can't be written.
     """
@@ -62,7 +62,7 @@ def write_stats(result: StatsResult, folder: Path) -> list[Path]:
 
 
 def stats_plots(result: StatsResult) -> list[Plot]:
-    """Returns the plots; none for an empty log."""
+    """Returns the plots; none if no message has a store time in _PLOTTED_MS."""
     found = [each for each in result.intervals if each.begin_ms in _PLOTTED_MS]
     if not found:
         return []

@@ -5,7 +5,7 @@ accurate within RELATIVE_ERROR of its value, for any distribution and any order 
 
 `HeavyHitters` keeps at most `capacity` counters (Misra and Gries 1982; merged as by Agarwal et al. 2012): a true count
 is never below the returned one and exceeds it by at most `error`, which is at most n / (capacity + 1) for n values. So
-every value that occurs more often than that is kept.
+every value that occurs more than `error` times is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG_GROWTH = log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _ZERO = -1
 """The bucket of values below 1."""
 BUCKET_LIMIT = 1 + ceil(log(2.0**63) / _LOG_GROWTH)
-"""Upper limit (exclusive) of bucket numbers, which begin with −1."""
+"""Upper limit (exclusive) of bucket numbers, which begin with -1."""
 
 
 def buckets_of(values: Int64s) -> Int64s:
@@ -52,7 +52,7 @@ class LogHistogram(msgspec.Struct):
         return made
 
     def add(self, counts: Iterable[tuple[int, int]], minimum: int, maximum: int) -> None:
-        """Adds values as (bucket, count) pairs, with buckets as in `buckets_of`, and the smallest and largest value."""
+        """Adds values, given as (bucket, count) pairs (see `buckets_of`), with the smallest and the largest of them."""
         if self.total:
             minimum, maximum = min(self.minimum, minimum), max(self.maximum, maximum)
         added = 0
@@ -69,7 +69,8 @@ class LogHistogram(msgspec.Struct):
             self.add(other.counts.items(), other.minimum, other.maximum)
 
     def quantile(self, q: float) -> float | None:
-        """Returns approximately the value of rank floor(q · (n − 1)), 0 ≤ q ≤ 1; None without values."""
+        """Returns the approximate value of rank floor(q · (n - 1)), counted from 0, with 0 ≤ q ≤ 1; None without
+        values."""
         if not self.total:
             return None
         rank = floor(q * (self.total - 1))
