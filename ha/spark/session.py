@@ -33,11 +33,12 @@ def check_java() -> None:
 
 @contextmanager
 def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Opens a session for one command, stopped when the block ends.
+    """Opens a session for one command, and stops it when the block ends.
 
     `master`: any Spark URL. `conf` overrides the defaults: times in UTC, filters pushed down to the data source, Unix
     sockets to Python, no web UI, no progress bar, only errors in the log, and for a local master only the loopback
-    interface and 1 GiB of heap (the work is done in Python). Raises OptionError without Java.
+    interface and 1 GiB of heap (the work is done in Python). Sets PYSPARK_PYTHON and, for a local master,
+    SPARK_LOCAL_IP in this process's environment unless they are set. Raises OptionError if no Java runtime is found.
     """
     check_java()
     settings = {

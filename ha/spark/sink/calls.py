@@ -1,4 +1,4 @@
-"""Runs concurrent calls with a bound, and raises halog's errors as themselves rather than in an exception group."""
+"""Runs a limited number of calls concurrently, and raises halog's errors as themselves, not in an exception group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BoundedCalls(Generic[T]):
         self._room = anyio.Semaphore(bound)
 
     async def start(self, call: Callable[[T], Awaitable[None]], argument: T) -> None:
-        """Starts `call(argument)` in a task, as soon as fewer than `bound` calls run."""
+        """Waits until fewer than `bound` calls run, then starts `call(argument)` in a task."""
         await self._room.acquire()
         self._tasks.start_soon(self._run, call, argument)
 
@@ -54,6 +54,7 @@ class BoundedCalls(Generic[T]):
 
 @asynccontextmanager
 async def bounded_calls(bound: int) -> AsyncIterator[BoundedCalls[Any]]:
-    """Runs up to `bound` calls concurrently, all of which end with the block. Errors as in `unwrapped_tasks`."""
+    """Runs up to `bound` calls concurrently, and waits for all of them when the block ends. Errors as in
+    `unwrapped_tasks`."""
     async with unwrapped_tasks() as tasks:
         yield BoundedCalls(tasks, bound)

@@ -18,8 +18,10 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
 
     A broker whose status for a row was not in `options.accepted`, or on which a row was found rather than sent, must
     first store a fence with an accepted status: brokers flush and replicate in order, so the row is then as safe.
-    Raises SinkFailed if the batch is committed with another number of rows, and if a record can't be stored;
-    ClientError.
+    If an earlier attempt has committed the batch, only a fence is stored, to make that commit safe.
+
+    Raises SinkFailed if the batch is already committed with another number of rows, if a record can't be stored, or as
+    `commit_record` does; ClientError.
     """
     results = [result for result in results if result.row_count or result.already_committed]
     if not results:
@@ -56,8 +58,8 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
 def commit_record(results: Sequence[PartResult]) -> ControlRecord:
     """Returns the commit record of a batch with these parts.
 
-    Raises SinkFailed if they are of several batches, or if the number of queue offsets is not that of the rows, because
-    two parts claim the same message.
+    Raises SinkFailed if the parts are of several batches, or if the number of queue offsets differs from the number of
+    rows, because two parts claim the same message.
     """
     part = results[0].part
     ranges: Ranges = {}

@@ -65,7 +65,7 @@ class Commits:
         return found
 
     def committed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows of `batch` that are committed, or not written by a sink."""
+        """Returns the rows of `batch` that are committed, or not written by a sink. Errors as in `mask`."""
         mask = self.mask(batch)
         return batch if mask.all() else batch.filter(pa.array(mask))
 

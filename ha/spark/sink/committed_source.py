@@ -24,7 +24,8 @@ from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKe
 
 
 class CommittedSource(LogSource):
-    """Filters the rows of `inner`. `stops_at_pending`: end queues before rows that may still be committed (streams)."""
+    """Filters the rows of `inner`. `stops_at_pending`: whether each queue ends before its first row that may still be
+    committed (for streams)."""
 
     def __init__(self, inner: LogSource, *, stops_at_pending: bool, commit_topic: str = COMMIT_TOPIC) -> None:
         self._inner = inner
@@ -53,7 +54,7 @@ class CommittedSource(LogSource):
         return self._inner.min_offset(broker)
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Returns the queues of `topics` in `inner`; for a batch, first read the commits."""
+        """Returns the queues of `topics` in `inner`; for a batch query, first reads the commits."""
         if not self._stops_at_pending:
             self._read_commits()  # before any range: `inner` may fetch those of all known queues at once
         return self._inner.queues(topics)
@@ -75,7 +76,7 @@ class CommittedSource(LogSource):
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Returns the queue offset of the first message stored at or after `timestamp_ms`.
 
-        None if there is none, or if it is beyond `queue_range`.
+        None if there is none, or if it is not before the end of `queue_range`.
         """
         found = self._inner.offset_for_time(queue, timestamp_ms)
         return found if found is not None and found < self.queue_range(queue).end else None
@@ -140,15 +141,16 @@ def _resumed(ends: Mapping[QueueKey, int], queue: QueueKey, begin: int, end: int
     """Returns the queue offset at which to continue in a queue that has the queue offsets [begin, end) and was read up
     to `ends[queue]`.
 
-    If the queue ends before `ends[queue]`, its topic was created again, and the result is its first offset. `ends` has
-    only offsets of messages that were read: while a resync copies the log again, a queue may be empty for a moment.
+    If the queue ends before `ends[queue]`, its topic was created again, and the result is its first offset. `ends`
+    comes from messages that were read, not from ends of queues: a queue may be empty for a moment, while a resync
+    copies the log again.
     """
     at = max(begin, ends.get(queue, begin))
     return at if at <= end else begin
 
 
 class CommittedPartition(LogPartition):
-    """Reads `inner`, and leaves out rows that a sink wrote and no commit in `commits` names."""
+    """Reads `inner`, and skips rows that a sink wrote and that no commit in `commits` names."""
 
     def __init__(self, inner: LogPartition, commits: Commits) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
 Records are messages of the topic `commitTopic`. The body is JSON; the sink's name is the tag and the first part of the
 key. The sink never deletes records. There are three kinds:
 
-    begin    written by a task before its first row to a topic on brokers for which no record has floors: the current
-             end of each queue of the topic there, before which no message of the attempt can be ("floors")
+    begin    written by a task before it sends the first row of a topic to brokers for which no record has floors. The
+             floors are the current ends of the topic's queues there; no message of the attempt can be before them.
     commit   written by the driver when all tasks are done: the batch's messages as ranges of queue offsets, and the
              queues' ends as the floors of the next batch. A batch is committed when such a record is in the log.
     fence    empty. Brokers put records into queues in the order of their commitlog: once a fence can be pulled, so can
@@ -40,10 +40,10 @@ PASSING = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Response codes to a send that was not stored, but may be if it is repeated"""
+"""Response codes of errors after which a send is repeated: it was not stored, and the cause may be temporary"""
 PAUSE_S = 0.2
 _WINDOW_ENTRIES = 3200
-"""Number of queue entries that are searched at once, from the end of the topic backwards"""
+"""Number of queue entries that are searched at once, from the end of a queue backwards"""
 _DISPATCH_S = 1.0
 _CLOCKS_APART_MS = 600_000
 """Assumed maximum difference between the clocks of driver and brokers"""
@@ -55,7 +55,8 @@ Ranges = dict[str, dict[str, dict[int, list[tuple[int, int]]]]]
 
 
 class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of the commit topic. `row_count`: number of messages in `ranges`."""
+    """One message of the commit topic. `row_count`: number of messages in `ranges`. `batch` is -1 in a fence,
+    `partition` in a commit and a fence."""
 
     kind: Literal["begin", "commit", "fence"]
     sink: str = ""
@@ -67,7 +68,8 @@ class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The records of a sink in the commit topic: its last commit (None without one) and the begin records after it."""
+    """The records of a sink in the commit topic: its last commit (None without one) and the begin records of
+    later batches."""
 
     commit: ControlRecord | None
     begins: tuple[ControlRecord, ...]
@@ -80,7 +82,7 @@ class History(msgspec.Struct, frozen=True):
     def floors(self, topic: str, batch: int, partition: int) -> dict[str, dict[int, int]]:
         """Returns broker name -> queue id -> queue offset in `topic` before which no message of the part can be.
 
-        Brokers for which there is no record are left out: no attempt at the part can have sent to them.
+        The result lacks brokers for which there is no record: no attempt at the part can have sent to them.
         """
         floors = dict(self.commit.floors.get(topic, {})) if self.commit is not None else {}
         for begin in self.begins:  # the oldest is first
@@ -102,7 +104,8 @@ def decode_control(body: bytes) -> ControlRecord | None:
 
 
 class CommitTopic:
-    """Reads and writes the commit topic. `timeout_s` bounds the time for storing or reading one record."""
+    """Reads and writes the commit topic. `timeout_s`: maximum time for storing one record, and for retrying one
+    read."""
 
     def __init__(self, producer: Producer, consumer: PullConsumer, topic: str, timeout_s: float) -> None:
         self._producer = producer
@@ -114,8 +117,8 @@ class CommitTopic:
     async def history(self, sink: str, since_ms: int | None = None) -> History:
         """Returns the records of `sink`; none if the topic does not exist.
 
-        `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. Raises ClientError, or
-        SinkFailed if a record can't be read, or if the name servers know no broker.
+        `since_ms`: a time (ms since 1970) before which the sink has no records; None if unknown. Raises SinkFailed if a
+        record can't be decoded, or if the name servers know no broker; ClientError; RecordsGone as `pull_slots` does.
         """
         queues = await existing_queues(self._consumer, self._topic)
         if not queues:
@@ -137,8 +140,8 @@ class CommitTopic:
     ) -> SendResult:
         """Stores `record`, in its sink's queue unless another is given; possibly more than once, which is harmless.
 
-        `accepted`: repeat until the broker answers with one of these statuses (None: any). Raises SinkFailed if that
-        takes longer than the timeout, or if the broker refuses the record.
+        `accepted`: repeats until the broker answers with one of these statuses (None: any). Raises SinkFailed if that
+        takes longer than the timeout, if the broker refuses the record, or if the topic has no writable queue.
         """
         body = msgspec.json.encode(record)
         message = Message(
@@ -180,8 +183,9 @@ class CommitTopic:
         """Waits until everything that `broker_name` stored before this call can be pulled.
 
         With `accepted`, also until a record stored there after the call has one of these statuses: brokers flush and
-        replicate in order, so everything before it is then as safe. Errors as in `append` and `wait_pullable`;
-        SinkFailed with `accepted` if the commit topic has no queue there.
+        replicate in order, so everything before it is then as safe. Errors as in `append` and `wait_pullable`.
+
+        If the commit topic has no queue there, raises SinkFailed with `accepted`, and otherwise only waits a second.
         """
         queues = await with_retries(lambda: self._producer.queues(self._topic), self._timeout_s)
         queues = [queue for queue in queues if queue.broker_name == broker_name]

@@ -27,7 +27,8 @@ NAME_LENGTH_MAX = 64
 
 
 def check_sink_name(name: str) -> str:
-    """Returns `name`, a sink's name of 1 to 64 characters A-Z a-z 0-9 _ . -. Raises OptionError for any other text."""
+    """Returns `name` if it is a valid name of a sink: 1 to 64 ASCII letters, digits, "_", "." or "-". Otherwise raises
+    OptionError."""
     if not 0 < len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise OptionError(
             "sinkId",
@@ -46,12 +47,12 @@ class SinkPart(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Returns the value of HALOG_SINK."""
+        """Value of HALOG_SINK."""
         return f"{self.sink}/{self.batch}/{self.partition}"
 
 
 def parse_sink_property(value: str) -> SinkPart | None:
-    """Parses a value of HALOG_SINK; None if it does not have the form of `SinkPart.text`."""
+    """Parses a value of HALOG_SINK; returns None if it does not have the form of `SinkPart.text`."""
     parts = value.split("/")
     if len(parts) != 3 or not parts[0] or not all(_NUMBER.fullmatch(number) for number in parts[1:]):
         return None

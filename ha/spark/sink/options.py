@@ -69,7 +69,8 @@ _OPTIONS = {name.lower(): name for name in _VALUES}
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Parses the options, whose names may be in any case. Raises OptionError for the first invalid one."""
+    """Parses the options, whose names may be in any case. Raises OptionError for an unknown or invalid one, or if
+    `servers` is missing."""
     if any(key.lower() == "path" for key in raw):
         raise OptionError("path", "the sink sends to brokers, it writes no files", "servers, and save() or start()")
     own = {key: value for key, value in raw.items() if key.lower() not in _SPARKS_OWN}

@@ -1,4 +1,4 @@
-"""Writes one task's part: finds the rows that an earlier attempt stored, sends the rest, and reports their offsets.
+"""Writes one task's part: finds the rows that earlier attempts stored, sends the rest, and reports all queue offsets.
 
     first row          read the commit topic: if the batch is committed already, send nothing.
     first row of a     look for messages of this part, from where an earlier attempt can have begun (floors) to each
@@ -69,7 +69,8 @@ SETTLE_S = 2.5
 """Time in seconds for which a cancelled attempt may continue to send: slightly more than spark.python.task.killTimeout
 (2 s)"""
 _UNSENT_REQUESTS_MAX = 8
-"""Maximum rows that wait for more rows of their topic and queue, in multiples of batchSize; then all are sent."""
+"""Maximum number of rows that wait for more rows of their topic and queue, in multiples of batchSize; beyond it, all
+are sent."""
 
 
 class PartResult(msgspec.Struct):
@@ -77,7 +78,8 @@ class PartResult(msgspec.Struct):
 
     `row_count`: rows of this part, of which `found_count` were stored by earlier attempts. `strays`: number of messages
     of earlier attempts that match no row. `ranges`: where the rows are. `floors`: the highest known end of each queue
-    of the topics. `doubtful`: brokers that must store a fence before the commit, as rows there may be unsafe.
+    of the topics. `doubtful`: brokers that must store a fence before the commit, as rows there may not be stored
+    safely. `already_committed`: whether the batch was committed before, so that nothing was sent.
     """
 
     part: SinkPart
@@ -92,7 +94,7 @@ class PartResult(msgspec.Struct):
     doubtful: set[str] = set()
 
     def add(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """Adds queue offsets [begin, end) of `queue` to this part."""
+        """Records that rows of this part are at queue offsets [begin, end) of `queue`."""
         of_queue = self.ranges.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         spans = of_queue.setdefault(queue.queue_id, [])
         if spans and spans[-1][1] == begin:
@@ -154,8 +156,8 @@ async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, Pu
 class PartWriter:
     """Writes the rows of one attempt at `part`.
 
-    `is_repeated`: an earlier attempt failed or was cancelled, and may continue to send for `settle_s`. `since_ms`: no
-    attempt at this part is older than this time (ms since 1970); None if unknown.
+    `is_repeated`: whether an earlier attempt failed or was cancelled; it may continue to send for `settle_s` (seconds).
+    `since_ms`: no attempt at this part is older than this time (ms since 1970); None if unknown.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class PartWriter:
     async def write(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
         """Stores every row once; only counts the rows if the batch is committed already.
 
-        Raises SinkFailed or ClientError if that fails; the next attempt finds what was stored by then.
+        Raises SinkFailed, ClientError or RecordsGone if that fails; the next attempt finds what was stored by then.
         """
         for batch in batches:
             if batch.num_rows == 0:
@@ -294,7 +296,7 @@ class PartWriter:
 
     async def _open_topic(self, name: str) -> _Topic:
         """Prepares for sending to a topic: finds its queues, records that the part begins, and finds the messages of
-        earlier attempts. If there was an earlier attempt, wait until it has ended."""
+        earlier attempts. If there was an earlier attempt, waits until it has ended."""
         history = self._history
         assert history is not None
         part = self._part
