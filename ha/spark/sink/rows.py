@@ -3,15 +3,16 @@
     body (value)          binary or string     required, not null, not empty
     topic                 string               null: the option topic
     tags                  string               one tag
-    keys (key)            string or array      words to find the message by; a binary key is UTF-8
+    keys (key)            string, array,       words to find the message by; binary is UTF-8 text
+                          or binary
     properties (headers)  map, or as in Kafka  the application's own; RocketMQ's are dropped (see below)
     queueId (partition)   integer              pins the row to a queue (null: round robin)
     brokerName            string               broker of queueId
     flag                  integer              int32 that the broker stores
 
-A frame read from a log has system properties in `properties`: TAGS and KEYS are used where the column is missing or
-null; names that brokers and clients set (UNIQ_KEY, CLUSTER, WAIT, …) are dropped, as they describe the message that was
-read, not the one being sent.
+A DataFrame read from a log has system properties in `properties`. Its TAGS and KEYS are used for a row without `tags`
+or `keys`. Properties that brokers and clients set (UNIQ_KEY, CLUSTER, WAIT, …) are dropped, as they describe the
+message that was read, not the one to send.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ _NOT_SENT = frozenset(
 
 
 class Row(NamedTuple):
-    """A message to send, and its queue (None: any). `head`: all values except the body, as one text."""
+    """A message to send. `queue_id`: the queue to store it in (None: any). `broker_name`: the broker of that queue
+    (None: any); ignored without `queue_id`. `head`: all values except the body, as one text."""
 
     message: Message
     queue_id: int | None
@@ -75,10 +77,10 @@ class Row(NamedTuple):
 
 
 def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None:
-    """Checks a frame's (name, Spark type) pairs. Raises OptionError, naming what is accepted, if its rows can't be
-    sent.
+    """Checks the columns of a DataFrame, given as (name, Spark type) pairs. Raises OptionError if a column is unknown,
+    given twice, missing, or of a type that is not accepted.
 
-    `topic`: the option topic.
+    `topic`: the option topic; if it is None, the column topic is required.
     """
     found: dict[str, str] = {}
     for given, kind in columns:
@@ -105,8 +107,8 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
 
 
 def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]:
-    """Yields the rows of `batch`, whose columns have passed `check_columns`. Raises SinkFailed for an invalid
-    message."""
+    """Yields the rows of `batch`, whose columns have passed `check_columns`. Raises SinkFailed for a row without a body
+    or topic, with a flag that is no int32, or with a key or header that is not UTF-8."""
     count = batch.num_rows
     columns = {
         _COLUMNS[name.lower()]: column.to_pylist()

@@ -9,28 +9,30 @@ Exactly once per micro-batch, across failed tasks and restarted queries:
     commit      the driver writes one record with the ranges of queue offsets of the whole batch (control.py)
 
 Guarantees:
-- A reader of committed data (commits.py) sees a batch all at once or not at all and each row once, even after an
+- A reader of committed data (commits.py) sees a batch all at once or not at all, and each row once, even after an
   aborted attempt, two concurrent attempts (speculation, a lost executor that still runs), or a request that arrived
-  twice. It sees the ranges that the commit names and nothing else of the sink.
+  twice. Of the sink's messages, it sees only those in the ranges that a commit names.
 - Any other consumer sees rows as they are stored, before the commit, and each row once as long as
   1. the rows of a partition are the same when Spark repeats it (their order may differ): the source is replayable, no
      rand() or current_timestamp(), and the query restarts with the same number of partitions;
   2. one attempt at a part runs at a time (spark.speculation=false);
-  3. a restart comes within the broker's retention (fileReservedTime) of the commit topic and the topic;
+  3. the query restarts before retention (fileReservedTime) deletes its messages from the topic or the commit topic;
   4. no request that a task gave up on reaches the broker after the next attempt has searched;
-  5. all brokers that hold the commit topic are up when a query restarts in the middle of a batch (the sink checks those
-     of the topic itself).
-  Otherwise no row is lost, but some may be stored twice, with the same first 20 digits of UNIQ_KEY.
-- A batch write has no id that Spark repeats: retried tasks store each row once, but a second run of the whole write is
-  another write, unless the option sinkId names it.
+  5. all brokers that hold the commit topic are up when a query restarts in the middle of a batch (for the brokers of
+     the target topic, the sink checks this).
+  Otherwise no row is lost, but some may be stored twice. The first 20 digits of UNIQ_KEY are then the same, unless
+  condition 1 is violated.
+- A batch write has no id that Spark repeats: retried tasks store each row once, but a second run of the whole write
+  stores all rows again, unless both runs have the same sinkId.
 
 Costs: a task asks for the ends of a topic's queues and reads one record of the commit topic. Messages that others sent
-to the topic since the sink's last commit are scanned, which takes long for a busy shared topic after a long stop.
+to the topic since the sink's last commit are scanned. For a busy shared topic, that takes a long time after a long
+stop.
 
 Order: brokers with several threads may store concurrent requests in any order, and rows are spread over the queues in
 turn; inFlight=1 and a queueId keep the rows of a partition in order.
 
-A log is append-only, so complete and overwrite modes are refused, and an abort has nothing to undo.
+A log is append-only, so complete and overwrite modes are refused, and an abort removes nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class SinkMessage(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes the rows of one `df.write…save()`, identified by sinkId or a new id. Pickled to the tasks."""
+    """Writes the rows of one `df.write…save()`, identified by sinkId or a new id. Spark pickles the writer for the
+    tasks."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -79,14 +82,15 @@ class BatchWriter(DataSourceArrowWriter):
 
     @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        """Stores the rows of one partition. Runs on an executor. Raises SinkFailed."""
+        """Stores the rows of one partition. Runs on an executor. Raises SinkFailed if a row is invalid or can't be
+        stored; RecordsGone if a queue becomes shorter while it is searched."""
         context = _context()
         part = SinkPart(self._sink, 0, context.partitionId())
         return _write(self._options, part, iterator, context.attemptNumber() > 0, self._since_ms)
 
     @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commits the whole write. Raises SinkFailed if the commit can't be stored; see `commit_parts`."""
+        """Commits the whole write. Raises SinkFailed as in `commit_parts`."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -95,14 +99,15 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes one micro-batch of a streaming query. Spark creates one for the tasks, another for the commit or abort."""
+    """Writes one micro-batch of a streaming query. Spark creates one writer for the tasks, and another one for the
+    commit or abort."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        """Stores the rows of one partition. Runs on an executor. Raises SinkFailed."""
+        """Stores the rows of one partition. Runs on an executor. Errors as in `BatchWriter.write`."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
@@ -113,8 +118,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     # Spark calls these with the arguments by position, and its own names are camel case.
     @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Commits the micro-batch. Raises SinkFailed if the commit can't be stored; the query stops and can be
-        restarted."""
+        """Commits the micro-batch. Raises SinkFailed as in `commit_parts`; the query then stops. It can be restarted if
+        the commit could not be stored."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
