@@ -1,11 +1,12 @@
-"""Implements the option `archive` of a stream: a `LogSource` that adds an archive's messages to those of another one.
+"""Implements the option `archive` of a stream: a `LogSource` that adds an archive's messages to those of a log.
 
 Positions are queue offsets, as without an archive. A queue begins with its first archived message and ends where the
-log ends; what retention deleted from the log is read from the archive. So each message is read once, a checkpoint
-stays valid regardless of archiving, merges and retention, and an archive can be added to a query later.
+log ends; messages that retention deleted from the log are read from the archive. So each message is read once, a
+checkpoint stays valid regardless of archiving, merges and retention, and an archive can be added to a query later.
 
-Where the log of a broker begins after the end of its archive, the messages in between are lost (failOnDataLoss). Other
-messages that neither has were erased, or deleted before they could be archived; they don't count as lost again.
+If the log of a broker begins after the end of its archive, the messages in between count as lost (failOnDataLoss).
+Other messages that are neither in the log nor in the archive were erased, or deleted before they could be archived;
+they don't count as lost here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ArchivedSource(LogSource):
     """Combines the messages of `log` and of the archive that the options name. Implements `LogSource`.
 
     The constructor raises OptionError for a light queue, for a topic that the archive does not hold, and as in
-    `check_broker_names`; ArchiveDamaged.
+    `check_broker_names`; and the errors of `archive_states`.
     """
 
     def __init__(self, log: LogSource, options: SourceOptions) -> None:
@@ -91,25 +92,28 @@ class ArchivedSource(LogSource):
     def _is_wanted(self, topic: str | None) -> bool:
         """Returns whether the query may read `topic`.
 
-        Files of other topics are not listed: they may change every few seconds.
+        Files of other topics are not listed, as the list is made again after each change of the archive, possibly every
+        few seconds.
         """
         return topic is not None and (not self._named or topic in self._named)
 
     def refresh(self) -> bool:
-        """Refreshes the log, then the archive, which has the messages that retention deletes in between.
+        """Refreshes the log, then the archive. In the other order, messages that are archived and deleted from the log
+        in between would seem to be in neither.
 
-        Returns False if nothing has changed. Errors as in the constructor.
+        Returns False if nothing has changed. Raises the errors of the constructor and of the log's `refresh`.
         """
         return self._log.refresh() | self._refresh_archive()
 
     def brokers(self) -> Brokers:
-        """Returns the brokers of the log, then others that the archive has."""
+        """Returns the brokers of the log, followed by those that only the archive has."""
         known = self._log.brokers()
         names = [*known, *sorted(self._states.keys() - set(known))]
         return Brokers(names, known.aliases, are_registered=known.are_registered)
 
     def min_offset(self, broker: str) -> int | None:
-        """Returns the physical offset at which the log of `broker` begins; None for a broker only in the archive."""
+        """Returns the physical offset at which the log of `broker` begins; None if the log does not know it, or for a
+        broker that only the archive has."""
         return self._log.min_offset(broker) if broker in self._log.brokers() else None
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
@@ -131,10 +135,11 @@ class ArchivedSource(LogSource):
         return QueueRange(min(archived.begin, logged.begin), logged.end)
 
     def _check_not_created_again(self, queue: QueueKey, archived: QueueRange, logged: QueueRange) -> None:
-        """Raises OptionError if two messages may have one queue offset, because the archive has messages of an earlier
-        topic of the same name.
+        """Raises OptionError if two messages may have the same queue offset, because the archive has messages of an
+        earlier topic of the same name.
 
-        The log then has a message that the archive does not cover with a queue offset that the archive has, too.
+        This shows in a message of the log that is stored after the end of the archive, but whose queue offset the
+        archive has as well.
         """
         last = min(archived.end, logged.end) - 1
         covered = self._states[queue.broker].covered_end or 0 if queue in self._ranges else 0
@@ -150,14 +155,15 @@ class ArchivedSource(LogSource):
             raise OptionError("archive", reason, accepted)
 
     def _log_range(self, queue: QueueKey) -> QueueRange:
-        # Brokers refuse to tell the range of a queue that they don't have.
+        # Brokers return an error for the range of a queue that they don't have.
         return QueueRange(0, 0) if self._is_only_archived(queue) else self._log.queue_range(queue)
 
     def _is_only_archived(self, queue: QueueKey) -> bool:
         return queue in self._ranges and queue not in self._log.queues(frozenset({queue.topic}))
 
     def is_away(self, queue: QueueKey) -> bool:
-        """Returns whether only the archive has `queue`, with `servers`; a store that is not read is not away."""
+        """Returns whether only the archive has `queue`, as its broker is not registered now. Always False with `path`,
+        as no broker can be added later."""
         return bool(self._options.servers) and self._is_only_archived(queue)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
@@ -165,13 +171,13 @@ class ArchivedSource(LogSource):
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Returns the physical offset of a message in the log; −1 for a broker only in the archive."""
+        """Returns the physical offset of a message in the log; -1 for a broker that only the archive has."""
         return self._log.physical_offset(queue, queue_offset) if queue.broker in self._log.brokers() else -1
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Returns the size of the records [begin, end) in bytes; None if the log does not know it.
+        """Returns the size of the records [begin, end) in bytes; None if the log does not know the size of its records.
 
-        For archived messages, it is their share (by rows) of the size of the compressed files.
+        Archived messages count with their share (by rows) of the size of the compressed files.
         """
         split = self._split(queue, begin, end)
         archived = 0
@@ -182,7 +188,7 @@ class ArchivedSource(LogSource):
         return None if logged is None else archived + logged
 
     def _split(self, queue: QueueKey, begin: int, end: int) -> int:
-        """Returns the first queue offset of [begin, end) that is read from the log; `end` if all are archived."""
+        """Returns the first queue offset of [begin, end) that is read from the log; `end` if none is."""
         logged = self._log_range(queue)
         log_begin = self._ranges[queue].end if self.is_away(queue) else logged.begin if logged.end else end
         return min(end, max(begin, log_begin))
@@ -243,7 +249,8 @@ class ArchivedSource(LogSource):
             report_loss(self._options.fail_on_data_loss, str(queue), begin, end, reason)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """Returns a task's partition for `slices`: archived messages first, then those in the log."""
+        """Returns a task's partition for `slices`: archived messages first, then those in the log. Errors as in
+        `archived_tasks`."""
         tasks, others = self.archived_tasks(slices)
         return PartitionChain([*tasks, *([self._log.queue_partition(others)] if others else [])])
 
@@ -270,7 +277,7 @@ def _common_offsets(file: ArchivedFile, offsets: _Offsets) -> _Offsets:
 def _cut(offsets: _Offsets, rows_max: int) -> list[_Offsets]:
     """Cuts queue offsets into parts of at most `rows_max` rows.
 
-    The queues of a file advance together, so that each part is in a few of its row groups.
+    The queues of a file advance together, so that the rows of each part are in few of the file's row groups.
     """
     count = -(-sum(end - begin for begin, end in offsets.values()) // rows_max)
     parts: list[_Offsets] = []
@@ -291,11 +298,12 @@ def _cut(offsets: _Offsets, rows_max: int) -> list[_Offsets]:
 
 
 def check_broker_names(archived: Sequence[str], known: Sequence[str]) -> None:
-    """Raises OptionError if a broker may have another name in the archive than at the name servers: its messages would
-    be read twice. Archives of earlier versions, and of RocketMQ's stores, have the name of the store's directory.
+    """Raises OptionError if the archive and the name servers each have a broker name that the other lacks. These may be
+    names of the same broker, whose messages would then be read twice: archives of RocketMQ's stores, and those of
+    earlier versions, have the name of the store's directory.
 
-    `archived` and `known` are broker names of the archive and of the name servers. If the archive has all known ones,
-    others in it belong to brokers that no longer exist.
+    `archived`: broker names in the archive. `known`: broker names at the name servers. If only one side has additional
+    names, they belong to brokers that no longer exist, or that are not archived.
     """
     unknown, missing = sorted(set(archived) - set(known)), sorted(set(known) - set(archived))
     if unknown and missing:

@@ -1,4 +1,4 @@
-"""Reads the log as a table, with a batch reader that plans in one process and is pickled to the tasks."""
+"""Reads the log as a table, with a batch reader that plans in one process and is pickled for the tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ logger = logging.getLogger("ha.spark")
 
 
 class HalogReader(DataSourceReader):
-    """Reads the rows that the options select; does not accept the query's filters."""
+    """Reads the rows that the options select; does not accept the query's filters. The constructor raises OptionError
+    as in `columns_of`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -41,9 +42,11 @@ class HalogReader(DataSourceReader):
 
     @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
-        """Plans the tasks for the log as it is now; messages stored later are not read. Errors as in `plan_batch`.
+        """Plans the tasks for the log as it is now; messages stored later are not read. Errors as in `open_source` and
+        `plan_batch`.
 
-        With `servers`, logs the brokers that are read, because others that are not registered now can't be noticed.
+        With `servers`, logs the names of the brokers that are read: a broker that is not registered now is missing
+        without an error.
         """
         with closing(open_source(self.options)) as source:
             if self.options.servers:
@@ -51,7 +54,8 @@ class HalogReader(DataSourceReader):
             return plan_batch(source, self.options, self.pushed, self.columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields a task's rows. If no tasks were planned, Spark passes its own empty partition to one task."""
+        """Yields a task's rows; none for a partition of another class, which Spark passes to a task if none was
+        planned. Errors as in `LogPartition.read`."""
         if not isinstance(partition, LogPartition):
             return
         keep_heap()
@@ -67,7 +71,7 @@ class HalogPushdownReader(HalogReader):
 
     @without_traceback()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Stores the filters that narrow the reading, and returns those that Spark must apply, too; see `push`."""
+        """Stores the conditions that the source applies, and returns the filters that Spark must apply; see `push`."""
         self.pushed, left = push(filters, self.columns)
         return left
 
@@ -78,8 +82,9 @@ def plan_batch(
     """Returns the tasks of a batch.
 
     Whole topics are read by physical range, in the order of the disk, if `LogSource.range_partitions` returns tasks for
-    them, unless maxRecordsPerPartition is set, a filter selects queues, or the columns need no record; everything else
-    is read by queue. Raises RecordsGone as in `slices_between`; OptionError for invalid offsets and topics.
+    them. They are read by queue if maxRecordsPerPartition is set, if a filter selects brokers, queues or queue offsets,
+    or if the columns need no record. Everything else is read by queue, too. Raises RecordsGone as in `slices_between`;
+    OptionError for invalid offsets or topics; and the errors of `source`.
     """
     pushed = pushed or Pushed()
     where = pushed.where
@@ -88,8 +93,8 @@ def plan_batch(
     is_of_queues = is_of_queues or where.queue_offset_begin is not None or where.queue_offset_end is not None
     if options.reads_whole_topics and options.max_records_per_partition is None and not is_of_queues:
         topics = source.topics() if options.reads_everything else {queue.topic for queue in subscribed(source, options)}
-        # If the queues have all selected columns (as for a count), only they are read, which is faster queue by queue,
-        # by 80 ns per record. But a light queue contains records of other queues.
+        # If queue entries have all selected columns (as for a count), no record is read. Reading by queue is then
+        # faster, by 80 ns per record. But a light queue may have records of other queues, which a range has only once.
         is_light = any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics)
         if is_light or not QUEUE_COLUMNS.issuperset(columns):
             whole = where if options.reads_everything else where.restrict(RowFilter(topics=frozenset(topics)))

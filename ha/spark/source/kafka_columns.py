@@ -35,7 +35,8 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def kafka_column(name: str, column: pa.Array) -> pa.Array:
-    """Returns Kafka's column `name`, converted from the log's `column` (see SOURCES), which may need no conversion."""
+    """Returns Kafka's column `name`, converted from the log's `column` (see SOURCES); `column` itself if it needs no
+    conversion."""
     if name == "key":
         return pc.binary_join(column, KEY_SEPARATOR).cast(pa.binary())
     if name == "timestampType":

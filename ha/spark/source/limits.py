@@ -17,10 +17,11 @@ def record_count(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> 
 
 
 def limit_records(limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> OffsetMap:
-    """Returns an end with about `limit` records between it and `start`, in proportion to each queue's records.
+    """Returns ends of the queues, at most `end`, with about `limit` records after `start`, divided in proportion to
+    each queue's records.
 
-    As in spark-sql-kafka, a share below one record is raised to one so that no small queue starves (more than `limit`
-    are read if more than `limit` queues have records), and others are rounded down. `start` has every queue of `end`.
+    As in spark-sql-kafka, a queue's share is rounded down, but a share below one record is raised to one so that no
+    small queue starves. With many such queues, the shares can exceed `limit`. `start` has every queue of `end`.
     """
     total = record_count(start, end)
     if total <= limit:
@@ -38,10 +39,11 @@ def _share(limit: int, begin: int, end: int, total: int) -> int:
 def limit_bytes(
     limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], queue_bytes: QueueBytes
 ) -> OffsetMap:
-    """Returns an end with about `limit` bytes of records between it and `start`, in proportion to each queue's bytes.
+    """Returns ends of the queues, at most `end`, with about `limit` bytes of records after `start`, divided in
+    proportion to each queue's bytes.
 
-    It includes at least one record of each queue that has any. A queue's end is found by bisection: about 20 calls of
-    `queue_bytes` for a million records. `start` has every queue of `end`.
+    Each queue that has records gets at least one. A queue's end is found by bisection: about 20 calls of `queue_bytes`
+    for a million records. `start` has every queue of `end`.
     """
     sizes = {queue: queue_bytes(queue, start[queue], offset) for queue, offset in end.items() if offset > start[queue]}
     total = sum(sizes.values())
