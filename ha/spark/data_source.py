@@ -1,7 +1,7 @@
 """The data source `halog`, from which Spark gets readers and writers.
 
 Spark starts one process to find data sources, one to create this one, and one to plan the query. Methods import the
-modules that they need, so that each process loads only its part.
+modules that they need, so that each process loads only what it uses.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class HalogDataSource(DataSource):
     """Topics of a halog or RocketMQ log as a table or a stream: read from store directories or over the network, and
     written over the network.
 
-    Created by Spark in short-lived processes, and pickled between them: it holds only the options. All methods raise
-    OptionError for options that they don't accept, among them those of a permanent table.
+    Created by Spark in short-lived processes, and pickled between them, so it holds only the options. All methods
+    except `name` raise OptionError for options and columns that they don't accept; none accepts the options of a
+    permanent table.
     """
 
     @classmethod
@@ -67,7 +68,7 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Returns a batch writer into a topic."""
+        """Returns a batch writer, which stores rows as messages. Raises OptionError also if `overwrite` is set."""
         from ha.spark.sink.writers import make_batch_writer
         from ha.spark.tables import refuse_table
 
@@ -76,7 +77,8 @@ class HalogDataSource(DataSource):
 
     @without_traceback()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Returns a micro-batch writer into a topic."""
+        """Returns a writer of micro-batches, which stores rows as messages. Raises OptionError also if `overwrite` is
+        set."""
         from ha.spark.sink.writers import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)

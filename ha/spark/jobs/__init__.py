@@ -1,5 +1,5 @@
-"""The jobs behind `ha spark …`. Each is a function of a SparkSession and an options struct that returns a result
-struct; none of them prints."""
+"""The jobs behind `ha spark …`. Each is a function that takes a SparkSession and an options struct, returns a result
+struct, and prints nothing."""
 
 from __future__ import annotations
 

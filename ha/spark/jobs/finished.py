@@ -1,9 +1,9 @@
-"""Stores results of a job's tasks until the job ends, so that a stopped job resumes.
+"""Stores the results of a job's tasks until the job succeeds, so that an interrupted job can be resumed.
 
-The driver writes each wave of results to a SQLite file, which stays consistent if the process is killed; each job with
-its options has its own file. The key of a result contains its task and the files of the log that the task read: their
-names, inodes, sizes and modification times. A range is read again if its files have changed or belong to another log,
-or if `ha spark reindex` has replaced the consume queues. The file is deleted when the job succeeds.
+The driver writes each wave of results to a SQLite file, which stays consistent if the process is killed. Each
+combination of job and options has its own file, which is deleted when the job succeeds. The key of a result is a hash
+of its task and of the log files that the task reads: their names, inodes, sizes and modification times. So a range is
+read again if its files have changed or belong to another log, or if `ha spark reindex` has replaced the consume queues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def state_folder() -> Path:
 
 @contextmanager
 def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Iterator[FinishedTasks]:
-    """Opens the results of an earlier, unfinished attempt at `job` with the same `options`; new results are added.
+    """Opens the results of an earlier, unfinished attempt at `job` with the same `options`, if there was one, and adds
+    new results to them.
 
     Both attempts must run in the same working directory and use the same `folder`, which contains the results (None:
     `state_folder()`). The results are deleted when the block ends without an error. If they can't be stored, a warning
@@ -71,7 +72,8 @@ class FinishedTasks:
             self._open()
 
     def runner(self, run: Runner, key_of: Callable[[Any], bytes | None]) -> Runner:
-        """Returns a runner that uses the stored results of tasks, and executes the other tasks with `run`.
+        """Returns a runner that uses the stored results of tasks, executes the other tasks with `run`, and stores their
+        results.
 
         The functions given to the runner must be annotated with the struct that they return.
 
@@ -187,10 +189,13 @@ class FinishedTasks:
 class LogFiles:
     """The segment files of a store at construction, for keys of tasks that read them.
 
-    Files deleted during the listing are left out. Without access to the log there are none: tasks that read it report
-    the error. `queues` is the inode of the folder of its consume queues; None without one. `ha spark reindex` builds a
-    folder beside it, so the new one has another inode. Other rebuilds may not change it: a folder that was deleted and
-    created again can get the same inode. The folder's times would tell, but each new topic changes them as well.
+    Files deleted during the listing are not included. If the log can't be read, there are none; the tasks that read it
+    report the error.
+
+    `queues`: inode of the folder of consume queues; None if there is no such folder, or no access to it. The inode
+    changes when `ha spark reindex` replaces the folder, because reindex builds the new one beside the old. It may not
+    change in other rebuilds, because a folder that is deleted and created again can get the same inode. The folder's
+    times are not used, because each new topic changes them, too.
     """
 
     def __init__(self, store: str) -> None:

@@ -75,20 +75,21 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     """Number of messages deleted by retention before the group consumed them"""
     ahead: int
     """Number of entries by which the committed offset is beyond the queue's end, for example because messages were
-    truncated or it belongs to another log; usually 0"""
+    truncated or the offset belongs to another log; usually 0"""
     bytes: int | None
     """Size of the unconsumed records in bytes; None if unknown (over the network)"""
     seconds: float | None
-    """Age of the oldest unconsumed message in seconds; 0 if there is none; None if it can't be read"""
+    """Age of the oldest unconsumed message in seconds; 0 if there is no such message; None if the age is unknown"""
     is_unknown: bool = False
-    """Whether the queue does not exist in this log"""
+    """Whether the queue does not exist in this log; over the network, whether the topic has no route. Without a route,
+    `queue_id` is -1 and `broker_name` is empty"""
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
     """The lag of a group: sums over its queues that exist in the log, and for `seconds` the maximum.
 
-    `bytes` is None if unknown for any queue, `seconds` if unknown for all. `unknown_topics`: topics of the group with a
-    queue that does not exist.
+    `bytes` is None if it is unknown for any queue, `seconds` if it is unknown for all. `unknown_topics`: topics for
+    which the group has an offset in a queue that does not exist; over the network, topics without a route.
     """
 
     group: str
@@ -125,7 +126,7 @@ class _QueueTask(msgspec.Struct, frozen=True):
 
 
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """Measures the lag of each group.
+    """Measures the lag of each group. Progress is in queues, or with `servers` in pairs of group and topic.
 
     Raises OptionError, also for a named group or topic without a committed offset; StoreUnreadable, also for a damaged
     offset table; with `servers` ClientError.
@@ -148,8 +149,8 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
     """Returns (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
 
-    Empty if there is no such file, as no group has committed yet. The backup is read if the file is missing or damaged.
-    Raises StoreUnreadable if neither can be read.
+    Reads consumerOffset.json, or its backup if that file is missing or can't be read. Returns an empty list if there is
+    neither, because no group has committed yet. Raises StoreUnreadable if there is one, but none can be read.
     """
     folder = path / "config"
     reasons = []
@@ -233,7 +234,7 @@ def _look(task: _QueueTask) -> list[QueueLag]:
 def _queue_lags(
     reader: LogReader, topic: str, queue_id: int, committed: dict[str, int], now_ms: int, is_known: bool
 ) -> list[QueueLag]:
-    """Returns the lag of each group that has an offset in `committed`, in their order."""
+    """Returns the lag of each group in `committed`, in the same order."""
     begin, end = reader.queue_range(topic, queue_id)
     firsts = {group: min(max(offset, begin), end) for group, offset in committed.items()}
     sizes = _bytes_behind(reader, topic, queue_id, set(firsts.values()), end)
@@ -289,7 +290,8 @@ def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int]
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
-    """Returns the store timestamp (ms) of the first readable message of [begin, end), or None. Reads 16 at most."""
+    """Returns the store timestamp (ms) of the first readable message at queue offsets [begin, end); None if there is
+    none among the first 16."""
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
     for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
         known = pc.drop_null(batch.column(0))

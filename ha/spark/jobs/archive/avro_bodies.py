@@ -1,13 +1,14 @@
 """Decodes Avro bodies by the schema with which they were written. Requires fastavro, except for `columns`.
 
-A body is the binary encoding of one record, without the schema, and nothing else. It may be preceded by the marker and
-the fingerprint of this schema (Avro's single-object encoding). The headers of schema registries are not supported: they
-look like the first field of a record, so a body with a header can't be distinguished from a body without one.
+A body is exactly one record: in the plain binary encoding, or in the single-object encoding, which begins with a marker
+and the schema's fingerprint. A body with the fingerprint of another schema is decoded as if it were plain. The headers
+of schema registries are not supported: they look like the first field of a record, so a body with a header can't be
+distinguished from a body without one.
 
-fastavro reads the underlying types. The logical types that have a type in Spark are converted here: fastavro would
-round a decimal that has too many digits, and can't represent all dates and times. Symbols of enums are looked up here
-as well: fastavro takes negative indexes, from the end. It does so for the types of a union, too, and does not return
-the index: there, a body with an invalid index of −1 or −2 has values.
+fastavro reads the underlying types. The logical types that have a type in Spark are converted here, because fastavro
+would round a decimal that has too many digits, and can't represent all dates and times. Symbols of enums are looked up
+here as well, because fastavro accepts negative indexes and counts them from the end. It also accepts a negative index
+of a type in a union, and does not return this index, so a body with the invalid index -1 or -2 is decoded all the same.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _WITHOUT_MEANING = frozenset({"doc", "aliases", "default", "order"})
 """Attributes of a schema that affect neither columns nor values"""
 _Convert = Callable[[Any], Any] | None
 """Converts a value that fastavro returned, other than None, to the value for Arrow; None if no conversion is needed.
-Raises ValueError if the value does not fit.
+Raises ValueError or IndexError if the value does not fit.
 """
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
-    """Returns the schema to store (see BodyFormat): `given`, the JSON of a record schema, without documentation and
-    defaults."""
+    """Returns the schema to store (see BodyFormat): `given`, which is the JSON of a record schema, without the
+    attributes in _WITHOUT_MEANING."""
     if not isinstance(given, str):
         raise ValueError("it is no text")
     avro = _fastavro()
@@ -100,8 +101,8 @@ def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 def _with_enum_indexes(schema: Any) -> Any:
-    """Returns `schema` with each enum replaced by a record with the index of the symbol, which has the same
-    encoding."""
+    """Returns `schema` with each enum replaced by a record whose only field is the symbol's index. The encoding is the
+    same."""
     if isinstance(schema, list):
         return [_with_enum_indexes(member) for member in schema]
     if not isinstance(schema, dict):
@@ -157,8 +158,11 @@ class _Types:
         """Full name of a type -> converted type; None while the type's definition is being converted"""
 
     def of(self, schema: Any, namespace: str) -> tuple[pa.DataType, _Convert]:
-        """Returns the Arrow type and the conversion of values of `schema`. Raises ValueError if no column can have the
-        type."""
+        """Returns the Arrow type of `schema`, and the conversion of its values. Raises ValueError if no column can have
+        the type.
+
+        `namespace`: the namespace of the enclosing type; "" for none.
+        """
         if isinstance(schema, list):
             members = [member for member in schema if member != "null"]
             if len(members) != 1:

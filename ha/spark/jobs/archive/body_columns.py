@@ -20,8 +20,11 @@ from ha.spark.jobs.archive.manifest import BodyColumns
 
 
 def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[pa.Field]:
-    """Returns the columns of `topic` (None: of all topics), each once. Raises OptionError if they don't fit into one
-    table."""
+    """Returns the columns of `topic` in `found` (None: of all topics), each once.
+
+    Raises OptionError if they don't fit into one table: columns whose names are equal in lower case must have the same
+    spelling and type.
+    """
     fields: dict[str, pa.Field] = {}
     for columns in found:
         for of_topic, schema in columns.schemas.items():
@@ -40,8 +43,8 @@ def body_fields(found: Iterable[BodyColumns], topic: str | None = None) -> list[
 def columns_of(found: Iterable[BodyColumns], topic: str) -> BodyColumns | None:
     """Returns the columns that the brokers' archives (`found`) have for `topic`; None if none has a schema for it.
 
-    JSON schemas of several brokers are merged; with other formats, they must be equal. Raises OptionError if they are
-    not, or if the columns don't fit into one table.
+    JSON schemas of several brokers are merged; schemas in other formats must be equal. Raises OptionError if they are
+    not, if the formats differ, or if the columns don't fit into one table.
     """
     found = [columns for columns in found if topic in columns.schemas]
     if not found:
@@ -72,7 +75,8 @@ class BodyDecoder:
     def decode(self, topic: str, bodies: pa.Array, sys_flags: pa.Array, size_max: int) -> pa.StructArray:
         """Returns the columns decoded from `bodies`; null for a body that can't be decoded. `topic` must have a schema.
 
-        `size_max` is the maximum size of a decompressed body, in bytes.
+        `size_max` is the maximum size of a decompressed body, in bytes. Raises OptionError if there are compressed
+        bodies that require a package that is not installed.
         """
         decode, arrow = self._topics[topic]
         flags = pc.fill_null(sys_flags, 0).to_pylist()
@@ -80,9 +84,9 @@ class BodyDecoder:
         return _array([None if body is None else decode(body) for body in plain], arrow)
 
     def append_columns(self, topic: str | None, rows: pa.RecordBatch, size_max: int) -> tuple[pa.RecordBatch, int]:
-        """Appends all decoded columns to rows of `topic`; returns the rows and the number of undecodable bodies.
+        """Appends the columns of all topics to rows of `topic`; returns the rows and the number of undecodable bodies.
 
-        Columns of other topics are null. `size_max` as in `decode`.
+        Columns of other topics are null. `size_max` and errors as in `decode`.
         """
         columns: dict[str, pa.Array] = {}
         undecoded = 0
@@ -97,7 +101,7 @@ class BodyDecoder:
 
 
 def _array(rows: list[Any], arrow: pa.DataType) -> pa.Array:
-    """Returns `rows` as an Arrow array, with null for each row that has a value that does not fit its type, such as a
+    """Returns `rows` as an Arrow array, with null for each row in which a value does not fit its type, such as a
     decimal with too many digits."""
     try:
         return pa.array(rows, arrow)

@@ -1,7 +1,8 @@
 """Selects the files of an archive to merge: small neighbours in physical order, but no large file with small ones.
 
-A run of neighbours is merged if its largest file is at most half of the run's size. A row is then rewritten about
-log2(target size / size of its first file) times in total, however many small files continuous archiving adds.
+A run of neighbours is merged if its largest file is at most half of the run's size. Each row is then rewritten about
+log2(target size / size of the file in which it was archived) times in total, however many small files continuous
+archiving adds.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ def plan_merges(
 ) -> list[tuple[ArchivedFile, ...]]:
     """Returns runs of files to be merged, each of one topic and day and in physical order.
 
-    A run has at least `files_min` files, or at least two if they reach `target_file_bytes`, which ends the run. Files
-    of at least half that size are not merged, and separate runs. A run also ends where the queue offsets of a topic
-    begin again, so that the manifest still shows that the topic was created again (`State.created_again`).
+    A run has at least `files_min` files, or at least two if together they reach `target_file_bytes`, which ends the
+    run. Files of at least half that size are not merged, and separate runs. A run also ends where the queue offsets of
+    a topic begin again, so that the manifest still shows that the topic was created again (`State.created_again`).
     """
     partitions: dict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
     for file in files:

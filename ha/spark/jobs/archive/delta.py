@@ -1,8 +1,8 @@
 """Writes the Delta table of an archive. Requires Delta Lake in Spark (jars, extension), which writes the table's log.
 
 A commit of the table is a transaction of Delta with `txn.appId` = `halog/<broker>` and `txn.version` = the number of
-the broker's commit. A merge of files is marked as one (`dataChange` false), so streams over the table skip it.
-Deleting files that only earlier versions have, with VACUUM, is up to the user.
+the broker's commit. A merge of files has `dataChange` = false, so streams over the table skip it. Files that only
+earlier versions of the table use remain until the user runs VACUUM.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DeltaTable:
         try:
             self._commit(state, added, removed, is_merge=is_merge)
         except Py4JJavaError as error:
-            # The superclass of Delta's conflict errors (io.delta.exceptions.DeltaConcurrentModificationException).
+            # Delta's conflict errors (io.delta.exceptions.DeltaConcurrentModificationException) extend this class.
             conflict = "java.util.ConcurrentModificationException"
             if not is_instance_of(self._session.sparkContext._gateway, error.java_exception, conflict):
                 raise
@@ -104,7 +104,7 @@ class DeltaTable:
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        """Makes `_session` the active session of Spark in the block: Delta uses the active session's settings."""
+        """Makes `_session` Spark's active session in the block, because Delta uses the active session's settings."""
         sessions = self._sql.classic.SparkSession
         before = sessions.getActiveSession()
         sessions.setActiveSession(self._session._jsparkSession)
@@ -137,7 +137,10 @@ def _add(archive: Path, file: ArchivedFile) -> dict[str, Any]:
 
 
 def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
-    """Returns minimum and maximum of each column of integers or times, from which Delta decides which files to skip."""
+    """Returns the minimum and maximum of each column of integers or times, by which Delta decides which files to skip.
+
+    Columns whose statistics are missing or can't be read in a row group are not included.
+    """
     found: dict[str, tuple[Any, Any]] = {}
     unknown: set[str] = set()
     for number in range(footer.num_row_groups):
@@ -161,7 +164,7 @@ def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
 
 
 def _shown(value: Any) -> Any:
-    """Returns `value` as Delta's statistics have it: times as text in UTC, rounded down to milliseconds."""
+    """Returns `value` in the form of Delta's statistics: a time becomes text in UTC, rounded down to milliseconds."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value

@@ -1,11 +1,12 @@
-"""`erase`: removes messages of a topic from an archive: all of them, or those with given keys.
+"""`erase`: removes all messages of a topic, or those with given keys, from an archive.
 
 Copies of the topic's messages in the broker's own topics (delayed and half messages, retries, dead letters) are removed
-with them. Files without such rows stay as they are; the others are written again without the rows, or deleted. That is
-one commit of the manifest, like a merge, so a kill at any moment leaves the archive with all of the rows or with none.
-A Delta or Iceberg table is updated afterwards; its earlier versions have the rows until they are deleted.
+with them. Files without such rows stay as they are; the others are written again without the rows, or deleted. For each
+broker, this is one commit of the manifest, like a merge, so a kill at any moment leaves either all of these rows of a
+broker in the archive or none. A Delta or Iceberg table is updated afterwards; its earlier versions have the rows until
+they are deleted.
 
-The manifest records the physical offsets of the erased messages, for the audit, but not their keys. The log is not
+The manifest records where in the log the erased messages were, for the audit, but not their keys. The log is not
 changed: its readers get the messages until retention deletes their segments.
 """
 
@@ -56,7 +57,10 @@ class EraseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """The erased rows of one topic of a broker: of the given topic, or of one with copies of its messages."""
+    """The rows erased from one topic of a broker: the given topic, or a topic with copies of its messages.
+
+    `topic` is "" for damaged rows whose topic is unknown.
+    """
 
     broker_name: str
     topic: str
@@ -64,7 +68,7 @@ class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
     rewritten_files: int
     deleted_files: int
     not_searched: int
-    """Number of rows that may have a key but can't be searched: damaged ones, and compressed batches"""
+    """Number of rows that may have one of the keys but can't be searched: damaged ones, and compressed batches"""
 
 
 class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +78,7 @@ class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     topics: tuple[ErasedTopic, ...]
     covered: dict[str, int]
-    """Broker -> physical offset in bytes up to which its log was archived, and searched here"""
+    """Broker -> physical offset (bytes) up to which its log was archived; later messages were not searched"""
 
     @property
     def rows(self) -> int:
@@ -83,7 +87,7 @@ class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_searched(self) -> int:
-        """Number of rows that may have one of the keys, but can't be searched."""
+        """Number of rows that may have one of the keys but can't be searched."""
         return sum(topic.not_searched for topic in self.topics)
 
     @property
@@ -108,7 +112,7 @@ class RewriteTask(msgspec.Struct, frozen=True):
 
 
 def search_file(task: SearchTask) -> Found:
-    """Finds the matching rows of a file. Raises OSError if it can't be read."""
+    """Finds the matching rows of a file. Raises OSError if it can't be read, ArrowException if it is damaged."""
     finds = Finds()
     with pq.ParquetFile(Path(task.archive, task.file.path)) as parquet:
         for batch in row_batches(parquet, range(parquet.num_row_groups), list(SEARCHED)):
@@ -117,7 +121,8 @@ def search_file(task: SearchTask) -> Found:
 
 
 def rewrite_file(task: RewriteTask, attempt: int = 0) -> Written:
-    """Writes the task's file again into staging without its matching rows. `attempt` as in `write_range`."""
+    """Writes the task's file again, into staging and without its matching rows. `attempt` as in `write_range`; errors
+    as in `search_file`, and OSError if the new file can't be written."""
     [source] = task.merge.sources
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -139,10 +144,11 @@ def erase(
     *,
     failpoint: Callable[[str], None] = no_failure,
 ) -> EraseResult:
-    """Erases the messages that `options` select, or only count them. Progress is reported in files.
+    """Erases the messages that `options` select, or only counts them (`dry_run`). Progress is reported in files.
 
-    Raises OptionError, ArchiveDamaged, DiskFailed, and ArchiveConflict if an archiver is running (with `dry_run` only
-    if its merge does not end).
+    Raises OptionError; ArchiveDamaged; DiskFailed; ArchiveConflict if an archiver or another erasure of a broker is
+    running (with `dry_run`, only if a merge or erasure in progress does not end), or if another program changes the
+    table. Brokers are processed one after another, so after an error some may already be done; run it again.
     """
     target = archive_path(options.archive)
     names = _broker_names(target, options)

@@ -1,9 +1,9 @@
 """Writes archive files on an executor: from one range of the log, or from files to be merged. Uses no Spark.
 
 Rows are split by topic and day (UTC, of storeTimestamp) and written in physical order, so each file holds each of its
-queues in order. The process that reads the log writes the files with pyarrow: bodies never pass through the JVM. A file
-is closed at the target size; its row groups are about `row_group_bytes` of Arrow memory. All open files together buffer
-at most `buffer_bytes`, plus one batch.
+queues in order. The process that reads the log writes the files with pyarrow, so bodies never pass through the JVM. A
+file is closed at the target size; its row groups are about `row_group_bytes` of Arrow memory. All unfinished files
+together buffer at most `buffer_bytes`, plus one batch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REQUIRED_COLUMNS = (
 EXTRA_COLUMNS = ("tags", "keys", "uniqKey")
 """Columns derived from the others, for queries."""
 RAW_PROPERTIES = "propertiesRaw"
-"""Binary column with property strings that are not UTF-8 (`propertiesString` has U+FFFD there), else null."""
+"""Binary column with the property string if it is not UTF-8 (`propertiesString` then contains U+FFFD), else null."""
 
 _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
@@ -136,8 +136,11 @@ def archive_schema(columns: Iterable[str], body_columns: BodyColumns | None = No
 
 
 def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of `task` with all its columns, topic first. Raises RecordsGone if retention deleted them;
-    CorruptLog for a damaged record with `on_damage` "fail"."""
+    """Yields the rows of `task` with the topic, the columns in `task.columns`, and RAW_PROPERTIES.
+
+    Raises RecordsGone if retention has deleted a part of the range; CorruptLog for a damaged record with `on_damage`
+    "fail"; StoreUnreadable.
+    """
     options = ReadOptions(
         columns=("topic", *task.columns),
         decompress=False,
@@ -153,7 +156,8 @@ def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
 
 
 def write_range(task: RangeTask, attempt: int = 0) -> Written:
-    """Writes the rows of `task` into staging. Errors as in `read_task`, and OSError.
+    """Writes the rows of `task` into staging. Errors as in `read_task`, and OSError; OptionError if a package that
+    bodies require is not installed.
 
     `attempt` is part of the files' names, so that two attempts at the same task write different files.
     """
@@ -189,7 +193,7 @@ def merge_files(task: MergeTask, attempt: int = 0) -> Written:
 
 
 def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 0) -> Written:
-    """Writes `rows`, which come from the task's files, into staging."""
+    """Writes `rows`, which come from the task's files, into staging. Raises OSError."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     first = task.sources[0]
     schema = pq.read_schema(Path(task.archive, first.path))
@@ -222,7 +226,8 @@ def readable_statistics(column: pq.ColumnChunkMetaData) -> pq.Statistics | None:
 def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:
     """Yields (topic, day, rows) for each topic and day of `batch`, with the rows in their order.
 
-    A damaged record has no day if its time is null or outside of the years 1 to 9999, and may have no topic.
+    The topic is None if it is null. The day is None if the time is null or outside the years 1 to 9999. Both happen
+    with damaged records.
     """
     if not batch.num_rows:
         return
@@ -237,16 +242,16 @@ def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None
     start = 0
     for code, day, size in zip(*groups.tolist(), sizes.tolist(), strict=True):
         topic = topics.dictionary[code].as_py() if code >= 0 else None
-        # Each is a copy: a slice would keep the whole batch in memory for a rare topic.
+        # A part is copied: a slice would keep the whole batch in memory for a rare topic.
         rows = batch if len(sizes) == 1 else batch.take(pa.array(order[start : start + size]))
         yield topic, None if day == _NO_DAY else _EPOCH + timedelta(day), rows
         start += size
 
 
 def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
-    """Returns the property strings that are not UTF-8, as bytes, and null for other rows.
+    """Returns the property strings that are not UTF-8, as bytes; null for all other rows.
 
-    These strings are rare, and are read from the log again.
+    These strings are rare, so they are read from the log again.
     """
     suspects = pc.match_substring(batch["propertiesString"], _REPLACEMENT)
     if not pc.any(suspects).as_py():
@@ -262,8 +267,8 @@ def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
 
 
 def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
-    """Returns the last undamaged record of an archived file in physical offsets [begin, end), or None. Raises OSError
-    or ArrowException if the file can't be read."""
+    """Returns the last undamaged record of an archived file in physical offsets [begin, end); None if there is none.
+    Raises OSError or ArrowException if the file can't be read."""
     within = (pc.field("physicalOffset") >= begin) & (pc.field("physicalOffset") < end)
     columns = ["physicalOffset", "storeSize", "bodyCRC", "storeTimestamp", "crcOk"]
     return _last_record(pq.read_table(path, columns=columns, filters=within, partitioning=None))
@@ -330,11 +335,11 @@ class _Files:
         return _File(self._folder / name, self._schema, self._task.files.compression_level)
 
     def _flush(self, partition: _Partition) -> None:
-        """Writes the buffered rows of a file, and finish it if it has the target size. If it is not on disk yet, but
-        _OPEN_FILES_MAX others are, first finish the least recently flushed of these.
+        """Writes the buffered rows of a file, and finishes the file if it has the target size. If the file is not on
+        disk yet, but _OPEN_FILES_MAX others are, the least recently flushed of these is finished first.
 
-        Topics with few rows have only a buffer until their file is finished, so that each of any number of topics gets
-        one file.
+        The file of a topic with few rows is only a buffer until it is finished. So each topic gets one file, however
+        many topics there are.
         """
         if partition not in self._open and len(self._open) >= _OPEN_FILES_MAX:
             self._finish(next(iter(self._open)))

@@ -3,8 +3,8 @@
 The default catalog is the archive's folder itself, in the layout of Iceberg's Hadoop tables:
 
     archive/
-      metadata/v7.metadata.json     the table's metadata, numbered from 1, never changed. A writer that finds its number
-                                    taken reads that version and tries again
+      metadata/v7.metadata.json     a version of the table's metadata, numbered from 1, never changed. A writer that
+                                    finds its number taken reads that version and tries again
       metadata/version-hint.text    7: the number from which readers look for the last version
       metadata/*.avro               Iceberg's lists of the files under topic=…/date=…
 
@@ -12,7 +12,8 @@ Table properties `halog.commit.<broker>` and `halog.covered-end.<broker>` state 
 physical offset up to which its log is archived. Properties of a snapshot are `halog.broker`, `halog.commit`,
 `halog.covered-begin` and `halog.covered-end`.
 
-The files have no columns topic and date, which are their partition, and no field ids: the table has a name mapping.
+The files have neither the columns topic and date, which are their partition, nor field ids, which the table's name
+mapping replaces.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ _PARTITIONS = PartitionSpec(
 def open_iceberg_table(archive: Path, name: str) -> IcebergTable:
     """Opens the table `name`, which is TABLE_IN_FOLDER or `catalog.namespace.table`, or creates it.
 
-    Raises OptionError if there is no such catalog, or if the table is not at the archive's path.
+    Raises OptionError if the name has another form, if there is no such catalog, or if the table is not at the
+    archive's path.
     """
     if name == TABLE_IN_FOLDER:
         catalog: Catalog = FolderCatalog(archive)
@@ -192,7 +194,8 @@ class IcebergTable:
     def expire(self) -> None:
         """Deletes snapshots older than the table's `history.expire.max-snapshot-age-ms` that no branch or tag names.
 
-        Files are deleted before the snapshots that list them: after a kill in between, the next call deletes the rest.
+        Files are deleted before the snapshots that list them, so after a kill in between, the next call deletes the
+        rest.
         """
         table = self._table.refresh()
         age_ms = int(table.properties.get(TableProperties.MAX_SNAPSHOT_AGE_MS, _SNAPSHOT_AGE_MS))

@@ -1,15 +1,17 @@
-"""`archive`: writes the log as Parquet files, also as a Delta or Iceberg table, by topic and day, each record once.
+"""`archive`: writes the log as Parquet files by topic and day, each record once. With the formats delta and iceberg, a
+table lists these files.
 
 The driver plans ranges of the commitlog from the end of the archive to the confirmed end of the log; executors read
-them with `ha.arrow` and write the files themselves; the driver commits. Committed ranges are never read again,
-uncommitted ones are: if the job is killed at any moment and run again, the archive has every record once (see
-`manifest.py`).
+them with `ha.arrow` and write the files themselves; the driver commits. Committed ranges are never read again, and
+ranges that were not committed are read again as a whole. So if the job is killed at any moment and run again, the
+archive has every record once (see `manifest.py`).
 
-Store and archive must be at the same path on the driver and on every executor: one machine, or a shared file system
-that supports flock, link and rename. Several brokers can be archived into one directory, at the same time.
+Store and archive must be at the same paths on the driver and on every executor: on one machine, or on a shared file
+system that supports flock, link and rename. Several brokers can be archived into one directory, at the same time.
 
-Bodies are kept as stored, compressed ones with their sysFlag. Damaged records become rows with crcOk=false and the
-fields that could be read; those without topic or time are in the partition `__HIVE_DEFAULT_PARTITION__` (null).
+Bodies are kept as stored; sysFlag shows which ones are compressed. By default, damaged records become rows with
+crcOk=false and the fields that could be read; those without topic or time are in the partition
+`__HIVE_DEFAULT_PARTITION__` (null).
 """
 
 from __future__ import annotations
@@ -40,9 +42,12 @@ def archive(
 ) -> ArchiveResult:
     """Brings the archive up to the log's end, once or every `options.every_s` seconds until `stop` is set.
 
-    Progress in bytes of the log ("archive") and files ("compact"); each commit is logged, with the lag. Raises
-    OptionError, StoreUnreadable, CorruptLog, ArchiveConflict (another archiver of this broker), ArchiveDamaged (also:
-    not the log that was archived before), RecordsGone, DiskFailed. After any error, and after a kill, run it again.
+    Setting `stop` also ends a pass early, after the commit in progress. Progress is in bytes of the log ("archive") and
+    in merges ("compact"). Commits are logged, with the lag.
+
+    Raises OptionError; StoreUnreadable; CorruptLog; ArchiveConflict if another archiver or an erasure of this broker is
+    running, or if another program changes the table; ArchiveDamaged, also if this is not the log that was archived
+    before; RecordsGone; DiskFailed. After an error or a kill, run it again: it continues after the last commit.
     """
     target = archive_path(options.archive)
     check(options)

@@ -1,8 +1,8 @@
-"""Decodes JSON bodies by a schema of Spark.
+"""Decodes JSON bodies by a Spark schema.
 
-A missing field is null, and fields that are not in the schema are skipped. Values of another type are not converted,
-such as a string for an INT, with these exceptions: DOUBLE and FLOAT accept whole numbers; dates, timestamps (ISO 8601,
-in UTC if they have no offset) and decimals are accepted as strings.
+A missing field is null, and fields that are not in the schema are skipped. A body with a value of another type, such as
+a string for an INT, can't be decoded. But DOUBLE and FLOAT accept whole numbers, DECIMAL accepts numbers and strings,
+and DATE and TIMESTAMP accept strings in ISO 8601; a timestamp without an offset is in UTC.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     archive/
       topic=flights/date=2026-11-21/part-<broker>-<first physical offset>-<sequence>-<n>.zstd.parquet
       _halog/<broker>/
-        lock                                     held (flock) by the only archiver of this broker
-        commits/00000000000000000007.json        one Commit each, numbered from 1, never changed;
-                                                 all but about the last 1,024 are deleted
+        lock                                     held (flock) by the process that changes this broker's archive
+        commits/00000000000000000007.json        one Commit each, numbered from 1, never changed; all but about
+                                                 the last 1,024 are deleted
         commits/00000000000000000064.state.json  every 64th: the state after all commits up to it
         applied                                  number of the last commit whose files are in place
         staging/<run>/                           files that no commit names yet, or whose commit is being applied
@@ -18,9 +18,9 @@ its numbered file, which fails if the number is taken; now the commit is effecti
 the next run on the archive finishes (3) and (4), and deletes the rest of staging. Each step can be repeated.
 
 A reader that lists the directory sees only committed rows and, without a Delta or Iceberg table, none twice. While a
-commit is applied (milliseconds) it may see a part of it; while a compaction is applied, rows of the merged files may be
-missing for that moment; a reader that listed before a compaction and opens after it fails with "file not found" and
-must be run again. `read_archive` reads the files in the manifest, so only the last of these can happen there.
+commit is being applied (milliseconds), such a reader may see only some of the new files, and miss rows of files that
+are being merged. A reader that lists the directory before a compaction and opens a file after it fails with "file not
+found", and must be run again. `read_archive` reads the files in the manifest, so only this error can occur.
 
 An object store has no rename and no link. There, step 2 would be a conditional put (If-None-Match: *), files would be
 written under their final names, and only readers that use the manifest would be correct; Delta works this way.
@@ -59,7 +59,8 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class QueueSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The queue offsets of one queue in one file: `rows` of them from `first` to `last`, inclusive."""
+    """The queue offsets of one queue's rows in a file or an erasure: `rows` of them, from `first` to `last`,
+    inclusive."""
 
     queue_id: int
     first: int
@@ -68,9 +69,11 @@ class QueueSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
-    """One Parquet file. `path` and `staged` are relative to the archive; physical offsets [begin, end) in bytes.
+    """One Parquet file. `path`, and `staged`, its path until the commit is applied, are relative to the archive.
 
-    `topic` or `date` is None for damaged records in which it can't be read."""
+    Its records have physical offsets in [begin, end), in bytes. `topic` or `date` is None for damaged records in which
+    it can't be read.
+    """
 
     path: str
     staged: str
@@ -92,7 +95,7 @@ class Hole(msgspec.Struct, frozen=True):
 
 
 class LastRecord(msgspec.Struct, frozen=True):
-    """The last archived record, which identifies the log in later runs."""
+    """The last undamaged record that was archived, by which later runs recognize the log."""
 
     physical_offset: int
     store_size: int
@@ -121,7 +124,7 @@ class BodyColumns(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """The part of the log that an archive holds; the same in all its commits, as it defines the covered offsets."""
+    """The records and columns that a broker's archive has within the covered offsets; the same in all its commits."""
 
     format: Literal["parquet", "delta", "iceberg"]
     topics: tuple[str, ...] | None = None
@@ -179,7 +182,7 @@ class State(msgspec.Struct, kw_only=True):
         return scope is not None and topic not in scope.left_out and (scope.topics is None or topic in scope.topics)
 
     def spans(self) -> Iterator[tuple[str, QueueSpan]]:
-        """Yields topic and queue offsets of all rows, those that were erased included."""
+        """Yields the topic and the queue offsets of all rows, including erased ones, except rows without a topic."""
         for file in self.files.values():
             if file.topic is not None:
                 yield from ((file.topic, span) for span in file.queues)
@@ -189,10 +192,10 @@ class State(msgspec.Struct, kw_only=True):
 
     def created_again(self, topics: Container[str] | None = None) -> set[tuple[str, int]]:
         """Returns the queues (topic, queue id) with messages from before and after their topic was deleted and created
-        again. RocketMQ begins again at queue offset 0, so later messages have queue offsets that are not higher.
+        again. RocketMQ then begins again at queue offset 0, so later messages do not have higher queue offsets.
 
-        `topics`: the topics to check (None: all). Files whose physical offsets overlap are not compared: they overlap
-        if the broker's clock was set back.
+        `topics`: the topics whose files are checked (None: all); erasures of all topics are checked. Files whose
+        physical offsets overlap, because the broker's clock was set back, are not compared.
         """
         found = set()
         parts: dict[tuple[str, int], list[tuple[int, int, QueueSpan]]] = {}
@@ -253,7 +256,8 @@ class Manifest:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock of the only archiver of this broker. Raises ArchiveConflict if another one holds it."""
+        """Holds the broker's lock in the block. Raises ArchiveConflict if an archiver or erasure already holds it,
+        OSError if its file can't be opened."""
         self._commits.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as file:
             try:
@@ -263,7 +267,7 @@ class Manifest:
             yield
 
     def state(self, *, applied_only: bool = False) -> State:
-        """Returns the state after all commits; without the last one if `applied_only` and its files are not in place.
+        """Returns the state after all commits; with `applied_only`, after those whose files are in place.
 
         Raises ArchiveDamaged if a commit is missing or can't be read; OptionError for a Delta archive of halog 0.1.
         """
@@ -282,7 +286,8 @@ class Manifest:
         return state
 
     def applied(self) -> int:
-        """Returns the number of the last commit whose files are in place; 0 if none. Raises ArchiveDamaged."""
+        """Returns the number of the last commit whose files are in place; 0 if there is none. Raises ArchiveDamaged if
+        `applied` contains no number."""
         try:
             return int((self.folder / "applied").read_text())
         except FileNotFoundError:
@@ -298,7 +303,7 @@ class Manifest:
     def recover(self) -> State:
         """Applies the last commit if a killed archiver did not, deletes leftover files, and returns the state.
 
-        Raises ArchiveDamaged if a file of the last commit is missing; errors as in `state`.
+        Requires the lock. Raises ArchiveDamaged if a file of the last commit is missing; other errors as in `state`.
         """
         commit = self.unapplied()
         if commit is not None:
@@ -318,7 +323,8 @@ class Manifest:
     def clear_staging(self) -> None:
         """Deletes the files in staging; committed files are no longer there.
 
-        Files that can't be deleted remain until the next call: a task that Spark has given up may still write there.
+        Files that can't be deleted remain until the next call, for example if a task that Spark has given up on still
+        writes there.
         """
         self.failpoint("clear staging")
         shutil.rmtree(self._staging, ignore_errors=True)
@@ -341,8 +347,8 @@ class Manifest:
             raise ArchiveConflict(self.archive, f"another archiver made commit {commit.sequence} first") from None
 
     def apply(self, commit: Commit) -> None:
-        """Moves the files of `commit`, the last one, into place. Can be repeated. Raises ArchiveDamaged if one is
-        missing."""
+        """Moves the files of the last commit into place, and deletes those that it removes unless there is a table. Can
+        be repeated. Raises ArchiveDamaged, with nothing changed, if an added file is missing or cut short."""
         for file in commit.added:
             staged, final = self.archive / file.staged, self.archive / file.path
             found = staged if staged.exists() else final
@@ -368,7 +374,7 @@ class Manifest:
     def mark_applied(self, sequence: int) -> None:
         """Records that the files of commit `sequence` are in place.
 
-        Every _STATE_EVERY commits, also write the state file and delete commits older than the last _COMMITS_KEPT.
+        Every _STATE_EVERY commits, also writes the state file and deletes commits older than the last _COMMITS_KEPT.
         """
         self.failpoint("mark applied")
         replace_file(self.folder / "applied", b"%d\n" % sequence)
@@ -420,14 +426,15 @@ def brokers(archive: Path) -> list[str]:
 
 
 def escape_path_name(value: str | None) -> str:
-    """Escape a partition's value for its path like Hive (FileUtils.escapePathName); empty and None as _NO_VALUE."""
+    """Escapes a partition's value for its path, as Hive does (FileUtils.escapePathName); "" and None become
+    _NO_VALUE."""
     if not value:
         return _NO_VALUE
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value)
 
 
 def unescape_path_name(name: str) -> str:
-    """Undos `escape_path_name`, except for _NO_VALUE."""
+    """Reverses `escape_path_name`, except for _NO_VALUE."""
     first, *rest = name.split("%")
     return first + "".join(chr(int(piece[:2], 16)) + piece[2:] for piece in rest)
 

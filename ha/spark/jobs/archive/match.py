@@ -30,10 +30,8 @@ class Match(msgspec.Struct, frozen=True):
         return topic is None or topic == self.topic or topic in INTERNAL_TOPICS or is_system_topic(topic)
 
     def hidden_count(self, topic: str | None, rows: pa.RecordBatch) -> int:
-        """Returns the number of rows that may have one of the keys, but can't be searched.
-
-        They have no readable property string, or are compressed batches. 0 without keys, and in files of other topics.
-        """
+        """Returns the number of rows that may have one of the keys but can't be searched: rows without a readable
+        property string, and compressed batches. 0 without keys, and for files of other topics."""
         if not self.keys or topic not in (self.topic, None):
             return 0
         flags = pc.fill_null(rows["sysFlag"], 0).to_numpy(zero_copy_only=False)
@@ -85,7 +83,7 @@ class Finds:
         self._not_searched = 0
 
     def add(self, match: Match, topic: str | None, rows: pa.RecordBatch) -> None:
-        """Adds those of `rows` that match; they are from a file of `topic`, and have the columns `SEARCHED`."""
+        """Adds the matching ones of `rows`, which are from a file of `topic` and have the columns `SEARCHED`."""
         self._not_searched += match.hidden_count(topic, rows)
         chosen = rows.filter(pa.array(match.find(topic, rows)))
         self._places += chosen["physicalOffset"].to_pylist()

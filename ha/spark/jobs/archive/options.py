@@ -46,8 +46,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     columns_from: Literal["json", "avro", "protobuf"] | None = None
     """Format of bodies from which columns are decoded; avro requires the extra halog[avro]"""
     schemas: Mapping[str, str | tuple[bytes, str]] = {}
-    """With columns_from: topic -> schema of its bodies, whose fields are columns. With json: DDL or JSON of Spark; with
-    avro: the JSON of a record; with protobuf: (descriptor set, full name of the message)"""
+    """With columns_from: topic -> schema of its bodies, whose fields become columns. json: Spark's DDL or JSON; avro:
+    the JSON of a record; protobuf: (descriptor set, full name of the message)"""
     target_file_bytes: int = 256 << 20
     """Compressed size at which a file is closed"""
     range_bytes: int = 1 << 30
@@ -57,7 +57,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: int = 192 << 20
     """Maximum size of the rows that a task holds before it writes them"""
     compression_level: int = 3
-    """Level of zstd, −7 to 22"""
+    """Level of zstd, -7 to 22"""
     compact_files_min: int = 4
     """Minimum number of neighbouring small files to merge, 2 or more; 0: never merge"""
     on_damage: Literal["report", "skip", "fail"] = "report"
@@ -72,7 +72,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveResult(msgspec.Struct, kw_only=True):
-    """The result of one run, and the covered physical offsets of the broker's archive and log (bytes)."""
+    """The result of one run. The broker's archive covers physical offsets [covered_begin, covered_end) of the log,
+    which ended at `log_end` when the last pass began (all in bytes)."""
 
     archive: str
     broker_name: str
@@ -88,7 +89,7 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
     merged_files: int = 0
     """Number of small files replaced by larger ones"""
     undecoded: dict[str, int] = {}
-    """Topic -> number of bodies archived by this run whose columns are null, as they could not be decoded"""
+    """Topic -> number of bodies archived by this run that could not be decoded, so that their columns are null"""
     covered_begin: int = 0
     covered_end: int = 0
     log_end: int = 0
@@ -108,8 +109,9 @@ def table_name(options: ArchiveOptions) -> str:
 def body_columns(options: ArchiveOptions) -> BodyColumns | None:
     """Returns the columns that are decoded from bodies; None without schemas.
 
-    Raises OptionError for an invalid schema or name of a column, for a topic that is not archived, and if only one of
-    `columns_from` and `schemas` is given.
+    Raises OptionError for an invalid schema or column name, for a topic that is not archived, if the topics' columns
+    don't fit into one table, if a required package is not installed, and if only one of `columns_from` and `schemas` is
+    given.
     """
     if options.columns_from is None and not options.schemas:
         return None
@@ -140,7 +142,8 @@ def _body_schema(form: BodyFormat, topic: str, given: str | tuple[bytes, str]) -
 
 
 def _check_names(topic: str, kind: DataType) -> None:
-    """Raises OptionError if a struct within `kind` has a field name that a table can't have, or the same name twice."""
+    """Raises OptionError if a struct within `kind` has a field name that a table can't have, or has a name twice,
+    regardless of case."""
     if isinstance(kind, ArrayType):
         _check_names(topic, kind.elementType)
     if isinstance(kind, MapType):
@@ -155,7 +158,8 @@ def _check_names(topic: str, kind: DataType) -> None:
 
 
 def archive_path(archive: str) -> Path:
-    """Returns the directory of the option `archive`. Raises OptionError for another file system."""
+    """Returns the directory that the option `archive` names. Raises OptionError if it is "" or a URI of another scheme
+    than file."""
     if archive.startswith("file:"):
         archive = archive.removeprefix("file:")
         archive = "/" + archive.lstrip("/")
@@ -165,7 +169,7 @@ def archive_path(archive: str) -> Path:
 
 
 def check(options: ArchiveOptions) -> None:
-    """Raises OptionError for the first invalid value, except those of `columns_from` and `schemas`."""
+    """Raises OptionError for the first invalid value. `body_columns` checks `columns_from` and `schemas`."""
     for name in ("target_file_bytes", "range_bytes", "row_group_bytes", "buffer_bytes"):
         if getattr(options, name) < 1:
             raise OptionError(name, f"{getattr(options, name)} bytes", "1 or more")

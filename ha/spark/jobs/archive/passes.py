@@ -49,8 +49,8 @@ logger = logging.getLogger("ha.spark")
 _RANGE_BYTES_MIN = 16 << 20
 _SEGMENT_BYTES_MAX = 1 << 31
 _COMMITS_PER_EXPIRY = 64
-"""Number of commits after which a continuous job deletes old versions of its table; it then reads the file lists of all
-versions.
+"""Number of commits after which a continuous job deletes old versions of its table. Each time, it reads the file lists
+of all versions.
 """
 
 _LEFT_OUT = (COMMIT_TOPIC,)
@@ -87,9 +87,11 @@ class ArchiveJob:
         self._expired_commits = 0
 
     def recover(self) -> None:
-        """Recovers the manifest after a killed run, checks that archive and log belong together, and opens the table.
+        """Recovers the manifest after a killed run, checks that archive and log belong together, opens the table, and
+        brings it up to date.
 
-        Raises OptionError if the archive was created with other options, ArchiveDamaged if it is of another log.
+        Raises OptionError if the archive was created with other options, ArchiveDamaged if it is of another log; other
+        errors as in `archive`.
         """
         self.state = self.manifest.recover()
         if self.state.scope is not None:
@@ -111,7 +113,7 @@ class ArchiveJob:
         `stop` ends the pass after the commit in progress.
         """
         self.reader.refresh()
-        self._check_same_log()  # a slave's log may have been replaced in part or as a whole since
+        self._check_same_log()  # a slave's log may have been replaced, in part or as a whole, since the last pass
         self._check_queues()
         log_end = self.reader.end_offset()
         self._progress_begin, self._progress_end = self._begin(), log_end
@@ -130,7 +132,7 @@ class ArchiveJob:
                     continue  # plan again, with the hole
                 if self.reader.min_offset > begin or self.options.every_s is None:
                     raise
-                # Nothing was deleted: the broker recovers from a crash, or a slave has less of the log than before.
+                # Nothing was deleted: the broker is recovering from a crash, or a slave has less log than before.
                 logger.warning("archive.log_moved_back broker=%r error=%r", self.reader.broker_name, str(error))
                 break
             self.result.log_bytes += end - begin
@@ -176,7 +178,7 @@ class ArchiveJob:
             )
 
     def compact(self, stop: threading.Event) -> None:
-        """Merges small files, until `stop` is set."""
+        """Merges small files, in one or more commits. Setting `stop` ends this after the commit in progress."""
         options = self.options
         runs = plan_merges(
             self.state.files.values(),
@@ -228,8 +230,8 @@ class ArchiveJob:
             follow(self.table, self.manifest.archive, self.state)
 
     def _expire(self) -> None:
-        """Deletes old versions of the table: at the end of the job; if continuous, after _COMMITS_PER_EXPIRY
-        commits."""
+        """Deletes old versions of the table if this is due: at the end of a job that runs once, or
+        _COMMITS_PER_EXPIRY commits after the last time in a continuous job."""
         is_due = self.options.every_s is None or self.result.commits - self._expired_commits >= _COMMITS_PER_EXPIRY
         if self.table is not None and is_due:
             self._expired_commits = self.result.commits
@@ -309,8 +311,8 @@ class ArchiveJob:
         return self.reader.split(begin, min(log_end, begin + self.slots * each), each) if begin < log_end else []
 
     def _check_other_brokers(self) -> None:
-        """Raises OptionError if columns of another broker in the archive and those of this one don't fit into one
-        table, or if a topic of both has bodies of different formats."""
+        """Raises OptionError if the columns of this broker and of the others in the archive don't fit into one table,
+        or if their schemas of a topic can't be combined (see `columns_of`)."""
         if self.state.scope is None and self.scope.body_columns is not None:
             archive = self.manifest.archive
             scopes = [Manifest(archive, name).state().scope for name in brokers(archive)] + [self.scope]

@@ -1,4 +1,5 @@
-"""Reports how far an archive is behind its log: a log line for each commit, and metrics in Prometheus' text format."""
+"""Reports how far an archive is behind its log: in a log line after commits, and as metrics in Prometheus' text
+format."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from ha.spark.metrics import quoted, replace_metrics
 logger = logging.getLogger("ha.spark")
 
 _LOOK_BYTES = 1 << 20
-"""Maximum bytes of the log that are read to find the oldest message that is not archived"""
+"""Maximum number of log bytes that are read to find the oldest message that is not archived"""
 
 
 class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance of an archive from its log at one time. Sizes in bytes of the log."""
+    """How far an archive is behind its log at one time. Sizes in bytes of the log."""
 
     bytes: int
     """Bytes of the log that are not archived yet"""
@@ -38,7 +39,7 @@ def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> Arc
     seconds = 0.0
     begin = max(covered_end, reader.min_offset)
     if begin < end:
-        # Not by queue, which would wait for records that are not queued yet.
+        # A read by queue would wait for records that are not queued yet.
         for batch in reader.walk_range(begin, min(end, begin + _LOOK_BYTES), options):
             stored = batch["storeTimestamp"].cast("int64")[0].as_py() if batch.num_rows else None
             if stored is not None:
@@ -60,7 +61,10 @@ class LagReports:
         self._commits = 0
 
     def report(self, reader: LogReader, covered_end: int, result: ArchiveResult) -> None:
-        """Logs a line if there were commits since the last report, and rewrites the metrics."""
+        """Refreshes `reader`, logs a line if there were commits since the last report, and rewrites the metrics file.
+
+        Does nothing if there were no commits and there is no metrics file. If that can't be written, logs a warning.
+        """
         has_committed = result.commits > self._commits
         if not has_committed and self._metrics_file is None:
             return

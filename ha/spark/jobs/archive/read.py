@@ -2,8 +2,8 @@
 
 If the archive's format is parquet, `spark.read.parquet(archive)` works as well, with two differences: Spark guesses the
 type of a partition column (topics that all look like numbers become numbers), and a reader may see a commit that is
-being applied (see `manifest.py`). With the formats delta and iceberg, it also returns rows of files that were merged or
-erased.
+being applied (see `manifest.py`). With the formats delta and iceberg, it also reads files that a merge or an erasure
+has replaced, so it returns some rows twice, and erased rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()
 
 
 def archive_states(archive: Path) -> list[State]:
-    """Returns the last state of each broker's archive whose files are in place, as `steady_state` does.
+    """Returns the last state of each broker's archive in which all files are in place, as `steady_state` does.
 
-    Raises OptionError if there is no archive, ArchiveDamaged, and ArchiveConflict if a merge does not end within
-    _APPLY_WAIT_S.
+    Raises OptionError if there is no archive, or one of an unsupported version; ArchiveDamaged; ArchiveConflict if a
+    merge or erasure in progress does not end within _APPLY_WAIT_S.
     """
     names = brokers(archive)
     if not names:
@@ -61,9 +61,9 @@ def read_states(spark: SparkSession, archive: Path, states: list[State]) -> Data
 
 
 def steady_state(manifest: Manifest) -> State:
-    """Returns the last state whose files are all in place, after waiting for a merge in progress.
+    """Returns the last state whose files are all in place, after waiting for a merge or erasure in progress.
 
-    If its archiver was killed, the merge is finished here. Errors as in `archive_states`.
+    If its process was killed, the merge or erasure is finished here. Errors as in `archive_states`.
     """
     give_up = time.monotonic() + _APPLY_WAIT_S
     while True:

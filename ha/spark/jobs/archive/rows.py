@@ -1,7 +1,8 @@
 """Reads rows of archived Parquet files on an executor, in the form that LogReader returns. Uses no Spark job.
 
 A merge may replace files between planning and reading. A part of an archive is therefore given by physical offsets of
-one topic and day. The files that have them are looked up in the manifest at reading, and again if one is gone.
+one topic and day. The files with these records are looked up in the manifest when the part is read, and again if one of
+them is gone.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class FileRange(msgspec.Struct, frozen=True):
 def read_files(part: FileRange, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yields the rows of `part` with `options.columns`, in physical order. `options.where` is not applied.
 
-    Raises OptionError for a column that the archive lacks, ArchiveDamaged for a file that is missing, and CorruptLog
-    for a damaged record with `on_damage="fail"`.
+    Raises OptionError for a column that the archive lacks, or if decompression requires a package that is not
+    installed; ArchiveDamaged for a missing file; CorruptLog for a damaged record with `on_damage="fail"`. Also raises
+    the errors of `steady_state`.
     """
     manifest = Manifest(Path(part.archive), part.broker_name)
     at = part.begin
@@ -72,7 +74,7 @@ def read_files(part: FileRange, options: ReadOptions) -> Iterator[pa.RecordBatch
             except FileNotFoundError:
                 if state.sequence == missing:
                     raise ArchiveDamaged(manifest.archive, f"{file.path} is missing") from None
-                missing = state.sequence  # a merge has replaced it
+                missing = state.sequence  # a merge may have replaced it
                 break
             with parquet:
                 yield from _read_file(parquet, part, at, options)
@@ -176,7 +178,8 @@ def _properties(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _plain_bodies(batch: pa.RecordBatch, size_max: int) -> pa.Array:
-    """Returns the bodies decompressed; null for one that can't be, or that is longer than `size_max` bytes."""
+    """Returns the bodies, decompressed; null for one that can't be decompressed to at most `size_max` bytes. Raises
+    OptionError if a required package is not installed."""
     flags = pc.fill_null(batch["sysFlag"], 0).to_numpy(zero_copy_only=False)
     compressed = np.flatnonzero(flags & SysFlag.COMPRESSED)
     if not len(compressed):

@@ -1,11 +1,12 @@
 """Keeps the Delta or Iceberg table of an archive up to date: a second list of the archive's files, for other tools.
 
-halog itself reads only the manifest. After each commit of the manifest, `follow` commits the differences between the
-manifest and the broker's files in the table to the table, with the covered offsets. Because it compares both lists, the
-next run repairs the table after a kill between the two commits, a lost catalog or a deleted table.
+halog itself reads only the manifest. After each commit of the manifest, `follow` compares the broker's files in the
+manifest with those in the table, and commits the differences to the table, with the covered offsets. Because it
+compares both lists, the next run repairs the table after a kill between the two commits, a lost catalog or a deleted
+table.
 
-Files that a commit removes stay in place until no version of the table has them: until its snapshots expire (Iceberg),
-or VACUUM (Delta).
+Files that a commit removes stay in place until no version of the table has them: until its old snapshots expire
+(Iceberg), or until the user runs VACUUM (Delta).
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ class ArchiveTable(Protocol):
         """Returns the number of the broker's last commit that the table has; 0 if it has none."""
 
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
-        """Adds and removes files of the broker of `state`, and records its offsets, atomically.
+        """Adds and removes files of the broker of `state`, and records the offsets that its archive covers, atomically.
 
-        `is_merge`: the added files have the rows of the removed ones. Raises ArchiveConflict if another writer of the
-        table commits first at each attempt.
+        `is_merge`: the added files have the rows of the removed ones. Raises ArchiveConflict if concurrent commits of
+        other writers prevent this one.
         """
 
     def expire(self) -> None:
-        """Deletes versions of the table that are too old, with the files that only they use."""
+        """Deletes versions of the table that are too old, with the files that only they use. Does nothing for Delta."""
 
 
 def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable | None:
-    """Opens the table of an archive, or creates it; None for Parquet. Raises OptionError if its library is missing."""
+    """Returns the table of an archive, and creates it if necessary (Delta: the first commit does); None for Parquet.
+    Raises OptionError if a required library or the catalog is missing, or if the table is not at the archive's path."""
     if scope.format == "delta":
         from ha.spark.jobs.archive.delta import DeltaTable
 
@@ -58,7 +60,8 @@ def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable
 
 
 def follow(table: ArchiveTable, archive: Path, state: State) -> None:
-    """Commits the files of `state` to `table` if they differ. Raises ArchiveDamaged if another program wrote to it."""
+    """Makes the broker's files in `table` those of `state`, in one commit if anything differs. Raises ArchiveDamaged if
+    another program added a file to the table; ArchiveConflict as in `ArchiveTable.commit`."""
     held: dict[str, int] = {}
     for path, rows in table.files().items():
         name = _FILE.fullmatch(path)

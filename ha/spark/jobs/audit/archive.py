@@ -35,14 +35,14 @@ ARCHIVE = "archive"
 _NOT_COMPARED = frozenset(
     {"topic", "date", "brokerName", "crcOk", "physicalOffset", "keys", "properties", RAW_PROPERTIES}
 )
-"""Columns that `_compare_rows` does not compare like others. The topic comes from the manifest; it and RAW_PROPERTIES
-are compared separately. Rows are matched by physicalOffset. The archiver chose brokerName, date follows from the
-store timestamp, and keys and properties are in the property string.
+"""Columns that `_compare_rows` does not compare like the others. The topic, which comes from the manifest, and
+RAW_PROPERTIES are compared separately. `_compare` uses crcOk, and matches rows by physicalOffset. The archiver chose
+brokerName, date follows from the store timestamp, and keys and properties are in the property string.
 """
 
 
 class ArchivePlace(msgspec.Struct, frozen=True):
-    """One broker's part of an archive: complete over physical offsets [begin, end) of its log."""
+    """One broker's part of an archive, which is complete for physical offsets [begin, end) of the broker's log."""
 
     path: str
     broker_name: str
@@ -82,10 +82,10 @@ class ArchiveFacts(msgspec.Struct):
 
 
 def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
-    """Reads the manifest of `broker_name`, or of the only broker if that is None.
+    """Returns the part of `broker_name` in the archive at `path`, or of the only broker if `broker_name` is None.
 
     Raises OptionError if there is no such archive or broker, or if there are several brokers and no name;
-    ArchiveDamaged.
+    ArchiveDamaged; ArchiveConflict as in `archive_states`.
     """
     folder = Path(path).absolute()
     states = {state.broker_name: state for state in archive_states(folder)}
@@ -115,9 +115,9 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
 def archive_tasks(
     store: CopyPlace, archive: ArchivePlace, starts: dict[int, tuple[int, int | None]], examples_max: int
 ) -> list[ArchiveTask]:
-    """Returns a task for each range that the archive covers.
+    """Returns a task for each range of which the archive covers at least a part, limited to this part.
 
-    `starts`: start of a range -> its end, and the physical offset of its first record or None.
+    `starts`: start of a range -> its end, and the physical offset of its first record (None if unknown).
     """
     tasks = []
     for begin, (end, start) in sorted(starts.items()):
@@ -136,10 +136,11 @@ def _within(archive: ArchivePlace, begin: int, end: int) -> ArchivePlace:
 
 
 def compare_archive(task: ArchiveTask) -> ArchiveFacts:
-    """Compares one range; the facts are empty if retention deletes it meanwhile.
+    """Compares one range; the facts are empty if retention deletes a part of the range meanwhile.
 
     If a file is missing because a merge or an erasure has replaced it, compares with the archive as it is now.
-    Raises ArchiveDamaged if a file of the manifest is missing or can't be read; StoreUnreadable.
+    Raises ArchiveDamaged if a file of the manifest is missing or can't be read; ArchiveConflict as in `archive_states`;
+    StoreUnreadable.
     """
     while True:
         try:

@@ -1,12 +1,12 @@
 """`ha spark audit`: checks whether the copies of a log are equal, and whether each of them is undamaged.
 
 The checks are those of `ha.audit`. Executors examine physical ranges of the log in every copy that has them; the driver
-combines their results in the order of the log. Its memory depends on the number of queues and topics, not on the size
-of the log. Every executor must see every path. Copies may be written to during the audit: each is examined up to its
-confirmed end at the start.
+combines their results in the order of the log. The driver's memory depends on the number of queues and topics, not on
+the size of the log. Every executor must see every path. Copies may be written to during the audit: each is examined up
+to its confirmed end at the start.
 
-Results of ranges are kept until the audit ends (`ha.spark.jobs.finished`). If it is interrupted, the next run examines
-only the remaining ranges and those written to since; a note in its result says so.
+Results of ranges are kept until the audit succeeds (`ha.spark.jobs.finished`). If it is interrupted, the next run
+examines only the remaining ranges and those written to since; a note in its result says so.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
     range_bytes: int = 32 << 20
     """Bytes per task. An executor's core needs about three times as much memory."""
     examples_max: int = 100
-    """Maximum findings of each kind and copy to return in full; all are counted."""
+    """Maximum number of findings of each kind and copy to return in full; all are counted."""
     unfinished: str | None = None
-    """Directory for results until the audit ends; None: `ha.spark.jobs.finished.state_folder()`"""
+    """Directory for the results of ranges until the audit succeeds; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class CopySummary(msgspec.Struct, frozen=True):
@@ -78,9 +78,9 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class TopicHour(msgspec.Struct, frozen=True):
-    """A row of the table by topic and hour: records and bytes of the first copy, and findings of all by kind.
+    """A row of the table by topic and hour: records and bytes of the first copy, and findings in all copies by kind.
 
-    `hour`: hours since 1970 (UTC), −1 if unknown.
+    `hour`: hours since 1970 (UTC), -1 if unknown. `topic`: "" if unknown.
     """
 
     topic: str
@@ -116,10 +116,11 @@ class AuditResult(msgspec.Struct, frozen=True):
 
 
 def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audits `options.paths`. Raises OptionError for invalid options; StoreUnreadable for a store that can't be read;
-    ArchiveDamaged.
+    """Audits `options.paths`. Progress is in bytes ("compare", "archive") and in copies ("queues").
 
-    After an error or a kill, run it again with the same options: finished ranges are not read again.
+    Raises OptionError for invalid options; StoreUnreadable for a store that can't be read; DiskFailed; with an archive
+    ArchiveDamaged and ArchiveConflict (as in `archive_states`). After an error or a kill, run it again with the same
+    options: finished ranges are not read again.
     """
     with finished_tasks("audit", options, options.unfinished) as finished:
         result = audit_with(finished.runner(spark_runner(spark), _Keys()), options, progress)
@@ -130,8 +131,8 @@ def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_pr
 class _Keys:
     """Computes the key under which the facts of a range are stored, from its task and the files that the task reads.
 
-    Settings that differ with each run (audit_id) are not part of it. The key is None, so that the range is examined, if
-    a file of the archive is missing.
+    Values that differ with each run (audit_id) are not part of the key. If a file of the archive can't be examined, the
+    key is None, and the range is compared again.
     """
 
     def __init__(self) -> None:

@@ -12,20 +12,21 @@ from ha.spark.jobs.plots import Mark, Plot, extents, timed_bars
 from ha.spark.jobs.report import Column, Verdict, heading, hour, moment, number, page, paragraph, picture, size, table
 
 ROWS_MAX = 500
-"""Maximum rows of a table on the page; the JSON has them all."""
+"""Maximum number of rows of a table on the page; the JSON has them all."""
 _PLOTTED_HOURS = range(24 * 366 * 200)
-"""Hours that are plotted; damaged store timestamps may be outside."""
+"""Hours since 1970 that are plotted; damaged store timestamps may be outside."""
 TOPICS_PLOTTED = 6
 
 
 def audit_json(result: AuditResult) -> bytes:
-    """Returns the whole result, indented: its fields, `exit_code`, and the meaning of each kind."""
+    """Returns the whole result as indented JSON: its fields, `exit_code`, and the meaning of each kind."""
     whole = {"exit_code": result.exit_code, **msgspec.to_builtins(result), "kinds": KINDS}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2)
 
 
 def write_audit(result: AuditResult, html: Path | None = None, json: Path | None = None) -> None:
-    """Writes the page and the JSON to the given paths. Raises OSError if a file can't be written."""
+    """Writes the page and the JSON to the given paths (None: not written). Raises OSError if a file can't be
+    written."""
     if json is not None:
         json.write_bytes(audit_json(result) + b"\n")
     if html is not None:
@@ -33,7 +34,8 @@ def write_audit(result: AuditResult, html: Path | None = None, json: Path | None
 
 
 def audit_plots(result: AuditResult) -> list[Plot]:
-    """Returns the plots: each copy's extent with the findings in it, and records and findings by hour."""
+    """Returns the plots: each copy's extent with the findings in it, then records by hour and findings by hour. The
+    latter two are omitted if they would be empty."""
     bars = [(copy.name, copy.begin, copy.end) for copy in result.copies]
     marks = [
         Mark(finding.copy, finding.physical_offset, finding.kind)
