@@ -186,7 +186,8 @@ class PullProcessor:
 
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
         code = read.status.response_code(asked_offset)
-        if code is ResponseCode.PULL_OFFSET_MOVED and self._keeps_offsets:
+        is_reset = read.status is ReadStatus.OFFSET_RESET
+        if code is ResponseCode.PULL_OFFSET_MOVED and not is_reset and self._keeps_offsets:
             return ResponseCode.PULL_RETRY_IMMEDIATELY  # consumers may have read later offsets at another broker
         return code
 

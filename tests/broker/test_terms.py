@@ -586,7 +586,8 @@ async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, least: int) 
 
 
 async def test_new_master_resets_no_consumer_before_it_serves_older_messages(tmp_path: Path) -> None:
-    """Its predecessor may have served more. In a queue that stays shorter, a higher offset is corrected."""
+    """Its predecessor may have served more. In a queue that stays shorter, a higher offset is corrected. An operator's
+    reset is answered at once."""
     async with member(tmp_path) as node:
         assert await node.broker.become_master(1)
         log = node.store.log
@@ -598,6 +599,9 @@ async def test_new_master_resets_no_consumer_before_it_serves_older_messages(tmp
         await node.store.epochs.append(2, log.max_offset.value)
         early = await node.pull(3)
         assert (early.code, early.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "3")
+        assert node.broker.tables.offsets.reset("g", "TT", 0, 0)
+        reset = await node.pull(3)
+        assert (reset.code, reset.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
         log.limit_dispatch(UNLIMITED)
         await node.dispatched()
         assert [record.body for record in node.records(await node.pull(3))] == [b"2"]
