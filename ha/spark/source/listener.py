@@ -1,13 +1,13 @@
 """Measures how far streams are behind their log: in messages, bytes and seconds, per queue.
 
-Spark's API has no metrics for a Python source, so the listener reads the log on the driver whenever a query reports
-progress or that it is idle:
+Spark's API has no metrics for a Python source, so the listener reads the log on the driver after each batch of a query,
+and while the query is idle. Usage:
 
     listener = LagListener({"path": "data/slave", "topic": "flights"}, publish=print, metrics_file="lag.prom")
     spark.streams.addListener(listener)
 
 Seconds are the age of the oldest unread message, which is the delay of the results. Headroom is the number of messages
-that retention can delete before it reaches unread ones; if it is 0 while there is a lag, retention deletes unread
+that retention can delete before it reaches unread ones. If headroom is 0 while there is a lag, retention deletes unread
 messages next. A query that hangs reports nothing: monitor `measured_at_ms` as well.
 """
 
@@ -56,7 +56,7 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     """Queue offset that the query reads next"""
     end_offset: int
-    """Queue offset that the log assigns next"""
+    """Queue offset after the last message that can be read"""
     messages: int
     """Number of messages in the queue that the query has not read yet"""
     bytes: int | None
@@ -64,7 +64,7 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Age of the oldest unread message in seconds; 0 if there is none or it can't be read"""
     headroom: int
-    """Number of messages that the query has read and that are still in the log"""
+    """Number of messages before `next_offset` that are still in the log"""
     lost: int
     """Number of messages deleted before they were read"""
 
@@ -76,7 +76,7 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the query, or its id if it has none"""
     query_id: str
     batch_id: int | None
-    """Id of the last finished batch; None if none finished since the listener was added"""
+    """Id of the last finished batch"""
     measured_at_ms: int
     queues: tuple[QueueLag, ...]
 
@@ -105,7 +105,8 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
 def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap, now_ms: int) -> tuple[QueueLag, ...]:
     """Refreshes `source` and returns the lag of `positions` in each queue, sorted by queue.
 
-    Subscribed queues without a position count as unread. `now_ms` is in ms since 1970.
+    Subscribed queues without a position count as unread. `now_ms` is in ms since 1970. Raises OptionError as in
+    `subscribed`, and the errors of `source`.
     """
     source.refresh()
     queues = sorted({*positions, *subscribed(source, options)})
@@ -139,7 +140,7 @@ def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap,
 
 
 def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-    """Returns the store time in ms of the record at each of `offsets`, without those that no longer exist."""
+    """Returns the store time in ms of the record at each of `offsets`; records that no longer exist are skipped."""
     slices = [QueueSlice(queue, offset, offset + 1) for queue, offset in sorted(offsets.items())]
     # The rows of light queues have other topics, so each of these queues is read alone.
     found = dict(_stored(source, [piece for piece in slices if not _is_light(piece.queue)]))
@@ -167,11 +168,11 @@ def _stored(source: LogSource, slices: list[QueueSlice]) -> Iterator[tuple[Queue
 class LagListener(StreamingQueryListener):
     """Measures the lag of each query that reads the log given by `options`, which are those of the source.
 
-    `publish` is called with each LagReport, on Spark's listener thread; `metrics_file` is rewritten with the newest
-    report of each query, in Prometheus' text format, for the textfile collector. Queries that ended stay in it as
-    inactive, the last 100 of them. A query is measured at most once per `interval_s`. `queries` limits measuring to
-    queries with these names; `source` is the index of the source within a query that reads several logs (default: the
-    first Python source).
+    `publish` is called with each LagReport, on Spark's listener thread. `metrics_file` is rewritten with the newest
+    report of each query, in Prometheus' text format, for the textfile collector. The last 100 queries that ended stay
+    in it, marked as inactive. A query is measured at most once per `interval_s`. `queries` limits measuring to queries
+    with these names (an unnamed query's name is its id). `source` is the index of the source within a query that reads
+    several logs (default: the first Python source).
 
     Errors of measuring, of `publish` and of writing the file are logged: a listener never stops a query. The
     constructor raises OptionError if the options are invalid.
@@ -221,12 +222,14 @@ class LagListener(StreamingQueryListener):
             self._measure(query_id)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Measures the lag of a query that read nothing: messages may be waiting all the same."""
+        """Measures the lag of a query that has no new batch, if it had one before: messages may be waiting all the
+        same."""
         if str(event.id) in self._last:
             self._measure(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Marks the query as inactive in the metrics, and removes the query that ended first if there are too many."""
+        """Marks the query as inactive in the metrics. If more than _ENDED_MAX queries have ended, removes the first of
+        them."""
         query_id = str(event.id)
         if query_id not in self._reports:
             self._forget(query_id)

@@ -1,7 +1,7 @@
 """Implements `LogSource` over store directories, several of which may hold replicas of one broker's log.
 
-Replicas of a log are equal byte for byte as far as both reach, so any of them can be read: the driver plans with the
-longest one, and a task switches to another when reading one fails.
+Replicas of a log have the same bytes at the same physical offsets, so any of them can be read. The driver plans with
+the longest one, and a task switches to another one if reading fails.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from ha.spark.source.stores import Paths, find_stores
 logger = logging.getLogger("ha.spark")
 
 _SHARE_READ_BY_RANGE = 0.25
-"""Minimum share of the log (0 to 1) that a topic must have to be read by physical range; others are read by queue. A
-quarter of records of 1 KiB touches two thirds of the log's pages."""
+"""Minimum share of the log (0 to 1) that the topics of a query must have together to be read by physical range; with
+less, they are read by queue. If each record has 1 KiB, a quarter of the records touches two thirds of the log's pages.
+"""
 
 
 class LocalSource(LogSource):
     """Implements `LogSource` over directories. Takes no lock and writes nothing; brokers may be running.
 
-    The constructor and `refresh` raise StoreUnreadable if no replica of a broker can be read; if only some can't, they
-    are tried again at each refresh. The constructor raises the errors of `find_stores`, too.
+    The constructor and `refresh` raise StoreUnreadable if no replica of a broker can be read; if one of several can't,
+    it is tried again at each refresh. The constructor also raises the errors of `find_stores`.
     """
 
     def __init__(self, paths: Sequence[str], broker_names: Sequence[str] = ()) -> None:
@@ -45,7 +46,7 @@ class LocalSource(LogSource):
         self.refresh()
 
     def refresh(self) -> bool:
-        """Reads the directories again, and choose the replica that each broker is read from.
+        """Reads the directories again, and chooses the replica from which each broker is read.
 
         Returns False if nothing has changed.
         """
@@ -105,7 +106,7 @@ class LocalSource(LogSource):
         return self._reader(broker).min_offset
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Returns the queues of `topics`, or of all, sorted."""
+        """Returns the queues of `topics` (None: of all topics), sorted."""
         if topics not in self._queues:
             self._queues[topics] = sorted(
                 QueueKey(queue.topic, broker, queue.queue_id)
@@ -144,12 +145,12 @@ class LocalSource(LogSource):
         return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Cuts the logs into physical ranges, without what `where` excludes by physical offset.
+        """Returns tasks that read the logs in physical ranges, within the physical offsets and topics of `where`.
 
         In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
-        None if the topics of `where` have less than _SHARE_READ_BY_RANGE of the log, if they include a light queue
-        (whose records belong to other queues and appear once in a range), or if there are batch queues, which ranges
-        do not include. Raises StoreUnreadable if a log has records but no queues.
+        Returns None if the topics of `where` have less than _SHARE_READ_BY_RANGE of the log, if one of them is a light
+        queue (its records may belong to other queues, and a range has each of them only once), or if there are batch
+        queues, which can't be read by range. Raises StoreUnreadable if a log has records but no queues.
         """
         topics = where.topics
         if topics is not None and any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics):
@@ -195,7 +196,7 @@ def _has_batch_queues(path: str) -> bool:
 
 
 class QueuePartition(LogPartition):
-    """Reads slices of queues, one after the other. `replicas`: broker -> directories, in the order to try them."""
+    """Reads slices of queues, one after the other. `replicas`: broker -> its directories, see `Paths`."""
 
     def __init__(self, slices: tuple[QueueSlice, ...], replicas: Mapping[str, Paths]) -> None:
         super().__init__()
@@ -216,7 +217,7 @@ class QueuePartition(LogPartition):
 
 
 class RangePartition(LogPartition):
-    """Reads the queued records of `topics` (None: of all) that begin in physical offsets [begin, end) of a log."""
+    """Reads the queued records of `topics` (None: of all) that begin at physical offsets [begin, end) of a log."""
 
     def __init__(self, broker: str, paths: Paths, begin: int, end: int, topics: frozenset[str] | None = None) -> None:
         super().__init__()
@@ -242,7 +243,7 @@ _Rows = Callable[[LogReader, int, ReadOptions], _Batches]
 
 
 class _Replicas:
-    """A task's readers: one per broker at a time, replaced by the next replica's when it fails."""
+    """A task's readers, one per broker at a time. If a reader fails, one of the next replica replaces it."""
 
     def __init__(self, paths: Mapping[str, Paths], options: ReadOptions) -> None:
         self._paths = dict(paths)
@@ -250,7 +251,7 @@ class _Replicas:
         self._open: dict[str, LogReader] = {}
 
     def read(self, broker: str, begin: int, position: str, rows: _Rows) -> _Batches:
-        """Yields the batches that `rows` reads from `begin` on; on failure, continue with the next replica.
+        """Yields the batches that `rows` reads from `begin` on; on failure, continues with the next replica.
 
         The column `position` of the last batch shows where to continue. Raises the error of the last replica.
         """
@@ -259,7 +260,7 @@ class _Replicas:
             others = len(self._paths[broker]) > 1
             options = self._options
             if others:
-                # Another replica may still have them, so missing records are an error regardless of the option.
+                # Another replica may still have missing records, so they are an error regardless of the option.
                 more = columns if position in columns else (*columns, position)
                 options = msgspec.structs.replace(options, fail_on_data_loss=True, columns=more)
             try:

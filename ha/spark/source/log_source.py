@@ -1,9 +1,9 @@
 """Defines the interface of a log for planning, independent of where its bytes are.
 
-Planning (offsets, limits, partitions) is written once for `LogSource`. `local` implements it over store directories and
-`network` over brokers; `archived_source` and `ha.spark.sink.committed_source` are wrappers of such a source. The driver
-holds the source; a task gets a `LogPartition`, which holds only names and numbers and opens what it needs where it
-runs.
+Planning (offsets, limits, partitions) is written once, for `LogSource`. `local` implements this interface over store
+directories and `network` over brokers; `archived_source` and `ha.spark.sink.committed_source` are wrappers of such a
+source. The driver holds the source; a task gets a `LogPartition`, which holds only names and numbers, and opens files
+or connections on the executor.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 
 
 class Brokers(tuple[str, ...]):
-    """Names of brokers. `aliases`: another name that checkpoints and options may contain -> name.
+    """Names of brokers. `aliases`: another name of a broker, which checkpoints and options may contain -> its name.
 
-    `are_registered`: they are those that name servers know, and others may register later. A single one is then not
-    necessarily the broker of an offset without a name. A single store is, whatever its name is now.
+    `are_registered`: whether these are the brokers that name servers know; others may register later. If so, an offset
+    without a broker's name may belong to another broker, even if there is only one name here. Otherwise, a single name
+    is that of a single store, to which such an offset belongs even if the store has been renamed.
     """
 
     aliases: Mapping[str, str]
@@ -30,7 +31,7 @@ class Brokers(tuple[str, ...]):
     def __new__(
         cls, names: Iterable[str], aliases: Mapping[str, str] | None = None, *, are_registered: bool = False
     ) -> Brokers:
-        """Creates it from `names`. Aliases that are names themselves are ignored."""
+        """Creates the tuple of `names`. Aliases that are names themselves are ignored."""
         made = super().__new__(cls, names)
         made.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in made}
         made.are_registered = are_registered
@@ -80,7 +81,9 @@ class LogPartition(InputPartition):
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Yields the rows in batches of `options.columns`. Runs on an executor.
 
-        Raises RecordsGone where planned records no longer exist, unless options.fail_on_data_loss is off.
+        Raises RecordsGone if planned records were deleted, unless options.fail_on_data_loss is off, and in any case if
+        a broker does not have them within pullTimeout; CorruptLog for a damaged record if options.on_damage is "fail";
+        and errors of the store, the archive or the connection.
         """
         raise NotImplementedError
 
@@ -89,8 +92,8 @@ class LogSource(Protocol):
     """The log on the driver. Used by one thread; may keep state and connections between calls."""
 
     def refresh(self) -> bool:
-        """Updates queues and ranges; returns False if nothing has changed. Between two calls all answers are
-        consistent."""
+        """Updates queues and ranges; returns False if nothing has changed. Between two refreshes, the answers of the
+        other methods are consistent."""
 
     def brokers(self) -> Brokers:
         """Returns the brokers' names, in a fixed order. With a single broker, offsets are written without its name."""
@@ -104,7 +107,7 @@ class LogSource(Protocol):
     def topics(self) -> list[str]:
         """Returns every topic that has a queue (with `servers`: that the name servers know), sorted.
 
-        `subscribePattern` is matched with these.
+        `subscribePattern` is matched against these.
         """
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
@@ -121,8 +124,8 @@ class LogSource(Protocol):
         """Returns the queue offset of the first message stored at or after `timestamp_ms`; None if there is none."""
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Returns the physical offset (bytes) of a message; −1 if that is unknown, or the message no longer exists;
-        UNWRITTEN if a recovering node has yet to write its queue entry again."""
+        """Returns the physical offset (bytes) of a message; -1 if that is unknown, or the message no longer exists;
+        UNWRITTEN if its queue entry is not written, for example because a recovering node has yet to write it again."""
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Returns the size of the records [begin, end) in bytes; None if that is unknown without reading them."""

@@ -1,14 +1,14 @@
 """Implements `LogSource` over brokers (option `servers`), for logs without an accessible store directory.
 
-The driver asks name servers for topics and queues, and brokers for the range of each queue; a task pulls its slices
-with many concurrent requests, and decodes the answers to the same Arrow columns as from a store directory.
+The driver asks name servers for topics and queues, and brokers for the range of each queue. A task pulls its slices
+with many concurrent requests, and decodes the answers into the same Arrow columns as from a store directory.
 
     readFrom         master, slave, or suggested (the master, until it suggests a slave; the default)
-    pullTimeout      time for which a pull may fail before the query fails (30s)
+    pullTimeout      time for which a failing pull is repeated before the query fails (30s)
     pullBatchSize    maximum messages per pull (32, the most that a RocketMQ broker sends)
 
-A master reports the ends of its queues regardless of its slaves; with readFrom=slave, messages that only the master has
-are not read. Sizes are unknown before reading, and only queued messages are read.
+The range of a queue is that of the master. With readFrom=slave it is that of a slave, so messages that only the master
+has are not read. Sizes are unknown before reading, and only queued messages are read.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> Networ
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Opens a source for the name servers of the option `servers`. Raises OptionError if none answers; ConnectionFailed
-    if they know no broker; other ClientErrors."""
+    """Opens a source for the name servers of the option `servers`. Raises OptionError if none answers or an option is
+    invalid; ConnectionFailed if they know no broker; or another ClientError."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 
@@ -140,9 +140,10 @@ class NetworkSource(LogSource):
             raise
 
     def refresh(self) -> bool:
-        """Drops cached answers, and ask for the brokers' names again at once. Returns True: the log may have changed.
+        """Drops cached answers, and asks for the brokers' names again at once. Returns True: the log may have changed.
 
-        Known brokers stay known, because name servers forget a broker that restarts, and all when they restart.
+        Known brokers stay known: name servers forget a broker while it restarts, and all brokers when they restart
+        themselves.
         """
         self._queues.clear()
         self._ranges.clear()
@@ -159,10 +160,8 @@ class NetworkSource(LogSource):
         """Returns None: brokers report only the ranges of queues."""
 
     def topics(self) -> list[str]:
-        """Returns all topics known to the name servers, sorted.
-
-        Without those that RocketMQ registers on every broker: _NOBODYS_TOPICS and topics named like a broker.
-        """
+        """Returns the topics known to the name servers, sorted, except those that RocketMQ registers on every broker:
+        _NOBODYS_TOPICS, and topics named after a broker."""
         if self._topics is None:
             known = self._client.call_with_retries(self._client.consumer.topics)
             self._topics = [topic for topic in known if topic not in _NOBODYS_TOPICS and topic not in self._brokers]
@@ -186,7 +185,12 @@ class NetworkSource(LogSource):
         return [QueueKey(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Returns the range of `queue`, as reported by the broker that would be read from."""
+        """Returns the range of `queue`, as reported by the broker that would be read from; (0, 0) if its topic was
+        deleted.
+
+        Raises ConnectionFailed if its broker is not registered, or another ClientError, after up to pullTimeout;
+        OptionError if no name server answers, or if readFrom=slave and no slave can be read.
+        """
         if queue not in self._ranges:
             # Callers ask for one queue after the other, so the ranges of all known queues are fetched at once.
             missing = [key for keys in self._queues.values() for key in keys if key not in self._ranges]
@@ -222,7 +226,7 @@ class NetworkSource(LogSource):
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
         """Returns the queue offset of the first message stored at or after `timestamp_ms`; None if there is none.
 
-        Brokers differ in their answer for a time between two messages and after the last one (RocketMQ 4.9: the
+        Brokers differ in their answer for a time between two messages or after the last one (RocketMQ 4.9: the
         nearest), so the search only starts at their answer.
         """
         begin, end = self.queue_range(queue)
@@ -245,11 +249,11 @@ class NetworkSource(LogSource):
 
     def _next_stored_ms(self, queue: MessageQueue, at: int, end: int) -> tuple[int, int | None]:
         """Pulls from `at` on until the broker returns a message. Returns the queue offset of the last pull, and the
-        store time in ms of its first message; −1 if the one at this offset was deleted, which sorts before all others;
-        None if no pull before `end` returned one.
+        store time in ms of its first message; as the time, -1 (earlier than any other) if the message at this offset
+        was deleted, and None if no pull before `end` returned a message.
 
-        The message may be at a later offset, which its record does not always tell: records of light queues have
-        offsets of other queues, and those of inner batches the offset of the first message.
+        The message may be at a later offset than the pull. Its record does not always have that offset: records of
+        light queues have offsets of other queues, and those of inner batches the offset of the first message.
         """
         max_messages = 1
         while at < end:
@@ -263,7 +267,8 @@ class NetworkSource(LogSource):
         return at, None
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
-        """Pulls a message and returns its physical offset; −1 if it no longer exists, or can't be read."""
+        """Pulls a message and returns its physical offset; -1 if it no longer exists or can't be read, or if its record
+        has another queue offset (light queues, inner batches)."""
         raw = self._pull(_message_queue(queue), queue_offset, max_messages=1)
         if raw.status is not PullStatus.FOUND:
             return -1
@@ -287,7 +292,7 @@ class NetworkSource(LogSource):
         return None
 
     def close(self) -> None:
-        """Closes the connections and end the thread."""
+        """Closes the connections and ends the thread."""
         self._client.close()
 
 
@@ -300,7 +305,8 @@ class NetworkPartition(LogPartition):
         self.settings = settings
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yields the rows in the slices' order. The next pulls run while a batch is decoded."""
+        """Yields the rows in the slices' order. The next pulls run while a batch is decoded. Raises the errors of
+        `pull_slots`, RecordsGone for a deleted topic, and OptionError as `NetworkSource.queue_range` does."""
         client = _Client(self.settings)
         try:
             for piece in self.slices:
@@ -321,7 +327,8 @@ def _read_slice(
         end = min(end, where.queue_offset_end)
     tags = _broker_tags(where.tags)
     if piece.queue.topic.startswith(LIGHT_QUEUE_PREFIX):
-        # Its records have ids and offsets of other queues: they can't be chosen by them, nor cut at the end of a slot.
+        # Its records have the ids and offsets of other queues: these can neither select rows, nor show which rows are
+        # after the end of a slot.
         tags = ()
         where = msgspec.structs.replace(where, queue_ids=None, queue_offset_begin=None, queue_offset_end=None)
         options = msgspec.structs.replace(options, where=where)
@@ -354,7 +361,7 @@ def _read_slice(
                     give_up_s = monotonic() + settings.pull_timeout_s
                 elif not is_there and monotonic() > give_up_s:
                     raise
-                if not (is_there and was_there):  # the broker may restart, or have just registered
+                if not (is_there and was_there):  # the broker may be restarting, or have just registered
                     was_there = is_there
                     sleep(0 if is_there else _AWAY_PAUSE_S)
                     waiting = start(at)
@@ -411,9 +418,9 @@ def _decoded(
 def _in_light_queue(batch: pa.RecordBatch, queue: QueueKey) -> pa.RecordBatch:
     """Returns `batch` with the queue ids and queue offsets that its messages have in the light queue `queue`.
 
-    A message has the names of its light queues, and its offsets in them, as properties with commas between them
-    (RocketMQ: MQClientAPIImpl.processPopResponse). The offset is null if these lack the queue. The record of a message
-    that was sent to the light queue itself has the offset.
+    Two properties of a message list the names of its light queues and its offsets in them, separated by commas
+    (RocketMQ: MQClientAPIImpl.processPopResponse). The queue offset is null if `queue` is not listed. If a message was
+    sent to the light queue itself, its record has the offset.
     """
     offsets: list[int | None] = []
     columns = (batch.column(name).to_pylist() for name in _LIGHT_QUEUE_COLUMNS)

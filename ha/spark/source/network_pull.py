@@ -1,14 +1,15 @@
 """Pulls ranges of a queue over the network, as the bytes that brokers send.
 
-A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB if it assumes them to be on disk), so
-sequential pulls would cost a round trip for each of these. But an answer never holds more than was requested (only an
-inner batch is always whole), so the queue offsets of further pulls are known in advance: a range is cut into slots of
-32 offsets, many slots are requested at once, and each is continued separately if an answer was short.
+A broker answers a pull with at most 32 messages and 256 KiB (8 messages and 64 KiB if it assumes them to be on disk),
+so sequential pulls would cost a round trip for every 32 messages or fewer. But an answer never holds more than was
+requested (only an inner batch is always whole), so the queue offsets of further pulls are known in advance. A range is
+therefore cut into slots of 32 offsets. Many slots are requested at once, and each is continued separately if an answer
+was short.
 
-A broker leaves out messages that it can't read (damage beyond repair, a segment that retention has just deleted), and
-blank entries of a queue, which are not messages. Its answer to a pull of one offset alone tells which of the two it is.
+An answer lacks messages that the broker can't read (damage beyond repair, a segment that retention has just deleted),
+and blank entries of the queue, which are not messages. A pull of one offset alone shows which of the two it is.
 
-Uses the SDK and raw records; does not depend on Spark, and decodes nothing.
+Uses the SDK and raw records. Does not depend on Spark, and decodes no messages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SLOT_ENTRIES = 32
 """Number of queue entries of a slot without tags: RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an
 answer"""
 FILTERED_SLOT_ENTRIES = 3200
-"""Number of queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
+"""Number of queue entries of a slot with tags. For one answer, a broker examines entries until it has examined its
+maximum (800 or more) or found 32 matches"""
 _PASSING = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -42,20 +44,21 @@ _PASSING = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Response codes of errors after which a request is retried; GO_AWAY is that of a RocketMQ broker that shuts down"""
+"""Response codes of errors after which a request is retried; GO_AWAY is that of a RocketMQ broker that is shutting down
+"""
 _PAUSE_S = 0.2
 _REMOVED = "MESSAGE_WAS_REMOVING"
-"""Remark of an answer without messages, because the broker can't read them"""
+"""Remark of an answer that has no messages because the broker can't read them"""
 _RECORD_HEAD = Struct(">i16xq8xi")
 """Size, queue offset and sysFlag of a record"""
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of pulling. `lanes`: slots requested at once. `slot_entries`: number of queue offsets in a slot, unless
-    `tags` are given.
+    """Options of pulling. `lanes`: number of slots requested at once. `tags`: tags by which brokers filter (none: no
+    filter). `slot_entries`: number of queue offsets in a slot without `tags`.
 
     `retry_s`: time for which a request is repeated on transient errors, and for which a slot waits for a broker that
-    does not have its messages. `fail_on_data_loss`: False skips and counts messages that no longer exist.
+    does not have its messages yet. `fail_on_data_loss`: False skips and counts messages that no longer exist.
     """
 
     slot_entries: int = SLOT_ENTRIES
@@ -66,11 +69,11 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(msgspec.Struct):
-    """Queue offsets [begin, end); `bodies` has the broker's records of them, in order, as the bodies of its answers.
+    """Queue offsets [begin, end) and their records: `bodies` are the bodies of the broker's answers, in order.
 
-    With tags there may be records of other tags (equal hashes), and records after `end` where the broker examined more
-    than requested. `has_batches`: whether there are inner batches, which may begin before `begin` and end after `end`.
-    `gone`: number of queue offsets whose records were deleted or can't be read.
+    With tags there may be records of other tags (equal hashes), and records after `end` if the broker examined more
+    than requested. `has_batches`: whether there are inner batches, which may begin before `begin` and end after `end`
+    (False for a light queue). `gone`: number of queue offsets whose records were deleted or can't be read.
     """
 
     begin: int
@@ -169,10 +172,10 @@ async def _check_left_out(
     absent: list[int],
     settings: PullSettings,
 ) -> None:
-    """Adds to `slot.gone` the number of messages that the answer `raw` lacks because they were deleted or can't be
-    read, out of `absent`, the queue offsets without a record.
+    """Adds to `slot.gone` the number of messages that were deleted or can't be read. `absent`: the queue offsets for
+    which the answer `raw` has no record; some of them may be blank entries.
 
-    Raises RecordsGone instead if `fail_on_data_loss` is on.
+    Raises RecordsGone instead if there is such a message and `fail_on_data_loss` is on.
     """
     if raw.status is PullStatus.FOUND:
         missing = [
@@ -196,8 +199,8 @@ async def _check_left_out(
 
 
 def _queue_offsets(body: bytes) -> set[int] | None:
-    """Returns the queue offsets of the records in `body`; None if it has an inner batch, which covers several, or does
-    not consist of records."""
+    """Returns the queue offsets of the records in `body`; None if it has an inner batch, which has several, or does not
+    consist of records."""
     found = set()
     position = 0
     while position + RECORD_SIZE_MIN <= len(body):
@@ -212,7 +215,7 @@ def _queue_offsets(body: bytes) -> set[int] | None:
 async def with_retries(attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:
     """Returns the result of the idempotent `attempt`, repeated for `retry_s` on transient errors.
 
-    Transient are ConnectionFailed, RequestTimedOut, and BrokerErrors with a code in _PASSING; the last one is raised
+    ConnectionFailed, RequestTimedOut, and BrokerErrors with a code in _PASSING are transient; the last one is raised
     after `retry_s`. Other errors are raised at once.
     """
     give_up = anyio.current_time() + retry_s
