@@ -6,13 +6,14 @@ shorter form (see `runs`).
 
 A stream's offsets have more keys, which can't be topics:
 
-    $broker   the broker's name, if there is only one: the checkpoint stays valid when another is added, and is refused
-              with `servers` while only another one is registered
-    $initial  in a query's initial offset: whether it stands for "latest" or for other offsets
-    $start    in a batch's end: where the batch starts in queues that the previous end does not have
+    $broker   the broker's name, if there is only one: the checkpoint stays valid when a second broker is added, and is
+              refused with `servers` while a different broker is the only one registered
+    $initial  in a query's initial offset: "latest" if by the options a queue may start at its end, otherwise "offsets"
+    $start    in a batch's end: where the batch starts in queues that the previous end does not have; in the first
+              batch, all queues
     $read     with `path`, for each broker: a physical offset (bytes) after all messages that were read. When a topic of
-              RocketMQ is deleted and created again, its queue offsets begin at 0 again; a message with a queue offset
-              that was read, but stored after $read, shows this
+              RocketMQ is deleted and created again, its queue offsets begin at 0 again. This shows in a message that
+              has a queue offset already read, but is stored after $read
 
 Spark stores a batch's end in the checkpoint, but not the initial offset, and asks for it again if the first batch was
 not finished; "latest" has moved by then, and "earliest" as well once retention has run. With $start the checkpoint
@@ -78,8 +79,8 @@ def decode_positions(
 ) -> OffsetMap:
     """Returns the positions in parsed JSON. Keys that begin with "$" are skipped.
 
-    `unnamed`: the broker of queues without a broker's name, if it is known. Raises OptionError, naming `option`, if
-    they are malformed, name a broker that is not one of `brokers`, or lack the name where there are several.
+    `unnamed`: the broker of queues without a broker's name, if it is known. Raises OptionError, naming `option`, if the
+    positions are malformed, name a broker that is not one of `brokers`, or lack its name although there are several.
     """
     _check_offsets(found, option)
     positions: OffsetMap = {}
@@ -98,7 +99,7 @@ def decode_positions(
             for queue in decode_queue(topic, f"{prefix}{first}", brokers, option, one=True):
                 for queue_id, number in enumerate(numbers, first):
                     key = QueueKey(topic, queue.broker, queue_id)
-                    # Checkpoints of earlier versions have replicas as several brokers; the lowest offset counts.
+                    # Checkpoints of earlier versions list replicas as several brokers; the lowest offset counts.
                     positions[key] = min(number, positions.get(key, number))
     return positions
 
@@ -123,7 +124,7 @@ def _check_brokers_named(found: Mapping[str, Any], brokers: Brokers) -> None:
 
 
 def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
-    """Returns the queues that `text` (see QUEUE_TEXT) names: one, or without a broker's name that of every broker.
+    """Returns the queues that `text` (see QUEUE_TEXT) names: one queue or, if it has no broker's name, one per broker.
 
     Raises OptionError for a broker that is not read; with `one`, also for a text that names queues of several brokers.
     """
@@ -198,7 +199,7 @@ def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
 
 
 def missing_topics(source: LogSource, options: SourceOptions) -> list[str]:
-    """Returns the topics that the options name and that have no queue: they are misspelt, or have no message yet."""
+    """Returns the topics that the options name but that have no queue: they are misspelt, or have no message yet."""
     named = options.subscribe if options.subscribe is not None else tuple(options.assign or ())
     return [topic for topic in named if not source.queues(frozenset({topic}))]
 

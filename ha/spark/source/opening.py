@@ -10,10 +10,11 @@ from ha.spark.source.options import SourceOptions
 
 
 def open_source(options: SourceOptions) -> LogSource:
-    """Opens the source that the option `path` or `servers` names, wrapped in one that reads an archive first (option
-    `archive`) or leaves out uncommitted rows (option `isolation`), if that is requested.
+    """Opens the source that the option `path` or `servers` names. If requested, wraps it in a source that reads an
+    archive first (option `archive`) or omits uncommitted rows (option `isolation`).
 
-    Raises StoreUnreadable, ClientError, ArchiveDamaged or OptionError if that fails.
+    Raises OptionError; StoreUnreadable, OSError or ClientError if the log can't be read; ArchiveError if the archive
+    can't be read.
     """
     source = _open(options)
     if options.archive is not None:

@@ -51,7 +51,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...] = ()
     """Name servers, host:port"""
     archive: str | None = None
-    """Archive of the log, whose messages a stream reads first"""
+    """Path of an archive of the log; a stream reads the archived messages first"""
     subscribe: tuple[str, ...] | None = None
     subscribe_pattern: str | None = None
     assign: dict[str, tuple[str, ...]] | None = None
@@ -65,8 +65,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     ending_option: str = "endingOffsets"
     min_partitions: int | None = None
     cores: int = 1
-    """Number of tasks if min_partitions is None (fewer for few records): the cores of the driver's host, the only ones
-    known here"""
+    """Minimum number of tasks if min_partitions is None (fewer for few records): the cores of the driver's host, the
+    only ones known here"""
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = 256 << 20
     max_offsets_per_trigger: int | None = None
@@ -160,7 +160,7 @@ _TOGETHER = (
     "columns",
     "kafkaColumns",
 )
-"""Options of which several determine one field."""
+"""Options that are not in _VALUES, as several determine one field, or as what they accept depends on other options."""
 _BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",

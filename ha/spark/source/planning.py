@@ -15,7 +15,7 @@ from ha.spark.source.options import SourceOptions
 logger = logging.getLogger("ha.spark")
 
 RECORDS_WORTH_A_TASK = 8192
-"""Minimum number of records for which a task is worth its start: a start takes about 5 ms, reading a record 1–2 µs."""
+"""Minimum number of records for which a task is worth starting: a start takes about 5 ms, reading a record 1–2 µs."""
 RECORDS_PER_TASK = 262_144
 """Maximum records of a task where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
 
@@ -34,10 +34,11 @@ def wait_for(
     retries: int,
     pause: Callable[[], None],
 ) -> OffsetMap:
-    """Returns the queues whose end is before `wanted`, with their ends, after up to `retries` refreshes.
+    """Refreshes `source` up to `retries` times, until no queue ends before its offset in `wanted`. Returns the queues
+    that still do, with their ends.
 
     `pause` is called before each refresh. An end moves back while a replica is copied again or recovers, which is
-    transient, and when a topic is deleted. Queues that are away are left out: their ends are unknown.
+    transient, and when a topic is deleted. Queues that are away are never returned, as their ends are unknown.
     """
     for attempt in range(retries + 1):
         short = {}
@@ -64,8 +65,9 @@ def slices_between(
     """Returns the slices to read between two positions, sorted, without missing records.
 
     A queue without a start begins with its first record. Raises RecordsGone, unless `fail_on_data_loss` is off, for
-    records that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log
-    now). The task that reads a queue that is away waits for its broker.
+    records that retention deleted, for a queue whose `end` is before its `start`, and for offsets after the queue's end
+    (its topic was deleted, or this is another log now). A queue that is away is not checked for the latter: the task
+    that reads it waits for its broker.
     """
     slices = []
     for queue in sorted(end):
@@ -97,11 +99,12 @@ def task_count(
     records_max: int | None,
     bytes_max: int,
 ) -> int:
-    """Returns the number of tasks for `record_count` records of `byte_count` bytes (None: unknown); 0 for none.
+    """Returns the number of tasks for `record_count` records with `byte_count` bytes in total (None: unknown); 0 if
+    there are no records.
 
     At least `min_partitions`; without it `cores`, or fewer so that each task has RECORDS_WORTH_A_TASK. No task reads
-    more than `records_max` records, or (if records have about the same size) `bytes_max` bytes. At most one task per
-    record.
+    more than `records_max` records (None: no limit), or (if records have about the same size) `bytes_max` bytes; if the
+    size is unknown, RECORDS_PER_TASK records. At most one task per record.
     """
     if record_count == 0:
         return 0
@@ -117,7 +120,8 @@ def _ceil(amount: int, each: int) -> int:
 
 
 def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]:
-    """Divides `slices` into `count` parts of equally many records (±1), in their order.
+    """Divides `slices` into `count` parts with the same number of records (±1), in their order; into fewer parts if
+    there are fewer records.
 
     Small queues share a task and a large one is split: sixteen queues of a topic do not require sixteen tasks per
     batch.
@@ -141,7 +145,7 @@ def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]
 
 
 def clip(slices: Sequence[QueueSlice], where: RowFilter) -> list[QueueSlice]:
-    """Returns the part of `slices` that can hold rows of `where`, by the queues' names and offsets.
+    """Returns the part of `slices` that can have rows of `where`, judging by topics, queue ids and queue offsets.
 
     Store times exclude nothing: a clock may have been set back, so that any message may have any time.
     """

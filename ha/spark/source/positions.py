@@ -45,8 +45,8 @@ Position = AtEdge | AtOffsets | AtTime | AtTimes
 def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Position, str]:
     """Returns the position at which to start or end, and the name of the option that determines it.
 
-    `side`: "starting" or "ending". Of several options, Timestamp precedes OffsetsByTimestamp and Offsets. `default`
-    applies if there is none. Raises OptionError for an invalid value.
+    `side`: "starting" or "ending". If several options are given, Timestamp takes precedence, then OffsetsByTimestamp,
+    then Offsets. `default` applies if none is given. Raises OptionError for an invalid value.
     """
     name = f"{side}Timestamp"
     if name in given:
@@ -86,7 +86,8 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
 def check_batch_positions(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
     """Raises OptionError for positions that are invalid in a batch.
 
-    They are invalid if the batch would read nothing or end before it starts, or if they have different queues.
+    They are invalid if the batch or a queue of it would start at latest, end at earliest or end before it starts, or if
+    both positions name queues, and not the same ones.
     """
     if starting == AtEdge(LATEST):
         raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")

@@ -1,8 +1,8 @@
 """Converts Spark's filters to a `RowFilter`.
 
-The source applies a condition alone if a `RowFilter` can express it exactly. A condition on brokers, or on keys, where
-a `RowFilter` also admits other rows, reduces what is read; Spark applies it again to the rows. All other conditions are
-applied by Spark only.
+A condition that a `RowFilter` expresses exactly is applied by the source only. A condition on brokers, or on keys (for
+which a `RowFilter` also admits other rows), reduces what is read, and Spark applies it again to the rows. All other
+conditions are applied by Spark only.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def pushdown_is_on() -> bool:
     """Returns whether this process plans a scan with filters.
 
     Spark refuses a reader that has `pushFilters` unless spark.sql.python.filterPushdown.enabled is set, and does not
-    expose the setting to Python. But with the setting on, it plans in a process that runs another module (_PLANNER).
+    expose the setting to Python. But with the setting on, it plans in a process that runs the module _PLANNER.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
 
 
 def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, list[Filter]]:
-    """Returns the conditions that the source applies while it reads `columns`, and those `filters` that Spark must
+    """Returns the conditions that the source applies while it reads `columns`, and those of `filters` that Spark must
     still apply."""
     names = {column.lower(): column for column in columns}
     pushed = Pushed()
@@ -120,8 +120,8 @@ def _is_whole(value: Any) -> bool:
 def _bounds(condition: Filter, unit: int) -> tuple[int | None, int | None] | None:
     """Returns the range [begin, end) of column values that satisfy a comparison with a whole number or a time.
 
-    A bound is None where there is none; the result is None for another kind of condition or value. `unit`: how many
-    units of the filter's value make one of the column: 1000 for a time (µs and ms), 1 for a number.
+    A bound that the comparison does not set is None; the result is None for another kind of condition or value. `unit`:
+    number of units of the filter's value in one unit of the column: 1000 for times (µs in a ms), 1 for numbers.
 
     Store times are whole milliseconds and Spark's are microseconds: t > 1.5 ms is t >= 2 ms, and so is t >= 1.5 ms.
     """

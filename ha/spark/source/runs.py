@@ -1,10 +1,10 @@
 """Encodes numbers of many queues as short JSON: one member for consecutive queues of a topic.
 
     {"0-99": 500}               each of the queues 0 to 99 is at 500
-    {"0-3": [500, 2, 0, -1]}    queue 0 is at 500, and the others at 502, 500 and 499: differences to queue 0
+    {"0-3": [500, 2, 0, -1]}    queue 0 is at 500, and the others at 502, 500 and 499: differences from 500
 
-The queues of a topic are usually close to each other, so a queue takes three bytes instead of eighteen. Topics with
-few queues are written queue by queue, which is easier to read; that form is always accepted.
+The numbers of a topic's queues are usually close together, so a queue takes three bytes instead of eighteen. Topics
+with few queues are written queue by queue, which is easier to read; that form is always accepted.
 """
 
 from __future__ import annotations
