@@ -205,7 +205,10 @@ class SlaveSync:
         found: dict[str, UserConfig] = {}
         for user in users:
             if not user.username or not user.password:
-                return "the master sends passwords only to super users; brokerAccessKey has to be one"
+                return (
+                    "the master sends passwords only to super users; the user of brokerAccessKey or "
+                    "innerClientAuthenticationCredentials has to be one"
+                )
             found[user.username] = UserConfig(
                 username=user.username,
                 password=user.password,

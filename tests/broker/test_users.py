@@ -148,7 +148,7 @@ class SignedClient:
         return await self._client.invoke(address, command, timeout_s)
 
 
-async def test_slave_copies_users_and_their_policies(tmp_path: Path) -> None:
+async def test_slave_copies_users_and_their_policies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     on: dict[str, Any] = {"authentication_enabled": True, "authorization_enabled": True, "cluster_name": "C"}
     async with (
         open_users(tmp_path / "master", cluster_name="C") as master,
@@ -169,6 +169,7 @@ async def test_slave_copies_users_and_their_policies(tmp_path: Path) -> None:
         sync = SlaveSync(client, lambda: "broker", tables, slave.broker.options)  # type: ignore[arg-type]
         assert not await sync.sync_once()
         assert tables.users.table == before
+        assert "the user of brokerAccessKey or innerClientAuthenticationCredentials has to be one" in caplog.text
 
     async with open_node(tmp_path / "slave", role=BrokerRole.SLAVE, **on) as slave:
         assert dict(slave.broker.tables.users.table) == before
