@@ -91,7 +91,8 @@ class LeaseKeeper:
         self._revoking: Lease | None = None
         """A lease that is no longer used and has not ended yet"""
         self._write_lock = trio.Lock()
-        self._is_revoked = False
+        self._running = trio.CancelScope()
+        """Scope of `run`, which `revoke` ends"""
         self._wake = trio.Event()
         self._tried = trio.Event()
         self.held: AsyncValue[HeldLease | None] = AsyncValue(None)
@@ -100,37 +101,38 @@ class LeaseKeeper:
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
-        """Holds a lease and keeps the member's record on it. Ends after `revoke`; if cancelled, the lease expires.
+        """Holds a lease and keeps the member's record on it. `revoke` ends it; if cancelled, the lease expires.
 
         Raises ConfigError if another process has this member's broker id.
         """
-        while not self._is_revoked:
-            self._wake = trio.Event()
-            pause_s = self._options.retry_s
-            try:
-                await self._revoke_unused()
-                held = self.held.value
-                if held is None:
-                    held = await self._grant()
+        with self._running:
+            while True:
+                self._wake = trio.Event()
+                pause_s = self._options.retry_s
+                try:
+                    await self._revoke_unused()
+                    held = self.held.value
+                    if held is None:
+                        held = await self._grant()
+                    else:
+                        await self._renew(held)
+                    await self.publish()
+                    pause_s = held.lease.ttl_s / RENEWALS
+                except LeaseLost as error:
+                    self.mark_lost(error.lease)
+                    self._log_change(str(error))
+                except BrokerIdTaken as error:
+                    self._log_change(str(error))
+                    pause_s = self._foreign_lease_pause_s(error)
+                except AgreementUnavailable as error:
+                    self._taken_since = None  # no lease ends while the service is not available
+                    self._log_change(str(error))
                 else:
-                    await self._renew(held)
-                await self.publish()
-                pause_s = held.lease.ttl_s / RENEWALS
-            except LeaseLost as error:
-                self.mark_lost(error.lease)
-                self._log_change(str(error))
-            except BrokerIdTaken as error:
-                self._log_change(str(error))
-                pause_s = self._foreign_lease_pause_s(error)
-            except AgreementUnavailable as error:
-                self._taken_since = None  # no lease ends while the service is not available
-                self._log_change(str(error))
-            else:
-                self._log_change("")
-            self._tried.set()
-            self._tried = trio.Event()
-            with trio.move_on_after(pause_s):
-                await self._wake.wait()
+                    self._log_change("")
+                self._tried.set()
+                self._tried = trio.Event()
+                with trio.move_on_after(pause_s):
+                    await self._wake.wait()
 
     async def publish(self) -> None:
         """Writes the member's record as it is now, unless that was written already.
@@ -201,9 +203,9 @@ class LeaseKeeper:
             self.held.value = None
 
     async def revoke(self) -> None:
-        """Ends the lease, and with it `run`. Raises AgreementUnavailable if the service does not answer; the lease then
+        """Ends `run` and the lease. Raises AgreementUnavailable if the service does not answer; the lease then
         expires."""
-        self._is_revoked = True
+        self._running.cancel()  # it may be getting a lease, on which it must not write the record
         held = self.held.value
         if held is not None:
             self.mark_lost(held.lease)

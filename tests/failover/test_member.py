@@ -990,6 +990,18 @@ async def test_a_stopped_member_does_not_wait_when_it_starts(autojump_clock: Clo
         assert trio.current_time() - began < 0.2
 
 
+async def test_a_member_that_stops_while_it_gets_a_lease_leaves_no_key(autojump_clock: Clock) -> None:
+    async with open_group() as group:
+        node = group.add(1)
+        node.way.delay(each_way_s=0.2)
+        await trio.sleep(0.3)  # the service has granted the lease, and the answer is on the way
+        assert node.member.keeper.held.value is None
+        await node.member.leave()
+        await trio.sleep(1)
+        assert not group.view.members
+        assert node.member.keeper.held.value is None
+
+
 @pytest.mark.parametrize("is_master", [True, False])
 async def test_a_member_whose_id_was_taken_meanwhile_stops_serving_and_ends(
     is_master: bool, autojump_clock: Clock, caplog: pytest.LogCaptureFixture
