@@ -1,4 +1,4 @@
-"""Refuses permanent tables whose options Spark does not pass on.
+"""Refuses permanent tables with options in CREATE TABLE, as Spark does not pass these on.
 
 Spark (4.2 and 4.3) stores the options of a CREATE TABLE, but passes none of them to a Python data source that reads or
 writes the table, only those of WITH (…) in the query itself. For a CREATE TABLE without columns it asks the data source

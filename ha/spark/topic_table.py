@@ -69,7 +69,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     earlier ones. They are distinguished by physical offsets, because with RocketMQ queue offsets begin at 0 again.
 
     Raises OptionError for an invalid option, an archive without the topic, an unknown topic, and a node that is still
-    recovering; ArchiveDamaged; and StoreUnreadable or ClientError if the log can't be read.
+    recovering; ArchiveError if the archive can't be read; and StoreUnreadable, OSError or ClientError if the log can't
+    be read.
     """
     parsed = _parse({**options, "topic": name})
     folder = Path(archive)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def catalog_views(spark: SparkSession, path: str, **options: str) -> list[str]:
     """Creates or replaces a temporary view for each topic of a log, and returns the names of the topics, sorted.
 
-    `path` and `options` are those of the data source. A view is named after its topic (`` `my-topic` `` in SQL) and
-    reads the log as it is when it is queried. RocketMQ's own topics, retry topics and the sink's commits are left out;
-    a topic that appears later has no view until the next call.
+    `path` and `options` are those of the data source. A view is named after its topic (`` `my-topic` `` in SQL). It
+    reads the log as it is at its first query, whose plan Spark may keep for later ones: call this function again to
+    include later messages and topics. RocketMQ's own topics, retry topics and the sink's commits have no view.
 
-    Raises OptionError if names of topics differ only in case and Spark ignores case, or for an invalid option, and
-    StoreUnreadable; then no view is created.
+    Raises OptionError for an invalid option, or if names of topics differ only in case and Spark ignores case;
+    StoreUnreadable or OSError if the log can't be read. Then no view is created.
     """
     with closing(open_source(parse_options({"path": path, **options}, "batch"))) as source:
         topics = [topic for topic in source.topics() if not is_system_topic(topic) and topic != COMMIT_TOPIC]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ha.errors import HalogError
 
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-"""Environment variable that makes `pyspark.util.handle_worker_exception` leave the traceback out of the error text"""
+"""Environment variable that makes `pyspark.util.handle_worker_exception` omit the traceback in the error text"""
 _WORKER_MODULE = "pyspark.worker_util"
 """Imported by each of Spark's Python processes and by no driver"""
 
@@ -19,8 +19,8 @@ _WORKER_MODULE = "pyspark.worker_util"
 def without_traceback() -> Iterator[None]:
     """Makes Spark show a HalogError of the block as its class and text, without a traceback; the error propagates.
 
-    Other errors are bugs, and keep their traceback. The process ends with the error, so the setting affects no other.
-    Can decorate functions, but not generators.
+    Other errors are bugs, and keep their traceback. The process ends with the error, so the setting affects no other
+    error. Can decorate functions, but not generators.
     """
     try:
         yield

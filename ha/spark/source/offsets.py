@@ -9,8 +9,8 @@ A stream's offsets have more keys, which can't be topics:
     $broker   the broker's name, if there is only one: the checkpoint stays valid when a second broker is added, and is
               refused with `servers` while a different broker is the only one registered
     $initial  in a query's initial offset: "latest" if by the options a queue may start at its end, otherwise "offsets"
-    $start    in a batch's end: where the batch starts in queues that the previous end does not have; in the first
-              batch, all queues
+    $start    in a batch's end: where the batch starts in queues that the previous end does not have; in the end of the
+              first batch, where it starts in all queues
     $read     with `path`, for each broker: a physical offset (bytes) after all messages that were read. When a topic of
               RocketMQ is deleted and created again, its queue offsets begin at 0 again. This shows in a message that
               has a queue offset already read, but is stored after $read

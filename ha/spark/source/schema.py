@@ -103,9 +103,9 @@ def batch_schema(schema: StructType) -> pa.Schema:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, selected: tuple[str, ...]) -> pa.RecordBatch:
-    """Returns the selected columns of `batch` under `schema`.
+    """Returns the selected columns of `batch` with the schema `schema`.
 
-    Copies nothing if they are columns of the log: then the schemas differ only in the case of names and in nullability.
+    Copies nothing if all are columns of the log: the schemas then differ only in the case of names and in nullability.
     """
     if batch.schema.equals(schema):
         return batch

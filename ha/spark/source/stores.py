@@ -1,8 +1,8 @@
 """Finds which brokers the directories of the option `path` belong to, and which of them are replicas of one log.
 
-A broker has the name that its store states, the same as with `servers`, so that a checkpoint is valid for both. A store
-without a name, such as RocketMQ's, is named after its directory. Earlier versions named all stores like that, so these
-names are aliases, which stay valid in checkpoints and options.
+A broker has the name that its store records. With `servers` it has the same name, so a checkpoint is valid for both. A
+store without a name, such as RocketMQ's, is named after its directory. Earlier versions named all stores that way, so
+the directories' names are aliases, which stay valid in checkpoints and options.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> Store
     """Returns the stores that `paths` name; globs are expanded and sorted.
 
     With `broker_names`, directories with the same name count as replicas. Raises StoreUnreadable for a glob that
-    matches no directory. Raises OptionError if there are names, but not one for each directory; if replicas of one log
-    have different names, or different logs the same; and without names, if different logs would be named after
-    directories with the same name.
+    matches no directory, and StoreUnreadable or OSError if logs can't be compared because one can't be read. Raises
+    OptionError if there are names, but not one for each directory; if replicas of one log have different names, or
+    different logs the same; and without names, if different logs would be named after directories with the same name.
     """
     directories = _directories(paths)
     if broker_names and len(broker_names) != len(directories):
@@ -91,7 +91,7 @@ def _logs(directories: Sequence[str]) -> list[int]:
 def _own_names(directories: Sequence[str], logs: Sequence[int]) -> list[str]:
     """Returns the name of each directory's broker: the stored one, else the name of the log's first directory.
 
-    If different logs have the same stored name, they are of several clusters, and that name is not used. Raises
+    If different logs have the same stored name, they belong to different clusters, and that name is not used. Raises
     OptionError if two logs would be named after directories with the same name.
     """
     first: dict[int, str] = {}

@@ -121,10 +121,11 @@ class StreamPlanner:
         return {queue: self._source.queue_range(queue).end for queue in subscribed(self._source, self._options)}
 
     def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the offset at which the next batch ends, within `limit` and the options' limits.
+        """Returns the offset at which the next batch ends, within `limit` and the options' limits; with
+        ReadAllAvailable, without any limit.
 
         Returns `start` itself if there is no batch yet. Raises RecordsGone as in `_still_there`; OptionError if `start`
-        is of other brokers.
+        may be an offset of other brokers, or if a limit is in bytes and the source does not know sizes.
         """
         if not self._look() and start == self._read_up:
             return start
@@ -153,11 +154,11 @@ class StreamPlanner:
         return encode_stream(StreamOffset(positions=end_of, started=started, read=self._read_places(end_of)), brokers)
 
     def _still_there(self, at: StreamOffset) -> OffsetMap:
-        """Returns the positions without those of deleted queues. If a queue's end moved back, its position is that end;
-        the position of a queue that is away (see `LogSource`) stays.
+        """Returns the positions without those of queues that were deleted, or created again. If a queue's end moved
+        back, its position is that end. The position of a queue that is away (see `LogSource.is_away`) stays.
 
-        Raises RecordsGone for such queues, unless failOnDataLoss is off. Waits first for ends that moved back; see
-        `wait_for`.
+        Raises RecordsGone for deleted queues and for ends that moved back, unless failOnDataLoss is off. First waits
+        for these ends; see `wait_for`.
         """
         positions = at.positions
         found = self._without_created_again(at)
@@ -228,9 +229,9 @@ class StreamPlanner:
         return size
 
     def default_limit(self) -> ReadLimit:
-        """Returns the first limit that the options set; `latest` applies all of them unless given ReadAllAvailable.
+        """Returns one of the limits that the options set; ReadAllAvailable if they set none.
 
-        The API accepts only one limit, and has none that combines two.
+        The API accepts only one limit. `latest` applies all that the options set, unless it is given ReadAllAvailable.
         """
         options = self._options
         if options.max_offsets_per_trigger is not None:
@@ -242,12 +243,13 @@ class StreamPlanner:
         return ReadAllAvailable()
 
     def report_latest(self) -> dict[str, Any] | None:
-        """Returns the ends of the queues that `latest` found last, without limits; None before the first call."""
+        """Returns the ends of the queues that `latest` found last, without limits; None if it was not called yet, or
+        found no queue."""
         return dict(encode_positions(self._latest, self._source.brokers())) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
-        """Returns the tasks of a batch. Raises RecordsGone as in `slices_between`, and for queues that were created
-        again."""
+        """Returns the tasks of a batch. Raises RecordsGone as in `slices_between` and in the source's `archived_tasks`,
+        and for queues that were created again."""
         brokers = self._source.brokers()
         first, last = decode_stream(start, brokers), decode_stream(end, brokers)
         # After a restart of the broker, its log may first have to reach the offsets that were read before.
@@ -275,7 +277,8 @@ class StreamPlanner:
 
 
 class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Implements Spark's stream reader. The driver uses a planner, created at the first call; tasks only `read`."""
+    """Implements Spark's stream reader. The driver uses a planner, created at the first call; tasks only `read`. The
+    constructor raises OptionError as in `columns_of`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -289,7 +292,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def planner(self) -> StreamPlanner:
-        """The planner. The first access creates it and opens the log."""
+        """The planner. The first access creates it and opens the log, with the errors of `open_source`."""
         if self._planner is None:
             self._planner = StreamPlanner(open_source(self.options), self.options)
         return self._planner
@@ -309,7 +312,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.planner.default_limit()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Returns the last known ends of the queues; None before the first batch."""
+        """Returns the last known ends of the queues; see `StreamPlanner.report_latest`."""
         return self.planner.report_latest()
 
     @without_traceback()
@@ -323,7 +326,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.planner.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields a task's rows."""
+        """Yields a task's rows. Errors as in `LogPartition.read`."""
         assert isinstance(partition, LogPartition)
         keep_heap()
         with without_traceback():
