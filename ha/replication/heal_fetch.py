@@ -13,7 +13,8 @@ The bytes are untrusted: the caller verifies them against checksums, or as valid
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import trio
@@ -56,9 +57,9 @@ async def fetch_range(
 ) -> Fetched:
     """Returns bytes [begin, end) of the log of the peer whose HA port is at `address`. They must lie in one segment.
 
-    Returns fewer, but at least one, if the peer has no more, or stops sending. Raises HealFetchError if it sends none
-    (it can't be reached, doesn't have them, or they are damaged there, too), if the two sides don't know the same
-    haSharedSecret, if the connection is lost, or if the peer violates the protocol. Always closes the connection.
+    Returns fewer, but at least one, if the peer has no more, stops sending, or violates the protocol after some of
+    them, or if the connection is lost. Raises HealFetchError if it sends none: it can't be reached, doesn't have them,
+    they are damaged there, too, or the two sides don't know the same haSharedSecret. Always closes the connection.
     """
     assert 0 <= begin < end
     began = trio.current_time()
@@ -66,18 +67,26 @@ async def fetch_range(
         with trio.fail_after(options.connect_timeout_s):
             stream = await connect(address)
     except (OSError, ConfigError, trio.TooSlowError, trio.BrokenResourceError) as error:
-        raise HealFetchError(f"{address} can't be reached: {error or 'no answer'}") from None
+        raise HealFetchError(f"{address} can't be reached: {str(error) or 'no answer'}") from None
     answer_timeout_s = options.range_answer_timeout_s + trio.current_time() - began
     try:
-        if options.handshake is not None:
-            refused = await authenticate_to_master(stream, options.handshake)
-            if refused:
-                raise HealFetchError(f"{address}: {refused}")
-        return await _receive(stream, address, begin, end, answer_timeout_s, segment_size)
-    except (OSError, RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise HealFetchError(f"{address}: {error or 'the connection broke'}") from None
+        with _failures_of_peer(address):
+            if options.handshake is not None:
+                refused = await authenticate_to_master(stream, options.handshake)
+                if refused:
+                    raise HealFetchError(f"{address}: {refused}")
+            return await _receive(stream, address, begin, end, answer_timeout_s, segment_size)
     finally:
         await trio.aclose_forcefully(stream)
+
+
+@contextmanager
+def _failures_of_peer(address: str) -> Iterator[None]:
+    """Raises HealFetchError in place of the errors of a broken connection and of a peer that violates the protocol."""
+    try:
+        yield
+    except (OSError, RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        raise HealFetchError(f"{address}: {str(error) or 'the connection broke'}") from None
 
 
 async def _receive(
@@ -103,7 +112,8 @@ async def _receive(
             trouble = f"{address} holds [{held[0]}, {held[-1]})"
             end = held[-1]
     try:
-        await _receive_body(stream, address, parser, got, begin, end)
+        with _failures_of_peer(address):
+            await _receive_body(stream, address, parser, got, begin, end)
     except HealFetchError as error:
         if len(got) <= first - begin:
             raise

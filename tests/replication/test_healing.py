@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
-from ha.errors import OffsetGone
+from ha.errors import OffsetGone, RemoteProtocolError
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_service import HAService
 from ha.replication.heal_fetch import FETCH_S_MAX, SILENCE_S_MAX, Fetched, HealFetchError, fetch_range
@@ -198,6 +198,66 @@ async def test_faulty_peers(nursery: trio.Nursery) -> None:
         with pytest.raises(ExceptionGroup) as group:
             await fetch_with(raw)
         assert isinstance(group.value.exceptions[0], HealFetchError)
+
+
+class Reset(trio.abc.Stream):
+    """A stream that delivers `chunks`, then raises `error`."""
+
+    def __init__(self, chunks: list[bytes], error: Exception) -> None:
+        self._chunks = chunks
+        self._error = error
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if not self._chunks:
+            raise self._error
+        return self._chunks.pop(0)
+
+    async def send_all(self, data: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(errno.ECONNRESET, "reset"), trio.BrokenResourceError(), RemoteProtocolError("reset")]
+)
+async def test_what_came_before_a_reset_is_used(error: Exception) -> None:
+    range_ = encode_transfer_header(0, 0) + encode_transfer_header(len(LOG), 0)
+    header = encode_transfer_header(100, 2000)
+
+    async def fetch_from(*chunks: bytes) -> Fetched:
+        async def connect(address: str) -> trio.abc.Stream:
+            await trio.lowlevel.checkpoint()
+            return Reset([range_, *chunks], error)
+
+        return await fetch_range("peer:1", 100, 2100, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+
+    got = await fetch_from(header + LOG[100:1100])
+    assert got.raw == LOG[100:1100]
+    assert "reset" in got.trouble or "the connection broke" in got.trouble
+    with pytest.raises(HealFetchError, match=r"peer:1: (.*reset|the connection broke)"):
+        await fetch_from(header)
+
+
+async def test_bytes_before_a_wrong_frame_are_used(nursery: trio.Nursery) -> None:
+    async def answer(stream: trio.abc.Stream) -> None:
+        await stream.send_all(encode_transfer_header(0, 0) + encode_transfer_header(len(LOG), 0))
+        await wait_all_tasks_blocked()
+        await stream.send_all(encode_transfer_header(100, 10) + LOG[100:110] + encode_transfer_header(500, 10))
+
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(answer, ours)
+        return theirs
+
+    got = await fetch_range("peer:1", 100, 200, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    assert got == Fetched(LOG[100:110], "peer:1: it sends from 500, not 110")
 
 
 async def test_a_slave_gets_heartbeats_while_the_range_is_damaged() -> None:
