@@ -108,6 +108,8 @@ class LogScan:
         -1 if it has none.
         """
         raw, is_last_chunk = self._chunk_at(segment, position)
+        if not raw:
+            return position, -1, "the file ends here"
         end = len(raw)
         verify = verify_record
         offset_at, size_at = _INT64.unpack_from, _INT32.unpack_from

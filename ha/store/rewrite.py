@@ -30,8 +30,8 @@ def write_again(segments: Sequence[Segment], begin: int, end: int) -> None:
         position = max(0, begin - segment.start)
         position -= position % _PAGE_BYTES
         stop = min(end - segment.start, segment.size)
-        while position < stop:
-            chunk = segment.file.pread(min(_CHUNK_BYTES, stop - position), position)
+        # The file may be shorter, if another program has truncated it.
+        while position < stop and (chunk := segment.file.pread(min(_CHUNK_BYTES, stop - position), position)):
             segment.file.pwrite(chunk, position)
             position += len(chunk)
         segment.file.sync()

@@ -310,8 +310,6 @@ class VerifiedReads:
             return physical_offset, known.reason, known.end
         position, _, reason = scan.check_chunk(segment, physical_offset - segment.start)
         reached = segment.start + position
-        if not reason and reached == physical_offset:
-            reason = "the file ends here"
         if not reason or reached >= stop:
             return min(reached, stop), "", 0
         following = scan.next_good_record(reached, 0)

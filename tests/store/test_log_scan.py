@@ -8,12 +8,17 @@ import pytest
 
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
+from ha.protocol.store_files import Checkpoint
 from ha.store.files import File, OsFile
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import Segment
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
-from tests.store.stores import dispatched, message, small_options
+from ha.store.recovery import LogRecovery
+from ha.store.rewrite import write_again
+from ha.store.segment_files import ZeroFilled
+from tests.store.disks import run_inline
+from tests.store.stores import dispatched, message, open_small, small_options
 
 MIB = 1 << 20
 SIZE = 256 * MIB
@@ -46,6 +51,18 @@ class ReservedFile:
 
     def next_range(self, position: int) -> tuple[int, int] | None:
         return (position, self.data_end) if position < self.data_end else None
+
+
+class ShortFile(ReservedFile):
+    """A file that another program has truncated after its content. Fails a scan that never ends."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        self.read_bytes += 1
+        assert self.read_bytes < 1000
+        return self.content[position : position + size]
+
+    def sync(self) -> None:
+        pass
 
 
 def record(physical_offset: int, queue_offset: int) -> bytes:
@@ -110,6 +127,40 @@ def test_repeated_starts_do_not_read_more() -> None:
         OsFile.zero(file, end, SIZE - end)  # type: ignore[arg-type]
         read_bytes.append(file.read_bytes - before)
     assert len(set(read_bytes)) == 1
+
+
+async def test_a_scan_ends_where_the_file_ends() -> None:
+    content, end = log_of(50)
+    file: File = ShortFile(content)  # type: ignore[assignment]
+    scan = LogScan([Segment(0, SIZE, file)], StoreOptions(root=Path("/store"), segment_size=SIZE), is_clean=True)
+    found = await scan.find_end(0, run_inline)
+    assert (found.position, found.reason) == (end, "the file ends here")
+
+
+async def test_the_zero_filled_part_of_a_file_that_another_program_truncates_is_listed() -> None:
+    content, end = log_of(50)
+    file: File = ShortFile(content)  # type: ignore[assignment]
+    async with open_small(segment_size=SIZE) as store:
+        recovery = LogRecovery(
+            store._parts,
+            [Segment(0, SIZE, file)],
+            [ZeroFilled(end, SIZE, "the file was too short")],
+            Checkpoint(0, 0, 0),
+            is_clean=True,
+            are_queues_whole=True,
+            queues_prove=False,
+            known_end=0,
+        )
+        recovery.list_found(SIZE, [])
+        [damage] = store.damage.open
+        assert (damage.begin, damage.end) == (end, SIZE)
+
+
+def test_bytes_that_the_file_has_lost_are_not_written_again() -> None:
+    content, end = log_of(50)
+    file: File = ShortFile(content)  # type: ignore[assignment]
+    write_again([Segment(0, SIZE, file)], 0, end + 1)
+    assert file.content == content  # type: ignore[attr-defined]
 
 
 def large_options(root: Path, message_size_max: int, **changes: Any) -> StoreOptions:
