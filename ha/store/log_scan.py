@@ -77,8 +77,9 @@ class LogScan:
 
     def segment_at(self, physical_offset: int) -> Segment | None:
         """Returns the segment that contains a physical offset; None if none of `segments` does."""
-        number = (physical_offset - self.segments[0].start) // self.segments[0].size
-        return self.segments[number] if 0 <= number < len(self.segments) else None
+        segments = self.segments
+        number = (physical_offset - segments[0].start) // segments[0].size if segments else 0
+        return segments[number] if 0 <= number < len(segments) else None
 
     def timestamp_at(self, physical_offset: int) -> int:
         """Returns the store time of the good record at a physical offset, in ms since 1970; 0 if there is none."""

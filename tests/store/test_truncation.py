@@ -155,6 +155,7 @@ async def test_truncation_is_refused_except_at_record_boundaries() -> None:
 
 async def test_where_a_record_ends() -> None:
     async with open_small() as store:
+        assert await store.record_end(0) is None, "the log is empty"
         results = await filled(store, 60)
         for result in (results[0], results[-1]):
             assert await store.record_end(result.physical_offset) == result.next_offset
