@@ -252,7 +252,7 @@ class ConsumeQueue:
                 break
         self.max_offset = position
         if position > first and self._entry(first)[:2] == (0, BLANK_SIZE):
-            self.min_offset = self._search(0)
+            self.min_offset = self.end_before(0)
         self.has_lost_entries = files.has_data_from(position, data)
         if self.has_lost_entries:
             logger.error("queue.entries_lost topic=%s queue_id=%d from=%d", self.topic, self.queue_id, position)
@@ -272,7 +272,7 @@ class ConsumeQueue:
 
         The caller syncs the zeros: see `QueueFiles.take_zeroed`.
         """
-        keep = self._search(physical_offset)
+        keep = self.end_before(physical_offset)
         removed = self.max_offset - keep
         if removed:
             self.max_offset = keep
@@ -293,7 +293,7 @@ class ConsumeQueue:
         """
         if not self.files.starts:
             return 0  # dispatch may be about to add the first file, and then sets `min_offset`
-        self.min_offset = self._search(max(log_min_offset, 0))
+        self.min_offset = self.end_before(max(log_min_offset, 0))
         deleted = 0
         while len(self.files.starts) > 1 and self.files.starts[1] <= self.min_offset:
             self.files.remove(self.files.starts[0])
@@ -307,7 +307,7 @@ class ConsumeQueue:
         Files with no other entries are deleted, except for the last one. In the first file that stays, the removed
         entries become blank, as in a queue that began with the next entry.
         """
-        begin, first = self._search(before), self.min_offset
+        begin, first = self.end_before(before), self.min_offset
         if begin <= first:
             return
         files = self.files
@@ -336,9 +336,9 @@ class ConsumeQueue:
 
     def sync_from(self, physical_offset: int) -> None:
         """Syncs the files with entries of records at or beyond a physical offset. Blocking. Raises OSError."""
-        self.files.sync_from(self._search(physical_offset))
+        self.files.sync_from(self.end_before(physical_offset))
 
-    def _search(self, physical_offset: int) -> int:
+    def end_before(self, physical_offset: int) -> int:
         """Returns the queue offset after the last entry of a record before a physical offset.
 
         Zeroed entries have no physical offset: a power loss can leave them at the end, and damage anywhere. They count
@@ -372,7 +372,7 @@ class ConsumeQueue:
     def first_record_from(self, physical_offset: int) -> int | None:
         """Returns the physical offset of the first record at or beyond `physical_offset` that has an entry; None if
         none has."""
-        begin = self._search(physical_offset)
+        begin = self.end_before(physical_offset)
         while begin < self.max_offset:
             end = min(begin + _NEAR_ENTRIES, self.files.start_of(begin) + self.files.file_entries, self.max_offset)
             for at, size, _ in ENTRY.iter_unpack(self.files.read(begin, end - begin)):
@@ -384,7 +384,7 @@ class ConsumeQueue:
     def records_in(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Returns (physical offset, size in bytes) of the records that have an entry and begin within [begin, end)."""
         found: list[tuple[int, int]] = []
-        position = self._search(begin)
+        position = self.end_before(begin)
         while position < self.max_offset:
             for physical_offset, size, _ in self.read(position, _READ_ENTRIES):
                 if physical_offset >= end:
@@ -396,7 +396,7 @@ class ConsumeQueue:
 
     def last_record_before(self, physical_offset: int) -> int:
         """Returns the physical offset of the last record before `physical_offset` that has an entry; -1 if none has."""
-        end = self._search(physical_offset)
+        end = self.end_before(physical_offset)
         while end > self.min_offset:
             begin = max(end - _NEAR_ENTRIES, self.files.start_of(end - 1), self.min_offset)
             for at, size, _ in reversed(list(ENTRY.iter_unpack(self.files.read(begin, end - begin)))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -80,6 +81,16 @@ def segment_wanted(
         patch.setattr(node.store.log, "append", lambda *_: [])
         patch.setattr(node.store.log, "add_segment", add_segment)
         yield
+
+
+def keep_log_from(root: Path, begin: int) -> None:
+    """Deletes all files of a store but the segments from physical offset `begin` on."""
+    for path in root.iterdir():
+        if path.name != "commitlog":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (root / "commitlog").iterdir():
+        if int(path.name) < begin:
+            path.unlink()
 
 
 def record_count(node: Node) -> int:
@@ -537,6 +548,27 @@ async def test_retention_flushes_a_snapshot_that_was_written_before(tmp_path: Pa
         node.store.retention.disk_used_ratio = 0.99
         assert await node.store.retention.clean() > 0
         assert flushed.value >= snapshot_end
+
+
+async def test_messages_of_a_queue_that_begins_again_in_another_log_are_popped(tmp_path: Path) -> None:
+    """An operator replaced the log by one that has the records of POP, but no message of the queue.
+
+    The first pop began where the queue ended by then, after messages that were stored since the start.
+    """
+    store: dict[str, Any] = {"segment_size": 1 << 16}
+    async with open_node(tmp_path, store_changes=store) as node:
+        await put_many(node, 8, queue_count=1)
+        await node.broker.put_service.put([Message("TT", 1, bytes(1000)) for _ in range(60)])
+        await node.broker.put_service.put([Message("TT", 1, bytes(1000)) for _ in range(60)])
+        assert len(await pop_messages(node, queueId=0)) == 9
+        await node.dispatched()
+        begin = node.store.log.segments[-1].start
+        assert begin > 0
+    keep_log_from(tmp_path, begin)
+    async with open_node(tmp_path, store_changes=store) as node:
+        await trio.sleep(0.1)
+        assert (await node.send(b"new")).ext_fields["queueOffset"] == "0"
+        assert bodies(await pop_messages(node, queueId=0)) == [b"new"]
 
 
 @pytest.mark.parametrize("offset", [1, 5])

@@ -624,3 +624,12 @@ def test_a_due_time_that_a_flipped_bit_has_changed_is_not_known(outcome: Outcome
     The checker expected the delivery of a message whose due time could not be read any more.
     """
     assert any("timer.dropped" in line for line in outcome.trace)
+
+
+def test_pop_begins_again_where_a_queue_ended_when_its_log_was_replaced(outcome: Outcome) -> None:
+    """An operator replaces a damaged log by a slave's, which has records of POP, but no message of their queues.
+
+    The next messages got queue offsets below the next one to pop. The first pop corrected that to the queue's end by
+    then, after messages that nobody had got.
+    """
+    assert any("pop.offset_corrected" in line for line in outcome.trace)

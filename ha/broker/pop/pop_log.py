@@ -435,6 +435,8 @@ class PopLog:
                 if not records:
                     offset += 1
             await finish_copied(self._store, state, queue)
+        for popped in state.queues.values():
+            self._correct_next_offset(state, popped, end)
         logger.info(
             "pop.loaded records=%d queues=%d in_flight=%d duration_s=%.3f",
             record_count,
@@ -443,6 +445,19 @@ class PopLog:
             trio.current_time() - began,
         )
         return state
+
+    def _correct_next_offset(self, state: PopState, popped: PopQueue, log_end: int) -> None:
+        """Moves the next offset back to where the queue ended at `log_end`, a physical offset, if it is beyond that.
+
+        The log has then lost its end, or was replaced by one with fewer messages of the queue, and the next messages
+        get queue offsets of popped ones. Correcting that at the first pop would skip what was stored until then.
+        """
+        _, topic, queue_id = popped.key
+        queue = self._store.queues.get(topic, queue_id)
+        end = queue.end_before(log_end) if queue is not None else 0
+        if popped.next_offset > end:
+            logger.warning("pop.offset_corrected key=%r from=%d to=%d", popped.key, popped.next_offset, end)
+            state.reset(popped, end)
 
     async def _read(self, queue: ConsumeQueue, offset: int) -> list[bytes]:
         """Returns records from queue offset `offset` on; none if the first one is lost."""
