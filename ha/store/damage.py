@@ -9,7 +9,7 @@ remaining damage again by checksums and records.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -46,6 +46,11 @@ class DamagedRange(msgspec.Struct, eq=False):
     """The peer that sent the right bytes, or "the disk, read again"; empty while the range isn't healed"""
     heal_trouble: str = ""
     """Why the last attempt to heal the range failed"""
+
+
+def _ordered(ranges: Iterable[DamagedRange]) -> list[DamagedRange]:
+    """Returns the ranges in the order that lookups rely on: lowest begin first."""
+    return sorted(ranges, key=lambda each: each.begin)
 
 
 class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +107,7 @@ class DamageRegistry:
                 return known
         damage = DamagedRange(begin, end, file, reason, found_by, self._wall_clock_ms(), by_checksum)
         if len(self._open) < OPEN_COUNT_MAX:
-            self._open = sorted([*self._open, damage], key=lambda each: each.begin)
+            self._open = _ordered([*self._open, damage])
         self.found_count += 1
         logger.error(
             "commitlog.damage_found file=%s begin=%d end=%d found_by=%s reason=%r", file, begin, end, found_by, reason
@@ -145,6 +150,7 @@ class DamageRegistry:
             return
         self._log_healed(damage, begin, source)
         damage.begin = begin
+        self._open = _ordered(self._open)
         self._notify()
 
     def _log_healed(self, damage: DamagedRange, end: int, source: str) -> None:
@@ -184,6 +190,7 @@ class DamageRegistry:
             if damage.end > end:
                 damage.begin = record_before(damage.begin) if damage.by_checksum else damage.begin
                 damage.end, damage.by_checksum = end, False
+                self._open = _ordered(self._open)
                 self._notify()
 
     async def wait_changed(self) -> None:
