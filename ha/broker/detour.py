@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ha.broker.stored_properties import join, without
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import (
     CRC32,
@@ -145,14 +146,13 @@ def real_message(record: MessageRecord) -> Message:
         raise ValueError(f"the message has no {REAL_TOPIC if topic is None else REAL_QUEUE_ID}")
     raw = record.properties
     if CRC32 in properties:  # of the record in the system topic; the store computes a new one
-        del properties[CRC32]
-        raw = encode_properties(properties)
+        raw = without(raw, CRC32)
     return message_of(record, topic, parse_int(queue_id), raw)
 
 
 def with_notes(properties: bytes, notes: Mapping[str, str]) -> bytes:
     """Returns `properties` with the informational `notes` appended, or unchanged if that exceeds NOTED_SIZE_MAX."""
-    noted = properties + encode_properties(notes)
+    noted = join(properties, encode_properties(notes))
     return noted if len(noted) <= NOTED_SIZE_MAX else properties
 
 

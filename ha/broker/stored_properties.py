@@ -18,6 +18,7 @@ from ha.protocol.properties import (
     CLUSTER,
     MSG_REGION,
     TRACE_ON,
+    UNIQ_KEY,
     decode_properties,
     encode_properties,
     find_property,
@@ -88,7 +89,7 @@ class StoredProperties:
         unique_key = _unique_key(text, raw) if "UNIQ_KEY\x01" in text else None
         if is_batch and unique_key is not None:
             # 5.x clients give the batch itself a key; appended to a message's own pairs it would become the message's.
-            raw = _without_unique_key(raw)
+            raw = without(raw, UNIQ_KEY)
         end = b"\x02" if raw and raw[-1] != 2 else b""
         if unique_key is None and not is_batch:
             unique_key = self._unique_id()
@@ -112,6 +113,13 @@ def join(own: bytes, added: bytes) -> bytes:
     return own + added if not own or own[-1] == 2 else own + b"\x02" + added
 
 
+def without(raw: bytes, *names: str) -> bytes:
+    """Returns the property string `raw` without the properties `names`. The others keep their bytes: decoded and
+    encoded again, they would be longer if they are not UTF-8."""
+    marks = tuple(f"{name}\x01".encode() for name in names)
+    return b"\x02".join(pair for pair in raw.split(b"\x02") if not pair.startswith(marks))
+
+
 def _unique_key(text: str, raw: bytes) -> str | None:
     """Returns the value of UNIQ_KEY in a property string that contains this name, given as text and as bytes; None if
     it is only part of another name or value."""
@@ -120,7 +128,3 @@ def _unique_key(text: str, raw: bytes) -> str | None:
     if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:
         return text[at + 9 : end]
     return find_property(raw, b"UNIQ_KEY")
-
-
-def _without_unique_key(raw: bytes) -> bytes:
-    return b"\x02".join(pair for pair in raw.split(b"\x02") if not pair.startswith(b"UNIQ_KEY\x01"))

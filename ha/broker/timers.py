@@ -41,6 +41,7 @@ from ha.broker.limited_log import LimitedLog
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.queue_times import bounds
+from ha.broker.stored_properties import without
 from ha.broker.timer_index import TimerIndex
 from ha.broker.timer_postponed import PostponedTimers
 from ha.errors import DiskFailed, RemoteProtocolError
@@ -52,7 +53,6 @@ from ha.protocol.properties import (
     TIMER_ENQUEUE_MS,
     TIMER_ROLL_TIMES,
     UNIQ_KEY,
-    encode_properties,
 )
 from ha.protocol.record import TIMER_CODE_MIN, MessageRecord, decode_record, timer_code
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
@@ -467,13 +467,12 @@ class TimerService:
         return end
 
     def _rolled(self, record: MessageRecord) -> PutRequest:
-        properties = record.property_map()
         try:
-            times = parse_int(properties.pop(TIMER_ROLL_TIMES, "0"))
+            times = parse_int(record.property_map().get(TIMER_ROLL_TIMES, "0"))
         except ValueError:  # a producer may set it to anything
             times = 0
-        properties.pop(CRC32, None)  # of this record; the store computes a new one
-        raw = with_notes(encode_properties(properties), {TIMER_ROLL_TIMES: str(times + 1)})
+        raw = without(record.properties, TIMER_ROLL_TIMES, CRC32)  # the store computes a new CRC
+        raw = with_notes(raw, {TIMER_ROLL_TIMES: str(times + 1)})
         message = message_of(record, TIMER_TOPIC, 0, raw)
         return PutRequest(messages=(message,), waits=False, frees_space=True)
 

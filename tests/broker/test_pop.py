@@ -292,8 +292,10 @@ async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node) -
     assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%%RETRY%")]
 
 
-async def test_message_without_room_for_further_properties_is_delivered_again(node: Node) -> None:
-    raw = b"filler\x01%b\x02" % (b"x" * (PROPERTIES_SIZE_MAX - 8))
+@pytest.mark.parametrize("filler", [b"x", b"\xff"])
+async def test_message_without_room_for_further_properties_is_delivered_again(node: Node, filler: bytes) -> None:
+    """Bytes that are not UTF-8 stay as they are, in place of three bytes each."""
+    raw = b"filler\x01%b\x02" % (filler * (PROPERTIES_SIZE_MAX - 8))
     await send(node, b"first", e=1)
     await node.broker.put_service.put([Message("TT", 0, b"full", raw)])
     await node.dispatched()

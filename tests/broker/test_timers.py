@@ -522,11 +522,15 @@ async def test_a_message_is_rolled_once_if_one_before_it_needs_a_segment(
         assert node.broker.timers.statistics().delivered_count == 2
 
 
-async def test_a_message_without_room_for_further_properties_is_rolled_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filler", [b"x", b"\xff"])
+async def test_a_message_without_room_for_further_properties_is_rolled_once(tmp_path: Path, filler: bytes) -> None:
+    """Bytes that are not UTF-8 stay as they are, in place of three bytes each."""
     async with open_node(tmp_path, store_changes={**EXPIRED, "segment_size": 65_536}) as node:
         for number in range(3):
             await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=500), e=0)
-        await node.broker.put_service.put([largest_message(b"full", 500)])
+        full = largest_message(b"full", 500)
+        full.properties = full.properties.replace(b"x", filler)
+        await node.broker.put_service.put([full])
         for _ in range(3):
             await fill_segments(node)
             await node.store.retention.clean(at_any_hour=True)

@@ -33,9 +33,10 @@ from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import Batch, PopState
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
+from ha.broker.stored_properties import without
 from ha.errors import RemoteProtocolError
 from ha.protocol.pop import FIRST_POP_TIME, NORMAL, ORIGIN_GROUP, popped_topic, retry_topic
-from ha.protocol.properties import CRC32, encode_properties
+from ha.protocol.properties import CRC32
 from ha.protocol.record import (
     RECONSUME_TIMES_MAX,
     RECORD_PLACE,
@@ -187,11 +188,9 @@ class Revival:
         return name
 
     def _copy_of(self, record: MessageRecord, batch: Batch, topic: str) -> Message:
-        properties = record.property_map()
-        properties.pop(CRC32, None)  # of this record; the store computes a new one
-        properties.pop(ORIGIN_GROUP, None)
-        raw = with_notes(encode_properties(properties), {ORIGIN_GROUP: batch.queue.key[0]})
-        if FIRST_POP_TIME not in properties:
+        raw = without(record.properties, ORIGIN_GROUP, CRC32)  # the store computes a new CRC
+        raw = with_notes(raw, {ORIGIN_GROUP: batch.queue.key[0]})
+        if FIRST_POP_TIME not in record.property_map():
             raw = with_notes(raw, {FIRST_POP_TIME: str(batch.pop_time_ms)})
         message = message_of(record, topic, 0, raw)
         message.born_host = self._own_host
