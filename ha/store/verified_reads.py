@@ -158,13 +158,13 @@ class VerifiedReads:
             end = log.max_offset.value
             if physical_offset > end:
                 raise OffsetGone(physical_offset, log.min_offset, end)
+            if physical_offset == end or size_max <= 0:
+                return memoryview(b"")
             segment = log.segment_at(physical_offset)
             sums = self.checksums.peek(segment.start)  # once: a worker may drop them meanwhile
             if sums is None:
                 await self.load_sums(segment)
                 continue  # damage found meanwhile by a walk of the records has to be considered
-            if min(size_max, segment.end - physical_offset, end - physical_offset) <= 0:
-                return memoryview(b"")
             generation = log.generation
             found = await self._read_once(segment, self._blocks(segment, sums, physical_offset, size_max), found_by)
             if found is not None:

@@ -363,3 +363,16 @@ async def test_checksums_that_a_worker_drops_during_a_read_are_used(
             assert cached.tobytes() == right
         else:
             assert await store.log.read_all(0, 100) == right
+
+
+async def test_a_read_at_the_end_of_the_log_is_empty_also_at_the_end_of_the_last_segment() -> None:
+    async with open_small() as source:
+        await source.log.put([message(number, size=400) for number in range(12)])
+        raw = await all_bytes(source)
+    async with open_small(is_slave=True) as store:
+        await store.log.append_raw(0, raw[:1000])
+        assert bytes(await store.verified.read(1000, 100, "replication")) == b""
+        await store.log.append_raw(1000, raw[1000:SEGMENT])
+        assert bytes(await store.verified.read(SEGMENT, 100, "replication")) == b""
+        with pytest.raises(OffsetGone):
+            await store.verified.read(SEGMENT + 1, 100, "replication")
