@@ -312,14 +312,20 @@ class EtcdAgreement:
         deadline = trio.current_time() + timeout_s
         key, expected = self._prefix + name, 0
         operations = [put(name, record, lease.id if lease is not None else 0)]
+        may_come_late = False
         while True:
             remaining_s = deadline - trio.current_time()
             compare = [is_unchanged(name, expected)]
-            revision, txn, in_doubt = await self._txn(what, compare, operations, remaining_s, lease)
-            if revision:
-                return revision
-            found = _found(txn).get(key, KeyValue(key=key))
-            check(found)
+            try:
+                revision, txn, in_doubt = await self._txn(what, compare, operations, remaining_s, lease)
+                if revision:
+                    return revision
+                may_come_late = may_come_late or in_doubt
+                found = _found(txn).get(key, KeyValue(key=key))
+                check(found)
+            except AgreementUnavailable as error:
+                outcome_unknown = error.outcome_unknown or may_come_late
+                raise AgreementUnavailable(what, error.reason, outcome_unknown=outcome_unknown) from None
             if in_doubt and found.value == value_of(record):
                 return found.mod_revision
             if in_doubt and lease is None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -267,6 +268,26 @@ async def test_the_last_member_record_counts(cluster: EtcdCluster) -> None:
         await agreement.put_member(1, MEMBER, lease=lease)
         first.heal()
         await assert_stays(agreement, lambda view: view.members == {1: MEMBER})
+
+
+async def test_an_attempt_may_be_executed_after_the_time_for_another_is_over(
+    cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second way answers that the key exists, and there is no time left to replace it."""
+    async with open_late_way(cluster) as (prepared, agreement, first):
+        lease = await prepared.grant_lease(60)
+        await prepared.put_member(1, replace(MEMBER, max_offset=900), lease=lease)
+        call, limits = agreement._client.call, [2.0, 0.0]
+
+        async def call_in_time(*given: Any, timeout_s: float, changes: bool) -> tuple[bytes, bool]:
+            return await call(*given, timeout_s=limits.pop(0), changes=changes)
+
+        monkeypatch.setattr(agreement._client, "call", call_in_time)
+        first.requests.shut()
+        with pytest.raises(AgreementUnavailable, match="no time was given") as caught:
+            await agreement.put_member(1, MEMBER, lease=lease)
+        assert first.request_bytes > 0
+        assert caught.value.outcome_unknown
 
 
 async def test_a_served_switch_request_is_not_repeated(cluster: EtcdCluster) -> None:
