@@ -228,7 +228,9 @@ class Truncation:
         segments = log.begin_truncation(offset)
         parts.flusher.fail_beyond(offset)
         await run(parts.verified.truncate, offset)
-        parts.damage.truncate(offset, self._boundary)
+        divided = [damage.begin for damage in parts.damage.open if damage.begin < offset < damage.end]
+        record_begins = {begin: await run(self._boundary, begin) for begin in divided}
+        parts.damage.truncate(offset, lambda begin: record_begins.get(begin, begin))
         scan = LogScan(list(log.segments), parts.options, is_clean=True)
         # The store time of the last dispatched record suffices: later ones are read before the next put anyway
         # (undispatched.py).
