@@ -12,7 +12,7 @@ messages for old ones. Source: AdminBrokerProcessor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import trio
 
@@ -111,6 +111,8 @@ class AdminTopics:
         retry_topics = self._retry_topics(topic)
         for each in retry_topics:
             refuse_if(await self._topics.delete(each))
+        # Before the offsets are removed, without which a repetition of this request would not find these topics.
+        refuse_if(await self._delete_messages(retry_topics, log.max_offset.value))
         self._puts.drain()
         while self._puts.is_blocked:
             await self._puts.wait_unblocked()
@@ -123,15 +125,20 @@ class AdminTopics:
             self._offsets.remove(topic=each)
             self._reads.forget(topic=each)
         refuse_if(await self._offsets.logged())
-        with trio.move_on_after(DISPATCH_TIMEOUT_S) as dispatching:
+        with trio.move_on_after(DISPATCH_TIMEOUT_S):
             while log.dispatched_offset.value < end:
                 await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        if not dispatching.cancelled_caught:
-            topics = [each for each in topics if self._store.queues.not_empty((each,))]
-        refuse_if(await self._topics.delete_messages(topics, end))
+        refuse_if(await self._delete_messages(topics, end))
         refuse_if(await self._tables.clear_deleted_topics())
         await self._topics.announce()
         return command.reply(ResponseCode.SUCCESS)
+
+    async def _delete_messages(self, topics: Sequence[str], end: int) -> str:
+        """Records that the messages of `topics` before physical offset `end` are deleted, if there are or may be some.
+        Returns why it is not possible, or ""."""
+        if self._store.log.dispatched_offset.value >= end:
+            topics = [each for each in topics if self._store.queues.not_empty((each,))]
+        return await self._topics.delete_messages(topics, end)
 
     def _retry_topics(self, topic: str) -> list[str]:
         """Returns the topics of POP retries of a topic, for the groups that have offsets in it. Includes a retry topic

@@ -232,6 +232,28 @@ async def test_repeated_deletion_of_a_topic_includes_its_retry_topics(
     assert not node.store.queues.not_empty((name,))
 
 
+async def test_deletion_that_fails_after_the_offsets_were_removed_is_completed_by_another(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request found no retry topic of a group without offsets, whose messages stayed."""
+    offsets, name = node.broker.offsets, retry_topic("g", "T1", is_v2=True)
+    assert (await node.send(b="T1")).code == 0
+    offsets.commit("g", "T1", 0, 1)
+    await node.broker.topics.ensure(name, 1)
+    await node.broker.put_service.put([Message(name, 0, b"retried")])
+    await node.dispatched()
+
+    async def not_logged() -> str:
+        return "not acknowledged"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offsets, "logged", not_logged)
+        assert (await node.ask(215, topic="T1")).code != 0
+    assert offsets.topics_of("g") == []
+    assert (await node.ask(215, topic="T1")).code == 0
+    assert not node.store.queues.not_empty(("T1", name))
+
+
 async def test_messages_that_wait_for_the_log_are_deleted_with_their_topic(node: Node) -> None:
     """They were stored after the end of the deleted messages, and stayed in the queue."""
     assert (await node.send(b="T1")).code == 0
