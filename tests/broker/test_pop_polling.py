@@ -368,6 +368,25 @@ async def test_reset_of_the_offset_while_a_pop_waits_or_reads_is_not_missed(
         await wait_all_tasks_blocked()
 
 
+async def test_reset_to_the_offset_that_a_pop_is_reading_repeats_nothing(
+    node: Node, may_read: tuple[trio.Event, trio.Event]
+) -> None:
+    """The messages, which were read after the reset, were delivered again to the next pop."""
+    may_read[1].set()
+    await send(node, b"0", b"1")
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert bodies(await pop_messages(node)) == [b"0", b"1"]
+
+        await wait_all_tasks_blocked()
+        assert node.broker.offsets.reset("g", "TT", 0, 0)
+        may_read[0].set()
+    assert node.broker.offsets.get("g", "TT", 0) == 2
+    assert await pop_messages(node) == []
+
+
 async def test_only_a_selected_tag_wakes(node: Node) -> None:
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)

@@ -65,8 +65,9 @@ class PopService:
         )
         self.master_services: Sequence[Service] = (self._pop_log.serve, self._revival.serve)
         self.release = self._pop_log.release
-        core.tables.offsets.on_removed = self._on_removed
-        core.tables.offsets.on_reset = self._on_reset
+        self._offsets = core.tables.offsets
+        self._offsets.on_removed = self._on_removed
+        self._offsets.on_reset = self._on_reset
 
     def statistics(self) -> PopStatistics:
         """Returns a snapshot."""
@@ -109,6 +110,9 @@ class PopService:
         state = self._pop_log.state
         queue = None if state is None else state.get((group, topic, queue_id))
         if state is not None and queue is not None:
+            if queue.is_busy and queue.next_offset == offset:
+                self._offsets.take_reset(group, topic, queue_id)  # by the pop that is reading from there
+                queue.committed = offset
             state.reset(queue, offset)
             self.holds.wake_for(queue.key)
 
