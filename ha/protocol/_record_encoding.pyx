@@ -1,7 +1,4 @@
-"""Compiled twin of `record_run` in record_encoding.py.
-
-A number that does not fit its field raises OverflowError; callers check the numbers before.
-"""
+"""Compiled twin of `record_run` in record_encoding.py."""
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -51,23 +48,24 @@ cdef inline unsigned char *_grow(Run *run, Py_ssize_t size) except NULL:
     return run.at + run.size - size
 
 
-def record_run(messages, Py_ssize_t first, dict queue_offsets not None, long long physical_offset, Py_ssize_t room,
-               store_timestamp_ms, bytes store_host not None, *, Py_ssize_t body_size_max,
-               Py_ssize_t properties_size_max, bint append_property_crc, result):
+def record_run(messages, Py_ssize_t first, dict queue_offsets not None, dict advanced not None,
+               long long physical_offset, Py_ssize_t room, store_timestamp_ms, bytes store_host not None, *,
+               Py_ssize_t body_size_max, Py_ssize_t properties_size_max, bint append_property_crc, result):
     cdef Run run
     cdef list results = []
     run.at, run.size, run.room = NULL, 0, 0
     try:
-        _fill(&run, results, messages, first, queue_offsets, physical_offset, room, store_timestamp_ms, store_host,
-              body_size_max, properties_size_max, append_property_crc, result)
+        _fill(&run, results, messages, first, queue_offsets, advanced, physical_offset, room, store_timestamp_ms,
+              store_host, body_size_max, properties_size_max, append_property_crc, result)
         return PyBytes_FromStringAndSize(<char *>run.at, run.size), results
     finally:
         free(run.at)
 
 
-cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_offsets, long long physical_offset,
-                Py_ssize_t room, store_timestamp_ms, bytes store_host, Py_ssize_t body_size_max,
-                Py_ssize_t properties_size_max, bint append_property_crc, result) except False:
+cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_offsets, dict advanced,
+                long long physical_offset, Py_ssize_t room, store_timestamp_ms, bytes store_host,
+                Py_ssize_t body_size_max, Py_ssize_t properties_size_max, bint append_property_crc,
+                result) except False:
     cdef object ok = PutStatus.PUT_OK, topic, body, field_of = None
     cdef tuple key = None
     cdef bytes properties, born_host, field = b""
@@ -92,7 +90,9 @@ cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_o
             # Consecutive messages are often in the same queue.
             if key is None or topic is not key[0] or message.queue_id is not key[1]:
                 key = (topic, message.queue_id)
-                known = PyDict_GetItemWithError(queue_offsets, key)
+                known = PyDict_GetItemWithError(advanced, key)
+                if known == NULL:
+                    known = PyDict_GetItemWithError(queue_offsets, key)
                 if known == NULL:
                     break
                 next_offset = <object>known
@@ -133,7 +133,7 @@ cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_o
             _write_property_crc(begin, at, needs_separator)
         if is_counted:
             next_offset = queue_offset + 1
-            queue_offsets[key] = next_offset
+            advanced[key] = next_offset
         results.append(result(ok, physical_offset, size, queue_offset, store_timestamp_ms))
         physical_offset += size
         room -= size

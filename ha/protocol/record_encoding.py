@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
@@ -80,7 +81,7 @@ def encode_record(
     """Returns the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
 
     Raises LocalProtocolError if the topic or the stored properties (with the CRC) exceed 32767 bytes. Raises
-    struct.error if a number does not fit its field.
+    OverflowError if a number does not fit its field.
     """
     field, body, properties, born_host = topic_field(message.topic), message.body, message.properties, message.born_host
     properties_size = _stored_properties_size(properties, append_property_crc)
@@ -94,25 +95,29 @@ def encode_record(
     if len(store_host) == _HOST_V6_SIZE:
         sys_flag |= SysFlag.STOREHOST_V6
     head = HEADS[sys_flag & HOSTS_V6]
+    try:
+        packed = head.pack(
+            head.size + len(body) + len(field) + _UINT16.size + properties_size,
+            MAGIC_V1 if len(field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2,
+            crc32(body) & CRC_MASK,
+            message.queue_id,
+            message.flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            message.born_timestamp_ms,
+            born_host,
+            store_timestamp_ms,
+            store_host,
+            message.reconsume_times,
+            message.prepared_transaction_offset,
+            len(body),
+        )
+    except struct.error as error:
+        raise OverflowError(str(error)) from None
     record = b"".join(
         (
-            head.pack(
-                head.size + len(body) + len(field) + _UINT16.size + properties_size,
-                MAGIC_V1 if len(field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2,
-                crc32(body) & CRC_MASK,
-                message.queue_id,
-                message.flag,
-                queue_offset,
-                physical_offset,
-                sys_flag,
-                message.born_timestamp_ms,
-                born_host,
-                store_timestamp_ms,
-                store_host,
-                message.reconsume_times,
-                message.prepared_transaction_offset,
-                len(body),
-            ),
+            packed,
             body,
             field,
             _UINT16.pack(properties_size),
@@ -131,6 +136,7 @@ def record_run(
     messages: Sequence[Message],
     first: int,
     queue_offsets: dict[tuple[str, int], int],
+    advanced: dict[tuple[str, int], int],
     physical_offset: int,
     room: int,
     store_timestamp_ms: int,
@@ -144,10 +150,13 @@ def record_run(
     """Encodes messages as consecutive records, from `messages[first]` on. Returns the records as one byte string, and
     for each the value of `result`, called with PUT_OK, physical offset, size, queue offset and store time.
 
-    `physical_offset`: that of the first record. `queue_offsets` holds the next queue offset of each (topic, queue id)
-    and is updated. A prepared or rolled back message gets queue offset 0 and neither needs nor advances that of its
-    queue. The run ends before the first message whose record exceeds what is left of `room` bytes, whose queue offset
-    is missing, whose body or properties exceed their limits, or whose topic needs V2.
+    `physical_offset`: that of the first record. `queue_offsets` holds the next queue offset of each (topic, queue id),
+    unless `advanced` does; only `advanced` is updated. A prepared or rolled back message gets queue offset 0 and
+    neither needs nor advances that of its queue. The run ends before the first message whose record exceeds what is
+    left of `room` bytes, whose queue offset is missing, whose body or properties exceed their limits, or whose topic
+    needs V2.
+
+    Raises OverflowError if a number does not fit its field; discard `advanced` then.
     """
     records: list[bytes] = []
     results: list[ResultT] = []
@@ -155,7 +164,7 @@ def record_run(
         message = messages[number]
         is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
         key = (message.topic, message.queue_id)
-        queue_offset = queue_offsets.get(key) if is_counted else 0
+        queue_offset = advanced.get(key, queue_offsets.get(key)) if is_counted else 0
         size = record_size(message, store_host_size=len(store_host), append_property_crc=append_property_crc)
         if (
             queue_offset is None
@@ -177,7 +186,7 @@ def record_run(
             )
         )
         if is_counted:
-            queue_offsets[key] = queue_offset + 1
+            advanced[key] = queue_offset + 1
         results.append(result(PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms))
         physical_offset += size
         room -= size

@@ -85,7 +85,11 @@ class RecordMaker:
     ) -> tuple[bytes, list[AppendResult]]:
         """Returns the records of `messages[first:]`, contiguous from `physical_offset` on, with store time `now_ms`,
         and the result of each message, which says where it is stored or why it is refused. Ends before the first
-        message whose record doesn't fit into the rest of `room` bytes."""
+        message whose record doesn't fit into the rest of `room` bytes.
+
+        Raises OverflowError if a number doesn't fit its field; no queue offset is assigned then.
+        """
+        advanced: dict[tuple[str, int], int] = {}  # next offsets after these records
         records: list[bytes] = []
         results: list[AppendResult] = []
         end = physical_offset + room
@@ -94,6 +98,7 @@ class RecordMaker:
                 messages,
                 first + len(results),
                 self._next_offsets,
+                advanced,
                 physical_offset,
                 end - physical_offset,
                 now_ms,
@@ -111,18 +116,22 @@ class RecordMaker:
                     continue
                 if self._size_of(message) > end - physical_offset:
                     break
-                written, result = self._unusual(message, physical_offset, now_ms)
+                written, result = self._unusual(message, physical_offset, now_ms, advanced)
                 made = [result]
             records.append(written)
             results += made
             physical_offset += len(written)
+        self._next_offsets.update(advanced)
         return b"".join(records), results
 
-    def _unusual(self, message: Message, physical_offset: int, now_ms: int) -> tuple[bytes, AppendResult]:
+    def _unusual(
+        self, message: Message, physical_offset: int, now_ms: int, advanced: dict[tuple[str, int], int]
+    ) -> tuple[bytes, AppendResult]:
         """Returns the record, and the result, of a message that `record_run` doesn't handle: the first of its queue, or
         one with a long topic."""
         is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
-        queue_offset = self.next_queue_offset(message.topic, message.queue_id) if is_counted else 0
+        key = (message.topic, message.queue_id)
+        queue_offset = (advanced.get(key) or self.next_queue_offset(*key)) if is_counted else 0
         record = encode_record(
             message,
             queue_offset=queue_offset,
@@ -132,7 +141,7 @@ class RecordMaker:
             append_property_crc=self._append_property_crc,
         )
         if is_counted:
-            self._next_offsets[(message.topic, message.queue_id)] = queue_offset + 1
+            advanced[key] = queue_offset + 1
         return record, AppendResult(PutStatus.PUT_OK, physical_offset, len(record), queue_offset, now_ms)
 
     def batch_size(self, messages: Sequence[Message]) -> int | AppendResult:

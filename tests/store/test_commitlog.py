@@ -122,6 +122,19 @@ async def test_a_message_over_a_limit_is_refused_without_using_a_queue_offset(ba
         assert len(await records(store)) == 2
 
 
+@pytest.mark.parametrize("known_count", [0, 1])
+async def test_a_number_that_does_not_fit_uses_no_queue_offset(known_count: int) -> None:
+    """Neither in a new queue nor in a known one."""
+    async with open_small() as store:
+        await store.log.put([message(0, queue_id=2), *[message(1)] * known_count])
+        end = store.log.max_offset.value
+        with pytest.raises(OverflowError):
+            store.log.append([message(1), message(2), message(3, queue_id=1), message(4, flag=1 << 40)])
+        assert store.log.max_offset.value == end
+        results = await store.log.put([message(5), message(6, queue_id=1)])
+        assert [each.queue_offset for each in results] == [known_count, 0]
+
+
 async def test_a_refused_message_leaves_no_store_time() -> None:
     """The checkpoint's time counts as that of a record: a later one would prove that bytes are missing."""
     async with open_small() as store:
