@@ -91,8 +91,7 @@ class LeaseKeeper:
         self._revoking: Lease | None = None
         """A lease that is no longer used and has not ended yet"""
         self._write_lock = trio.Lock()
-        self._running = trio.CancelScope()
-        """Scope of `run`, which `revoke` ends"""
+        self._is_revoked = False
         self._wake = trio.Event()
         self._tried = trio.Event()
         self.held: AsyncValue[HeldLease | None] = AsyncValue(None)
@@ -101,38 +100,40 @@ class LeaseKeeper:
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
-        """Holds a lease and keeps the member's record on it. `revoke` ends it; if cancelled, the lease expires.
+        """Holds a lease and keeps the member's record on it. Ends after `revoke`; if cancelled, the lease expires.
 
         Raises ConfigError if another process has this member's broker id.
         """
-        with self._running:
-            while True:
-                self._wake = trio.Event()
-                pause_s = self._options.retry_s
-                try:
-                    await self._revoke_unused()
-                    held = self.held.value
-                    if held is None:
-                        held = await self._grant()
-                    else:
-                        await self._renew(held)
-                    await self.publish()
-                    pause_s = held.lease.ttl_s / RENEWALS
-                except LeaseLost as error:
-                    self.mark_lost(error.lease)
-                    self._log_change(str(error))
-                except BrokerIdTaken as error:
-                    self._log_change(str(error))
-                    pause_s = self._foreign_lease_pause_s(error)
-                except AgreementUnavailable as error:
-                    self._taken_since = None  # no lease ends while the service is not available
-                    self._log_change(str(error))
+        while not self._is_revoked:
+            self._wake = trio.Event()
+            pause_s = self._options.retry_s
+            try:
+                await self._revoke_unused()
+                held = self.held.value
+                if held is None:
+                    held = await self._grant()
+                    if self._is_revoked:
+                        return  # without a key on it, the lease may expire
+                    self._hold(held)
                 else:
-                    self._log_change("")
-                self._tried.set()
-                self._tried = trio.Event()
-                with trio.move_on_after(pause_s):
-                    await self._wake.wait()
+                    await self._renew(held)
+                await self.publish()
+                pause_s = held.lease.ttl_s / RENEWALS
+            except LeaseLost as error:
+                self.mark_lost(error.lease)
+                self._log_change(str(error))
+            except BrokerIdTaken as error:
+                self._log_change(str(error))
+                pause_s = self._foreign_lease_pause_s(error)
+            except AgreementUnavailable as error:
+                self._taken_since = None  # no lease ends while the service is not available
+                self._log_change(str(error))
+            else:
+                self._log_change("")
+            self._tried.set()
+            self._tried = trio.Event()
+            with trio.move_on_after(pause_s):
+                await self._wake.wait()
 
     async def publish(self) -> None:
         """Writes the member's record as it is now, unless that was written already.
@@ -203,9 +204,9 @@ class LeaseKeeper:
             self.held.value = None
 
     async def revoke(self) -> None:
-        """Ends `run` and the lease. Raises AgreementUnavailable if the service does not answer; the lease then
-        expires."""
-        self._running.cancel()  # it may be getting a lease, on which it must not write the record
+        """Ends the lease, and with it `run`. Raises AgreementUnavailable if the service does not answer; the lease then
+        expires, as does one that `run` is getting now, which it does not use."""
+        self._is_revoked = True
         held = self.held.value
         if held is not None:
             self.mark_lost(held.lease)
@@ -257,7 +258,6 @@ class LeaseKeeper:
         lease = await self._agreement.grant_lease(self._options.lease_ttl_s, timeout_s=self._options.call_timeout_s)
         held = HeldLease(lease, LeaseDeadline(drift=self._options.drift), trio.current_time())
         held.deadline.renewed(sent_at, lease.ttl_s)
-        self._hold(held)
         return held
 
     async def _renew(self, held: HeldLease) -> None:
