@@ -47,14 +47,12 @@ class HalogDataSource(DataSource):
     @without_traceback()
     def reader(self, schema: StructType) -> HalogReader:
         """Returns a batch reader of the columns in `schema`, which is that of `schema()` or given by the user."""
-        from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
+        from ha.spark.source.batch_reader import HalogReader
         from ha.spark.source.options import parse_options
-        from ha.spark.source.pushdown import pushdown_is_on
         from ha.spark.tables import refuse_table
 
         refuse_table(self.options)
-        kind = HalogPushdownReader if pushdown_is_on() else HalogReader
-        return kind(parse_options(self.options, "batch"), schema)
+        return HalogReader(parse_options(self.options, "batch"), schema)
 
     @without_traceback()
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802

@@ -35,15 +35,14 @@ def check_java() -> None:
 def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Opens a session for one command, and stops it when the block ends.
 
-    `master`: any Spark URL. `conf` overrides the defaults: times in UTC, filters pushed down to the data source, Unix
-    sockets to Python, no web UI, no progress bar, only errors in the log, and for a local master only the loopback
-    interface and 1 GiB of heap (the work is done in Python). Sets PYSPARK_PYTHON and, for a local master,
-    SPARK_LOCAL_IP in this process's environment unless they are set. Raises OptionError if no Java runtime is found.
+    `master`: any Spark URL. `conf` overrides the defaults: times in UTC, Unix sockets to Python, no web UI, no
+    progress bar, only errors in the log, and for a local master only the loopback interface and 1 GiB of heap (the work
+    is done in Python). Sets PYSPARK_PYTHON and, for a local master, SPARK_LOCAL_IP in this process's environment unless
+    they are set. Raises OptionError if no Java runtime is found.
     """
     check_java()
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         # Arrow batches between the JVM and Python take 20% less CPU time over Unix sockets than over TCP.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.ui.enabled": "false",

@@ -26,7 +26,7 @@ from ha.spark.source.offsets import (
     subscribed,
 )
 from ha.spark.source.options import parse_options
-from ha.spark.source.planning import clip, deal_out, slices_between, task_count, wait_for
+from ha.spark.source.planning import deal_out, slices_between, task_count, wait_for
 from ha.spark.source.stream_reader import StreamPlanner
 
 
@@ -470,20 +470,6 @@ def test_each_record_belongs_to_one_task_in_order(sizes: list[int], count: int) 
     assert flat == [(part.queue, offset) for part in slices for offset in range(part.begin, part.end)]
     amounts = [sum(part.entry_count for part in task) for task in parts]
     assert max(amounts) - min(amounts) <= 1
-
-
-def test_a_filter_narrows_the_slices() -> None:
-    log = FakeLog()
-    one, two = log.add("t", 0, 100), log.add("u", 1, 100)
-    slices = [QueueSlice(one, 0, 100), QueueSlice(two, 50, 100)]
-    assert clip(slices, RowFilter()) == slices
-    assert clip(slices, RowFilter(topics=frozenset({"t"}))) == slices[:1]
-    assert clip(slices, RowFilter(queue_ids=frozenset({1}))) == slices[1:]
-    assert clip(slices, RowFilter(queue_offset_begin=60, queue_offset_end=70)) == [
-        QueueSlice(one, 60, 70),
-        QueueSlice(two, 60, 70),
-    ]
-    assert clip(slices, RowFilter(queue_offset_begin=100)) == []
 
 
 # ---- the stream

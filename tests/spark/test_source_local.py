@@ -21,18 +21,6 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringStartsWith,
-)
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ha.arrow import LogReader, ReadOptions, RowFilter, log_reader
@@ -41,12 +29,11 @@ from ha.arrow.schema import COLUMNS
 from ha.arrow.segments import Segment, Segments
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.store_files import BROKER_FILE
-from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader, plan_batch
+from ha.spark.source.batch_reader import HalogReader, plan_batch
 from ha.spark.source.local import LocalSource, RangePartition
 from ha.spark.source.log_source import LogPartition, QueueKey
 from ha.spark.source.offsets import decode_positions
 from ha.spark.source.options import parse_options
-from ha.spark.source.pushdown import Pushed
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
@@ -57,14 +44,11 @@ from tests.spark.stores import live_store, make_store, message, named, records_o
 from tests.unpacking import unpack_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BY_QUEUE = {"maxRecordsPerPartition": "1000000"}
 
 
 def reader_of(path: Any, columns: Iterable[str] = tuple(COLUMNS), **given: str) -> HalogReader:
     return HalogReader(parse_options({"path": str(path), **given}, "batch"), spark_schema(columns))
-
-
-def pushing_reader_of(path: Any, columns: Iterable[str], **given: str) -> HalogPushdownReader:
-    return HalogPushdownReader(parse_options({"path": str(path), **given}, "batch"), spark_schema(columns))
 
 
 def tasks_of(reader: HalogReader) -> list[LogPartition]:
@@ -183,7 +167,7 @@ def test_messages_of_a_light_queue_are_filtered_by_their_own_topic_and_keys(tmp_
             (RowFilter(topics=frozenset({"%LMQ%mine"})), []),
             (RowFilter(keys=frozenset({"U00000003"})), [1]),
         ):
-            tasks = plan_batch(source, options, Pushed(where=where), columns)
+            tasks = plan_batch(source, options, columns)
             batches = [batch for task in tasks for batch in task.read(ReadOptions(columns=columns, where=where))]
             rows = [row for batch in batches for row in batch.to_pylist()]
             assert [(row["topic"], row["queueOffset"]) for row in rows] == [("flights", at) for at in expected]
@@ -246,109 +230,6 @@ def test_an_empty_log_has_no_tasks_and_spark_s_own_reads_nothing(tmp_path: Path)
     reader = reader_of(make_store(tmp_path / "empty", []))
     assert tasks_of(reader) == []
     assert list(reader.read(InputPartition(None))) == []
-
-
-# ---- filters
-
-
-def at_ms(ms: int, us: int = 0) -> datetime:
-    return EPOCH + timedelta(milliseconds=ms, microseconds=us)
-
-
-def filters_over(path: Path) -> list[tuple[Filter, Any, bool]]:
-    """Filters, what they mean, and whether Spark may forget them."""
-    records = records_of(path)
-    ms = records[500].store_timestamp_ms
-    physical = records[300].physical_offset
-    return [
-        (EqualTo(("topic",), "delays"), lambda row: row["topic"] == "delays", True),
-        (In(("topic",), ("delays", "x")), lambda row: row["topic"] in ("delays", "x"), True),
-        (EqualTo(("queueId",), 2), lambda row: row["queueId"] == 2, True),
-        (In(("QUEUEID",), (1, 3)), lambda row: row["queueId"] in (1, 3), True),
-        (GreaterThan(("queueOffset",), 40), lambda row: row["queueOffset"] > 40, True),
-        (GreaterThanOrEqual(("queueOffset",), 40), lambda row: row["queueOffset"] >= 40, True),
-        (LessThan(("queueOffset",), 40), lambda row: row["queueOffset"] < 40, True),
-        (LessThanOrEqual(("queueOffset",), 40), lambda row: row["queueOffset"] <= 40, True),
-        (EqualTo(("queueOffset",), 40), lambda row: row["queueOffset"] == 40, True),
-        (EqualTo(("physicalOffset",), physical), lambda row: row["physicalOffset"] == physical, True),
-        (GreaterThan(("physicalOffset",), physical), lambda row: row["physicalOffset"] > physical, True),
-        (LessThan(("physicalOffset",), physical - 1), lambda row: row["physicalOffset"] < physical - 1, True),
-        (EqualTo(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] == at_ms(ms), True),
-        (EqualTo(("storeTimestamp",), at_ms(ms, 1)), lambda row: False, True),
-        (GreaterThan(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] > at_ms(ms), True),
-        (GreaterThanOrEqual(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] >= at_ms(ms), True),
-        (GreaterThanOrEqual(("storeTimestamp",), at_ms(ms, 1)), lambda row: row["storeTimestamp"] > at_ms(ms), True),
-        (LessThan(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] < at_ms(ms), True),
-        (LessThan(("storeTimestamp",), at_ms(ms, 1)), lambda row: row["storeTimestamp"] <= at_ms(ms), True),
-        (LessThanOrEqual(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] <= at_ms(ms), True),
-        (EqualTo(("tags",), "tag1"), lambda row: row["tags"] == "tag1", True),
-        (In(("tags",), ("tag1", "tag2", "x")), lambda row: row["tags"] in ("tag1", "tag2"), True),
-        (EqualTo(("uniqKey",), "U00000123"), lambda row: row["uniqKey"] == "U00000123", False),
-        (EqualTo(("keys",), ["k123", "n4"]), lambda row: row["keys"] == ["k123", "n4"], False),
-        (EqualTo(("keys",), ["n4", "k123"]), lambda row: False, False),
-        (EqualTo(("brokerName",), "broker-a"), lambda row: True, False),
-        (EqualTo(("brokerName",), "x"), lambda row: False, False),
-        (IsNotNull(("topic",)), lambda row: True, False),
-        (Not(EqualTo(("queueId",), 2)), lambda row: row["queueId"] != 2, False),
-        (StringStartsWith(("topic",), "fl"), lambda row: row["topic"].startswith("fl"), False),
-        (EqualTo(("flag",), 3), lambda row: row["flag"] == 3, False),
-        (EqualTo(("topic",), 3), lambda row: False, False),
-        (GreaterThan(("queueOffset",), 40.5), lambda row: row["queueOffset"] > 40.5, False),
-    ]
-
-
-BY_QUEUE = {"maxRecordsPerPartition": "1000000"}
-
-
-@pytest.mark.parametrize("given", [{}, {"topic": "flights"}, BY_QUEUE], ids=["by range", "topic", "by queue"])
-@pytest.mark.parametrize("condition", [GreaterThanOrEqual, LessThan, EqualTo])
-def test_a_filter_on_store_times_that_step_back(
-    tmp_path: Path, given: dict[str, str], condition: type[GreaterThanOrEqual | LessThan | EqualTo]
-) -> None:
-    log = StoreWriter(tmp_path / "s")
-    for number in range(40):
-        log.put(message(number, queue_id=number % 2), store_ms=5000 if number in (3, 8, 20, 31) else 1000 + 50 * number)
-    pushing = pushing_reader_of(log.root, ("body", "storeTimestamp"), **given)
-    assert list(pushing.pushFilters([condition(("storeTimestamp",), at_ms(5000))])) == []
-    whole = rows_of(reader_of(log.root, ("body", "storeTimestamp"), **given))
-    is_wanted = {GreaterThanOrEqual: datetime.__ge__, LessThan: datetime.__lt__, EqualTo: datetime.__eq__}[condition]
-    wanted = [row for row in whole if is_wanted(row["storeTimestamp"], at_ms(5000))]
-    assert numbers_of(rows_of(pushing)) == numbers_of(wanted)
-    assert len(wanted) in (4, 36)
-
-
-@pytest.mark.parametrize(
-    "subscribe", [{}, {"subscribe": "flights,delays"}, BY_QUEUE], ids=["by range", "topics by range", "by queue"]
-)
-def test_filters_leave_the_rows_that_they_mean(flights: Path, subscribe: dict[str, str]) -> None:
-    """A filter that Spark may forget is exact; one that it keeps loses no row. Alone and in pairs."""
-    columns = ["topic", "brokerName", "queueId", "queueOffset", "physicalOffset", "tags", "keys"]
-    columns += ["storeTimestamp", "uniqKey", "flag"]
-    everything = rows_of(reader_of(flights, columns, **subscribe))
-    cases = filters_over(flights)
-    pairs = [(cases[n], cases[(7 * n + 4) % len(cases)]) for n in range(0, len(cases), 2)]
-    for conditions in [*((case,) for case in cases), *pairs]:
-        reader = pushing_reader_of(flights, columns, **subscribe)
-        given = [condition for condition, _, _ in conditions]
-        left = list(reader.pushFilters(given))
-        assert [any(kept is condition for kept in left) for condition in given] == [
-            not exact for *_, exact in conditions
-        ]
-        found = rows_of(reader)
-        kept = [row for row in found if all(means(row) for _, means, exact in conditions if not exact)]
-        wanted = [row for row in everything if all(means(row) for _, means, _ in conditions)]
-        assert ids_of(kept) == ids_of(wanted), given
-
-
-def test_filter_skips_unneeded_reads(flights: Path) -> None:
-    def narrowed(condition: Filter) -> HalogReader:
-        reader = pushing_reader_of(flights, ["queueId", "uniqKey"])
-        list(reader.pushFilters([condition]))
-        return reader
-
-    assert tasks_of(narrowed(EqualTo(("queueId",), 7))) == []
-    # Spark still checks this one, but what reaches it is only what the key index knows.
-    assert len(rows_of(narrowed(EqualTo(("uniqKey",), "U00000123")))) == 1
 
 
 # ---- several directories

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
@@ -19,9 +18,8 @@ from ha.spark.source.log_source import LogPartition, LogSource
 from ha.spark.source.offsets import check_topics_exist, ending_positions, starting_positions, subscribed
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions
-from ha.spark.source.planning import clip, queue_tasks, slices_between
+from ha.spark.source.planning import queue_tasks, slices_between
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
-from ha.spark.source.pushdown import Pushed, push
 from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
 from ha.spark.source.worker import freeze_imports
 from ha.spark.worker_errors import without_traceback
@@ -30,15 +28,18 @@ logger = logging.getLogger("ha.spark")
 
 
 class HalogReader(DataSourceReader):
-    """Reads the rows that the options select; does not accept the query's filters. The constructor raises OptionError
-    as in `columns_of`."""
+    """Reads the rows that the options select. The constructor raises OptionError as in `columns_of`.
+
+    Does not accept a query's filters (`pushFilters`), so Spark applies them to the rows. Spark 4.2 keeps one plan for
+    each loaded DataFrame: if a filter reduced what is read, other queries of the DataFrame, and other branches of the
+    same query, would lack rows. A reader learns neither of these queries nor of their filters.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self._selected = columns_of(schema, kafka=options.kafka_columns)
         self.columns = read_columns(self._selected, kafka=options.kafka_columns)
         self.schema: pa.Schema = batch_schema(schema)
-        self.pushed = Pushed()
 
     @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
@@ -51,7 +52,7 @@ class HalogReader(DataSourceReader):
         with closing(open_source(self.options)) as source:
             if self.options.servers:
                 logger.info("source.brokers_read brokers=%s", ",".join(source.brokers()))
-            return plan_batch(source, self.options, self.pushed, self.columns)
+            return plan_batch(source, self.options, self.columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields a task's rows; none for a partition of another class, which Spark passes to a task if none was
@@ -59,47 +60,32 @@ class HalogReader(DataSourceReader):
         if not isinstance(partition, LogPartition):
             return
         keep_heap()
-        options = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
         with without_traceback():
-            for batch in partition.read(options):
+            for batch in partition.read(self.options.read_options(self.columns)):
                 yield conform(batch, self.schema, self._selected)
         freeze_imports()
 
 
-class HalogPushdownReader(HalogReader):
-    """A `HalogReader` that accepts filters. Spark refuses such a reader where it does not push filters down."""
-
-    @without_traceback()
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Stores the conditions that the source applies, and returns the filters that Spark must apply; see `push`."""
-        self.pushed, left = push(filters, self.columns)
-        return left
-
-
 def plan_batch(
-    source: LogSource, options: SourceOptions, pushed: Pushed | None = None, columns: tuple[str, ...] = DEFAULT_COLUMNS
+    source: LogSource, options: SourceOptions, columns: tuple[str, ...] = DEFAULT_COLUMNS
 ) -> list[LogPartition]:
     """Returns the tasks of a batch.
 
     Whole topics are read by physical range, in the order of the disk, if `LogSource.range_partitions` returns tasks for
-    them. They are read by queue if maxRecordsPerPartition is set, if a filter selects brokers, queues or queue offsets,
-    or if the columns need no record. Everything else is read by queue, too. Raises RecordsGone as in `slices_between`;
-    OptionError for invalid offsets or topics; and the errors of `source`.
+    them. They are read by queue if maxRecordsPerPartition is set, or if the columns need no record. Everything else is
+    read by queue, too. Raises RecordsGone as in `slices_between`; OptionError for invalid offsets or topics; and the
+    errors of `source`.
     """
-    pushed = pushed or Pushed()
-    where = pushed.where
     check_topics_exist(source, options)
-    is_of_queues = where.queue_ids is not None or pushed.brokers is not None
-    is_of_queues = is_of_queues or where.queue_offset_begin is not None or where.queue_offset_end is not None
-    if options.reads_whole_topics and options.max_records_per_partition is None and not is_of_queues:
+    if options.reads_whole_topics and options.max_records_per_partition is None:
         topics = source.topics() if options.reads_everything else {queue.topic for queue in subscribed(source, options)}
         # If queue entries have all selected columns (as for a count), no record is read. Reading by queue is then
         # faster, by 80 ns per record. But a light queue may have records of other queues, which a range has only once.
         is_light = any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics)
         if is_light or not QUEUE_COLUMNS.issuperset(columns):
-            whole = where if options.reads_everything else where.restrict(RowFilter(topics=frozenset(topics)))
+            where = RowFilter(topics=None if options.reads_everything else frozenset(topics))
             count_min = options.min_partitions or options.cores
-            ranges = source.range_partitions(options.max_bytes_per_partition, count_min, whole)
+            ranges = source.range_partitions(options.max_bytes_per_partition, count_min, where)
             if ranges is not None:
                 return ranges
     queues = subscribed(source, options)
@@ -109,6 +95,4 @@ def plan_batch(
         # Times may cross offsets: a start later than the end means an empty range, not lost records.
         end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
     slices = slices_between(source, start, end, fail_on_data_loss=options.fail_on_data_loss)
-    slices = [part for part in slices if pushed.brokers is None or part.queue.broker in pushed.brokers]
-    slices = clip(slices, where)
     return queue_tasks(slices, source, options)

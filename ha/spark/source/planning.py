@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.read_options import RowFilter
 from ha.errors import RecordsGone
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueSlice
 from ha.spark.source.offsets import OffsetMap
@@ -142,28 +140,6 @@ def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]
                 parts.append(current)
                 current = []
     return [part for part in parts if part]
-
-
-def clip(slices: Sequence[QueueSlice], where: RowFilter) -> list[QueueSlice]:
-    """Returns the part of `slices` that can have rows of `where`, judging by topics, queue ids and queue offsets.
-
-    Store times exclude nothing: a clock may have been set back, so that any message may have any time.
-    """
-    found = []
-    for queue, first, last in slices:
-        begin, end = first, last
-        is_light = queue.topic.startswith(LIGHT_QUEUE_PREFIX)  # its messages have other topics
-        if where.topics is not None and queue.topic not in where.topics and not is_light:
-            continue
-        if where.queue_ids is not None and queue.queue_id not in where.queue_ids:
-            continue
-        if where.queue_offset_begin is not None:
-            begin = max(begin, where.queue_offset_begin)
-        if where.queue_offset_end is not None:
-            end = min(end, where.queue_offset_end)
-        if begin < end:
-            found.append(QueueSlice(queue, begin, end))
-    return found
 
 
 def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
