@@ -75,7 +75,7 @@ class KeyIndex:
         self._files: list[IndexFile] = []
         self._retired: list[IndexFile] = []  # full, not yet synced
         self._spare: IndexFile | None = None  # the next one, made in advance
-        self._making_spare = threading.Lock()  # dispatch and a rebuild may need one at the same time
+        self._spare_lock = threading.Lock()  # dispatch and a rebuild may make, add or delete it at the same time
         self._pending: list[bytes] = []  # keys of indexed records that are not in a file yet
         self._saving = _Saving.IDLE
         self._indexed_to = -1  # physical offset of the last record
@@ -211,22 +211,21 @@ class KeyIndex:
     def make_spare(self) -> None:
         """Creates the next file in advance, unless there is one. Blocking, because its name is synced and 20 MB of
         slots are allocated (by default). Raises OSError."""
-        with self._making_spare:
+        with self._spare_lock:
             if self._spare is None:
                 self._spare = self._make_file()
 
     def drop_spare(self) -> None:
         """Deletes the file made in advance. Blocking. Raises OSError; if the file still exists then, it is used as the
         next one."""
-        with self._making_spare:
-            spare, self._spare = self._spare, None  # before it is deleted, as dispatch may need a file meanwhile
+        with self._spare_lock:
+            spare = self._spare
             if spare is not None:
                 try:
                     self.delete([spare])
-                except OSError:
-                    if self._disk.exists(spare.path):
-                        self._spare = spare
-                    raise
+                finally:
+                    if not self._disk.exists(spare.path):
+                        self._spare = None
 
     def _make_file(self) -> IndexFile:
         previous = self._files[-1] if self._files else None
@@ -241,15 +240,14 @@ class KeyIndex:
         return file
 
     def _add_file(self) -> None:
-        if self._spare is None:
-            self.make_spare()
-        file, previous = self._spare, self._files[-1] if self._files else None
-        assert file is not None
-        if previous is not None:
-            file.begin_physical_offset = file.end_physical_offset = previous.end_physical_offset
-            file.begin_timestamp_ms = file.end_timestamp_ms = previous.end_timestamp_ms
-        file.write_header()
-        self._spare = None  # not before: if the disk is full, the next call uses it
+        previous = self._files[-1] if self._files else None
+        with self._spare_lock:
+            file = self._spare = self._spare or self._make_file()
+            if previous is not None:
+                file.begin_physical_offset = file.end_physical_offset = previous.end_physical_offset
+                file.begin_timestamp_ms = file.end_timestamp_ms = previous.end_timestamp_ms
+            file.write_header()
+            self._spare = None  # not before: if the disk is full, the next call uses it
         if previous is not None:
             self._retired.append(previous)
         self._files.append(file)

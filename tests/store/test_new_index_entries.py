@@ -1,6 +1,7 @@
 """New index entries, in memory until a worker writes them: found, written once, never lost."""
 
 import errno
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ha.protocol.record_digest import KEY
 from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE, index_entry_position, index_file_size
 from ha.store import key_index
 from ha.store.index_file import IndexFile
+from ha.store.key_index import KeyIndex
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, check_derived, dispatched, message, open_small
 
@@ -263,3 +265,31 @@ async def killed_after(disk: MemoryDisk, deleted_count: int) -> None:
         async with open_small(disk) as store:
             with suppress(OSError):
                 await store.scrub._rebuild_index()
+
+
+def test_a_file_that_the_index_begins_to_use_is_not_dropped() -> None:
+    """As by dispatch, after a truncation, while a rebuild of the index adds the file."""
+    index = KeyIndex(
+        MemoryDisk(),
+        Path("/index"),
+        slot_count=SLOTS,
+        entry_count=ENTRIES,
+        index_tags=False,
+        wall_clock_ms=lambda: 1_700_000_000_000,
+    )
+    index.make_spare()
+    spare = index._spare
+    assert spare is not None
+    worker = threading.Thread(target=index.drop_spare)
+    write_header = spare.write_header
+
+    def write_while_it_is_dropped() -> None:
+        worker.start()
+        worker.join(0.2)
+        write_header()
+
+    spare.write_header = write_while_it_is_dropped  # type: ignore[method-assign]
+    index.put(KEY.pack(1, 100, 1000), 100, 100)
+    worker.join()
+    assert index.files == [spare]
+    assert index._disk.exists(spare.path)
