@@ -195,13 +195,13 @@ def test_a_queue_that_gets_its_first_file_while_retention_trims_keeps_its_start(
     disk = MemoryDisk()
     queue = ConsumeQueue(disk, OpenFiles(disk), QUEUES / "T" / "0", "T", 0, 8)
     [new] = queue.new_files(1000, 1001)
-    search = queue._search
+    search = queue.end_before
 
     def search_and_adopt(physical_offset: int) -> int:
         found = search(physical_offset)
         queue.adopt(new, new.make())
         return found
 
-    monkeypatch.setattr(queue, "_search", search_and_adopt)
+    monkeypatch.setattr(queue, "end_before", search_and_adopt)
     queue.correct_min(4096)
     assert queue.min_offset == queue.max_offset
