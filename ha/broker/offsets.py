@@ -245,14 +245,32 @@ class ConsumerOffsetTable:
         self._local_commits.clear()
         self._restored.clear()
         self._are_local_commits_dirty = True
-        for key, by_queue in self._table.items():
-            for queue_id, end in beyond(key.partition("@")[0], by_queue):
-                logger.warning(
-                    "offsets.truncated key=%s queue=%d from=%d to=%d", key, queue_id, by_queue[queue_id], end
-                )
-                by_queue[queue_id] = end
-                if self.journal is not None:
-                    self.journal.offset(key, queue_id, end)
+        self._cut(beyond)
+
+    def start_as_master(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
+        """Lowers offsets beyond the end of their queue, like `begin_epoch`. Called outside a failover group, before
+        anything is stored: the next messages get these offsets, and would be skipped.
+
+        The next pull of such a queue gets the new offset, as after a `reset`, since a consumer that is still running
+        asks for the old one. RocketMQ keeps the offsets, and answers that pull with the queue's end at that time.
+        """
+        self._resets.update(self._cut(beyond))
+
+    def _cut(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> dict[tuple[str, int], int]:
+        """Lowers offsets beyond the end of their queue; returns them by topic@group and queue id."""
+        ends = {
+            (key, queue_id): end
+            for key, by_queue in self._table.items()
+            for queue_id, end in beyond(key.partition("@")[0], by_queue)
+        }
+        for (key, queue_id), end in ends.items():
+            by_queue = self._table[key]
+            logger.warning("offsets.truncated key=%s queue=%d from=%d to=%d", key, queue_id, by_queue[queue_id], end)
+            by_queue[queue_id] = end
+            self._change_count += 1
+            if self.journal is not None:
+                self.journal.offset(key, queue_id, end)
+        return ends
 
     # ---- on a slave
 

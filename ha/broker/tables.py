@@ -138,6 +138,8 @@ class Tables:
         await self._file(BROKER_FILE, msgspec.json.encode).save_when_possible(lambda: name)
         if self.group_log is not None:
             await self.group_log.load()
+        elif not self.standing.is_slave:
+            self.offsets.start_as_master(partial(cut_offsets, self._store))
 
     async def load_files(self) -> None:
         """Reads only the files."""

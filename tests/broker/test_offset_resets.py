@@ -41,6 +41,28 @@ async def committed(node: Node) -> str:
     return (await node.ask(14, consumerGroup="g", topic="TT", queueId=0)).ext_fields["offset"]
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_no_message_is_skipped_after_the_log_lost_its_end(tmp_path: Path, is_running: bool) -> None:
+    """The next messages got offsets below that of the group, which continued at its offset, or at the queue's end when
+    it pulled."""
+    async with open_node(tmp_path) as node:
+        await fill(node)
+        assert (await commit(node, 5)).code == 0
+    async with open_node(tmp_path) as node:
+        assert await committed(node) == "3"
+        for _ in range(4):
+            await node.send(b"new")
+        await node.dispatched()
+        if is_running:
+            assert (await commit(node, 5)).code == 0  # it has not noticed yet
+            assert await committed(node) == "3"
+        told = await node.pull(5 if is_running else 3)
+        assert (told.code, told.ext_fields["nextBeginOffset"]) == (21, "3")
+    async with open_node(tmp_path) as node:
+        assert await committed(node) == "3", "also after another restart"
+        assert len(node.records(await node.pull(3))) == 4
+
+
 async def test_broker_resets_the_group_itself(node: Node) -> None:
     times = await fill(node)
     answer = await reset(node, times[1])
