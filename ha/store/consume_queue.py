@@ -7,6 +7,7 @@ Derived: every entry can be rebuilt from the commitlog. queue_files.py reads and
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,7 @@ class ConsumeQueue:
         self.has_lost_entries = False
         """Whether the queue has to be rebuilt: `load` found entries after the first invalid one, and removed them"""
         self.files = QueueFiles(disk, files, directory, count, owner=self)
+        self._removing = threading.Lock()  # workers and dispatch may remove files at the same time
 
     # ---- reading
 
@@ -291,14 +293,15 @@ class ConsumeQueue:
 
         The last file always stays: it holds the next queue offset.
         """
-        if not self.files.starts:
-            return 0  # dispatch may be about to add the first file, and then sets `min_offset`
-        self.min_offset = self.end_before(max(log_min_offset, 0))
-        deleted = 0
-        while len(self.files.starts) > 1 and self.files.starts[1] <= self.min_offset:
-            self.files.remove(self.files.starts[0])
-            deleted += 1
-        return deleted
+        with self._removing:
+            if not self.files.starts:
+                return 0  # dispatch may be about to add the first file, and then sets `min_offset`
+            self.min_offset = self.end_before(max(log_min_offset, 0))
+            deleted = 0
+            while len(self.files.starts) > 1 and self.files.starts[1] <= self.min_offset:
+                self.files.remove(self.files.starts[0])
+                deleted += 1
+            return deleted
 
     def clear(self, before: int) -> None:
         """Removes the entries of records before a physical offset, durably; `max_offset` stays. Blocking. Raises
@@ -307,25 +310,27 @@ class ConsumeQueue:
         Files with no other entries are deleted, except for the last one. In the first file that stays, the removed
         entries become blank, as in a queue that began with the next entry.
         """
-        begin, first = self.end_before(before), self.min_offset
-        if begin <= first:
-            return
-        files = self.files
-        self.min_offset = begin  # at once, so that nothing repairs the blank entries
-        try:
-            for start in files.starts[:-1]:
-                if start + files.file_entries <= begin:
-                    files.remove(start)
-            files.blank(files.starts[0], begin)
-        except OSError:
-            self.min_offset = max(first, files.starts[0])  # so that the next call removes the rest
-            raise
+        with self._removing:
+            begin, first = self.end_before(before), self.min_offset
+            if begin <= first:
+                return
+            files = self.files
+            self.min_offset = begin  # at once, so that nothing repairs the blank entries
+            try:
+                for start in files.starts[:-1]:
+                    if start + files.file_entries <= begin:
+                        files.remove(start)
+                files.blank(files.starts[0], begin)
+            except OSError:
+                self.min_offset = max(first, files.starts[0])  # so that the next call removes the rest
+                raise
 
     def destroy(self) -> None:
         """Deletes the queue's files and resets it to the state without entries. Raises OSError."""
-        for start in self.files.starts[::-1]:  # the last one first: at a start, only missing last files are noticed
-            self.files.remove(start)
-        self.forget()
+        with self._removing:
+            for start in self.files.starts[::-1]:  # the last one first: at a start, only missing last files are noticed
+                self.files.remove(start)
+            self.forget()
 
     def forget(self) -> None:
         """Resets the queue without touching files, which were moved."""

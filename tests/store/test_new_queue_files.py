@@ -1,6 +1,7 @@
 """A worker makes new files of queues and index, and deletes those that are not needed."""
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE
+from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import open_message_store
 from ha.store.open_files import OpenFiles
@@ -205,3 +206,35 @@ def test_a_queue_that_gets_its_first_file_while_retention_trims_keeps_its_start(
     monkeypatch.setattr(queue, "end_before", search_and_adopt)
     queue.correct_min(4096)
     assert queue.min_offset == queue.max_offset
+
+
+@pytest.mark.parametrize("removal", ["correct_min", "clear"])
+def test_a_queue_that_begins_again_while_a_worker_removes_its_first_files(removal: str) -> None:
+    """Dispatch deletes all files after a gap that is longer than a file."""
+    disk = MemoryDisk()
+    queue = ConsumeQueue(disk, OpenFiles(disk), QUEUES / "T" / "0", "T", 0, 8)
+    queue.append(0, [ENTRY.pack(number * 100, 100, 0) for number in range(30)])
+    later = [ENTRY.pack(10_000, 100, 0)]
+    failures: list[BaseException] = []
+
+    def begin_again() -> None:
+        try:
+            queue.append(1000, later)
+        except BaseException as error:
+            failures.append(error)
+
+    other = threading.Thread(target=begin_again)
+    unlink = disk.unlink
+
+    def unlink_beside_it(path: Path) -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        unlink(path)
+
+    disk.unlink = unlink_beside_it  # type: ignore[method-assign]
+    getattr(queue, removal)(2000)
+    other.join()
+    assert not failures
+    assert (queue.min_offset, queue.max_offset, queue.files.starts) == (1000, 1001, [1000])
+    assert [path.name for path in disk.inodes if path.parent == queue.files._directory] == [segment_name(20_000)]
