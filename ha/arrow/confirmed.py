@@ -109,8 +109,11 @@ class Confirmed:
         return physical + size <= self.known_end_offset
 
     def _agreeing_end(self, key: QueueId, end: int) -> int:
-        """Returns the queue's end without the last entries that neither lie before the log's confirmed end nor agree
-        with a record."""
+        """Returns the end of the queue's confirmed entries.
+
+        Steps back from `end`, the end of all its entries, until the last one lies before the log's confirmed end or
+        agrees with its record; in the latter case, raises `known_end_offset` to the end of that record if it is lower.
+        """
         queue = self._queues[key]
         if not len(self._segments):
             return queue.first  # a resync has just set the log aside, so no entry has a record

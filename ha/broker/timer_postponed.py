@@ -14,8 +14,8 @@ class PostponedTimers:
 
     def __init__(self) -> None:
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset of each message that can't be read now -> timer code, time (Trio's clock) since which it may be
-        lost. The one whose last attempt is longest ago comes first"""
+        """Queue offset of each message that can't be read now -> timer code, and the time (Trio's clock) from which
+        failed reads count (`BatchReader.lost_since`). The message whose last attempt is longest ago comes first"""
         self._waiting: dict[int, list[int]] = {}
         """Timer code of each recall in `_unreadable` for which messages wait -> their queue offsets"""
         self._retry_at = -math.inf
@@ -44,8 +44,8 @@ class PostponedTimers:
         return {code for code, _ in self._unreadable.values() if not code % 2}
 
     def take(self, queue_offset: int, default_since: float) -> float:
-        """Removes a message whose own record can't be read. Returns the time (Trio's clock) since which it may be lost;
-        `default_since` if it was not here."""
+        """Removes a message whose own record can't be read. Returns the time (Trio's clock) from which failed reads of
+        it count; `default_since` if it was not here."""
         return self._unreadable.pop(queue_offset, (0, default_since))[1]
 
     def add(self, code: int, queue_offset: int, since: float) -> None:

@@ -83,7 +83,8 @@ READ_COUNT_MAX = 1024
 class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start. Pending messages, which include recalls, are known on the master only.
 
-    next_due_ms: due time of the first pending message, or a lower bound of it, in ms since the epoch; None without one.
+    next_due_ms: due time of the first pending message, or a lower bound of it, in ms since the epoch; None if no
+    message is pending.
     dropped_count: messages that are gone, damaged or invalid.
     """
 
@@ -170,7 +171,8 @@ class TimerService:
         return len(self._postponed) + sum(at not in self._postponed for at in self._delivering)
 
     def _next_due_ms(self) -> int | None:
-        """Returns the due time of the first pending message, or a lower bound of it; None without one."""
+        """Returns the due time of the first pending message, or a lower bound of it, in ms since the epoch; None if no
+        message is pending."""
         due_ms = [*self._postponed.due_ms, *(code >> 1 for code in self._delivering.values())]
         if self._index.next_due_ms is not None:
             due_ms.append(self._index.next_due_ms)
@@ -547,8 +549,12 @@ class TimerService:
         return found
 
     def _postpone(self, code: int, queue_offset: int, since: float) -> None:
-        """Keeps a due message that can't be read now for a later attempt, or drops it once it may have been lost for
-        `UNREADABLE_S_MAX`. `since`: time (Trio's clock) since which it may be lost (`BatchReader.lost_since`)."""
+        """Keeps a due message that can't be read now for another attempt, or drops it if attempts have failed for
+        `UNREADABLE_S_MAX`.
+
+        `since`: time (Trio's clock) from which failed attempts count; `BatchReader.lost_since` says when they don't,
+        for example while the log has damage that may still be repaired.
+        """
         since = self._reader.lost_since(since)
         if trio.current_time() - since < UNREADABLE_S_MAX:
             self._postponed.add(code, queue_offset, since)

@@ -1,8 +1,10 @@
 """The server's side of one HTTP/2 connection that carries gRPC calls. Sans-IO.
 
-`receive` takes bytes and returns the events of the calls; `send_message` and `finish` queue responses, which
-`data_to_send` returns as far as the peer's windows allow. Only what gRPC needs is implemented: no push, no priorities,
-no compression, and few response headers. The package h2 implements all of HTTP/2, and took several times as long.
+`receive` takes bytes and returns the events of the calls; `respond`, `send_message` and `finish` queue responses, which
+`data_to_send` returns as far as the peer's windows allow. Only what gRPC needs is implemented: no server push, no
+priorities, no compressed messages (compressed request headers are decoded, see hpack.py), and only the few response
+headers that a gRPC server sends. The package h2 is not used: it implements all of HTTP/2, and takes several times as
+long for the same calls.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ class Http2Protocol:
         self._has_settings = False
         self._last_id = 0
         self._block: tuple[int, int, list[bytes]] | None = None
-        """Stream id, flags and parts of a header block that is not complete; None without one"""
+        """Stream id, flags and parts of the incomplete header block; None if there is none"""
         self._unacknowledged = 0
         """Received bytes that no WINDOW_UPDATE has given back to the connection's window yet"""
         self._send_window = WINDOW_SIZE_DEFAULT

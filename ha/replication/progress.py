@@ -164,10 +164,12 @@ class SlaveProgress:
         self.close_reason = reason
 
     def contradicts(self, offset: int) -> bool:
-        """Whether a report of `offset` contradicts the earlier reports on this connection, or the bytes sent on it.
+        """Returns whether a report of `offset` contradicts the earlier reports on this connection, or the bytes sent on
+        it.
 
-        A slave's end never falls while it is connected: RocketMQ's and halog's slaves truncate only before their first
-        report, so a lower one means another log behind the same socket. Nor can a slave have what it wasn't sent.
+        RocketMQ's and halog's slaves truncate their logs only before their first report, so a report lower than the
+        last one comes from a slave whose log was replaced while it was connected. A report beyond the bytes that were
+        sent is wrong, too.
         """
         return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
 

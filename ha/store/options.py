@@ -21,8 +21,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_size: int = 1 << 30
     """[mappedFileSizeCommitLog] size of a segment in bytes"""
     preallocate: bool = True
-    """Whether a segment's disk space is allocated when the segment is created. RocketMQ allocates it as the segment is
-    written"""
+    """[preallocateCommitLog] whether a segment's disk space is allocated when the segment is created. RocketMQ
+    allocates it as the segment is written"""
     queue_entry_count: int = 300_000
     """[mappedFileSizeConsumeQueue / 20] number of entries of a consume-queue file"""
     index_enabled: bool = True
@@ -32,14 +32,14 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     index_entry_count: int = 20_000_000
     """[maxIndexNum] number of entries of an index file"""
     index_tags: bool = True
-    """Whether the index also has an entry `topic#T#tag` for the tag of each message, as in RocketMQ 5.4 and later; 4.9
-    and 5.3 have none"""
+    """[indexTags] whether the index also has an entry `topic#T#tag` for the tag of each message, as in RocketMQ 5.4 and
+    later; 4.9 and 5.3 have none"""
 
     is_slave: bool = False
-    """[brokerRole=SLAVE] whether the log is a copy of a master's. If so, dispatch waits at bytes that are no record,
-    instead of skipping them"""
+    """[brokerRole=SLAVE, or etcdEndpoints is set] whether the store opens with a log that is a copy of a master's. In
+    such a log, dispatch waits at bytes that are no record, instead of skipping them"""
     dispatch_confirmed: bool = False
-    """[enableControllerMode] whether the log's `dispatch_limit` begins at the end of the records that were confirmed
+    """[etcdEndpoints is set] whether the log's `dispatch_limit` begins at the end of the records that were confirmed
     before the last stop; otherwise there is no limit at first"""
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
     """[brokerIP1:listenPort] store host of new records, as `encode_host` returns it"""
@@ -104,10 +104,10 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     clean_forcibly: bool = True
     """[cleanFileForciblyEnable] whether segments may be deleted before they expire"""
     disk_used_ratio_forcible: float = 0.85
-    """[diskSpaceCleanForciblyRatio] used share of the disk above which segments are deleted before they expire, if
-    `clean_forcibly`"""
+    """[diskSpaceCleanForciblyRatio / 100] used share of the disk above which segments are deleted before they expire,
+    if `clean_forcibly`"""
     disk_used_ratio_warning: float = 0.90
-    """[diskSpaceWarningLevelRatio] used share of the disk above which the store refuses puts"""
+    """[diskSpaceWarningLevelRatio / 100] used share of the disk above which the store refuses puts"""
     delete_files_max: int = 10
     """[deleteFileBatchMax] maximum number of segments deleted in one round"""
     retain_bytes_max: int = 8 << 30

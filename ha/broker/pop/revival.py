@@ -6,8 +6,8 @@ removal is in the log after the copy, so that a crash in between never loses it.
 (copies.py).
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
-    unreadable          tried again every RETRY_S; dropped once it may have been lost for `UNREADABLE_S_MAX`
-                        (`BatchReader.lost_since`)
+    unreadable          tried again every RETRY_S; dropped if attempts have failed for `UNREADABLE_S_MAX`
+                        (`BatchReader.lost_since` says which of them count)
     gone                its record was deleted, by retention or with its topic: it leaves the state. It stays if its
                         topic is only missing from the table: the table of a new master may not have the topic yet
 
@@ -88,7 +88,7 @@ class Revival:
         self._earlier = trio.Event()
         self._sleeps_until_ms = math.inf
         self._unreadable: dict[_Due, float] = {}
-        """Each due message that can't be read -> time (Trio's clock) since which it may be lost"""
+        """Each due message that can't be read -> time (Trio's clock) from which failed reads count"""
         self.revived_counts: Counter[str] = Counter()
         """Group -> number of its messages delivered again since the start"""
         self.lost_count = 0
@@ -249,8 +249,11 @@ class Revival:
         return [offset for offset in offsets if offset >= next_offset]
 
     def _postpone(self, state: PopState, due: _Due) -> None:
-        """Keeps an unreadable message for a later attempt, or drops it once it may have been lost for
-        `UNREADABLE_S_MAX` (`BatchReader.lost_since`). The time before its dispatch does not count."""
+        """Keeps an unreadable message for another attempt, or drops it if attempts have failed for `UNREADABLE_S_MAX`.
+
+        Attempts before its dispatch don't count, nor do those that `BatchReader.lost_since` excludes, for example while
+        the log has damage that may still be repaired.
+        """
         now = trio.current_time()
         since = self._unreadable[due] = self._reader.lost_since(self._unreadable.get(due, now))
         _, topic, queue_id = due.batch.queue.key

@@ -83,7 +83,8 @@ class PopQueue:
         self.is_busy = False
         """Whether a pop reads from it; others skip it meanwhile"""
         self.committed: int | None = None
-        """The consumer offset as this state last saw or set it; a different one was reset or committed by others"""
+        """Committed offset of the group when this state last read or set it. If the present one differs, others have
+        reset or committed it since"""
 
     def in_flight(self, offset: int, pop_time_ms: int) -> Batch | None:
         """Returns the batch of the message at `offset` if it is in flight with this pop time; otherwise None."""
@@ -101,7 +102,7 @@ class Undo(msgspec.Struct):
     copied: set[int] = set()
     """Queue offsets of messages that left the state because their copies are in the log"""
     reset_to: int | None = None
-    """Queue offset set by a reset, by the last one if there were several; None without a reset"""
+    """Queue offset set by a reset, by the last one if there were several; None if there was none"""
     is_new: bool = False
 
     def remember(self, batches: dict[int, Batch | None]) -> None:
@@ -184,7 +185,11 @@ class PopState:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Time at which the first message in flight is due, in ms since the epoch; None without one."""
+        """Earliest time in the schedule, in ms since the epoch; None if no message is scheduled.
+
+        The messages of a batch are not scheduled from `take_due` until the batch is passed to `reschedule`; then the
+        time of the next attempt counts.
+        """
         schedule = self._schedule
         while schedule and not schedule[0][2].left:
             heappop(schedule)[2].is_scheduled = False

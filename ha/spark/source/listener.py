@@ -60,7 +60,8 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Number of messages in the queue that the query has not read yet"""
     bytes: int | None
-    """Size of the unread messages' records in bytes; None if unknown, as with `servers`"""
+    """Size of the unread messages' records in bytes; None if unknown, because they are read from brokers (the
+    source's option `servers`)"""
     seconds: float
     """Age of the oldest unread message in seconds; 0 if there is none or it can't be read"""
     headroom: int

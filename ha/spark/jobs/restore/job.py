@@ -62,7 +62,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None = None
     """The topic to send to; default: the source's"""
     state: str | None = None
-    """File that identifies the runs of one replay; the first run creates it. Not needed for a dry run"""
+    """State file of the replay. The first run creates it; later runs with the same file send only what earlier ones
+    have not sent. Required, except for a dry run"""
     queues: tuple[int, ...] | None = None
     begin_ms: int | None = None
     """Only messages stored at or after this time, ms since 1970; None: from the first one on"""
