@@ -74,7 +74,7 @@ class AdminGuard:
         return self._attempts.wait_s(_host(scope))
 
     def accepts(self, scope: Any, token: bytes) -> bool:
-        """Whether `token` is the configured one. Counts wrong tokens; call `wait_s` first."""
+        """Returns whether `token` is the configured one. Counts wrong tokens; call `wait_s` first."""
         if self._key.matches(token):
             return True
         self._attempts.note_failure(_host(scope))

@@ -44,7 +44,7 @@ class AdminKey:
         return self._digest is not None
 
     def matches(self, token: bytes) -> bool:
-        """Whether `token` is the configured one."""
+        """Returns whether `token` is the configured one."""
         return self._digest is not None and hmac.compare_digest(sha256(token).digest(), self._digest)
 
 
@@ -77,7 +77,7 @@ class Sessions:
         return self._issue("session", SESSION_S, now_s)
 
     def is_valid(self, value: str, now_s: float | None = None) -> bool:
-        """Whether a cookie value was issued with this token, has not expired and was not logged out here."""
+        """Returns whether a cookie value was issued with this token, has not expired and was not logged out here."""
         return self._is_issued("session", value, now_s) and value not in self._logged_out
 
     def end(self, value: str) -> None:
@@ -91,7 +91,7 @@ class Sessions:
         return self._issue(f"form of {session}", FORM_S, now_s)
 
     def is_form_valid(self, session: str, token: str, now_s: float | None = None) -> bool:
-        """Whether a form token was issued for this session, has not expired and was not used on this node."""
+        """Returns whether a form token was issued for this session, has not expired and was not used on this node."""
         return self._is_issued(f"form of {session}", token, now_s) and token not in self._used_forms
 
     def use_form(self, token: str) -> None:

@@ -108,7 +108,7 @@ def consume(
 
 
 def _is_number(text: str) -> bool:
-    """Whether `text` is a whole number of at most 18 digits, as offsets and broker IDs are."""
+    """Returns whether `text` is a whole number of at most 18 digits, as offsets and broker IDs are."""
     return text.isdecimal() and len(text) < 19
 
 

@@ -200,8 +200,8 @@ class Batching:
         return batch
 
     def _may_send(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
-        """Whether a batch may be sent while `beside` other requests of the lane are in flight. `is_full`: the batch has
-        its maximum number of messages."""
+        """Returns whether a batch may be sent while `beside` other requests of the lane are in flight. `is_full`: the
+        batch has its maximum number of messages."""
         if beside == 0 or lane.queue is not None:
             return beside == 0
         return beside < self._sender.broker_count(topic) * (FULL_IN_FLIGHT_MAX if is_full else 1)

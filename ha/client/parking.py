@@ -62,5 +62,5 @@ def parking_here() -> Callable[[], Parking]:
 
 
 def is_trio() -> bool:
-    """Whether the caller runs in trio's event loop; otherwise it runs in asyncio's."""
+    """Returns whether the caller runs in trio's event loop; otherwise it runs in asyncio's."""
     return "trio" in sys.modules and bool(sys.modules["trio"].lowlevel.in_trio_task())

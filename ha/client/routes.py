@@ -187,8 +187,8 @@ class Routes:
             self._notify_changed()
 
     async def is_replaced(self, address: str) -> bool:
-        """Whether another master has replaced the one at `address`; to find out, refreshes a route with this master. If
-        it was replaced, marks the routes with its address stale.
+        """Returns whether another master has replaced the one at `address`; to find out, refreshes a route with this
+        master. If it was replaced, marks the routes with its address stale.
 
         False for an address that was never a master of a known route, and usually while no name server answers."""
         topic = next((topic for topic, route in self._known.items() if address in route.masters()), None)

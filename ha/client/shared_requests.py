@@ -52,7 +52,8 @@ class SharedRequests:
         self._rejecting_until: dict[str, float] = {}
 
     def rejects_batches(self, topic: str) -> bool:
-        """Whether messages of `topic` are sent alone, because a broker rejected a batch within _BATCH_REJECTION_S."""
+        """Returns whether messages of `topic` are sent alone, because a broker rejected a batch within
+        _BATCH_REJECTION_S."""
         if not self._rejecting_until:
             return False
         until = self._rejecting_until.get(topic)

@@ -401,5 +401,5 @@ class Messages:
 
 
 def _is_unavailable(error: ClientError) -> bool:
-    """Whether a request that failed with this error may succeed later, at this broker or at the next master."""
+    """Returns whether a request that failed with this error may succeed later, at this broker or at the next master."""
     return isinstance(error, ConnectionFailed) or (isinstance(error, BrokerError) and error.code in UNAVAILABLE_CODES)

@@ -279,8 +279,8 @@ def _rank(id_: int, member: MemberRecord, group: GroupRecord) -> tuple[int | boo
 
 
 def acknowledges_by_count(group: GroupRecord) -> bool:
-    """Whether a fixed number of members acknowledges each message (`ack_count` above 1), rather than the whole set or
-    the master alone."""
+    """Returns whether a fixed number of members acknowledges each message (`ack_count` above 1), rather than the whole
+    set or the master alone."""
     return group.ack_count is not None and group.ack_count > 1
 
 
@@ -304,7 +304,7 @@ def _next(
 
 
 def _is_complete(member: MemberRecord) -> bool:
-    """Whether a member of a group that has had a master is known to have every byte that it acknowledged.
+    """Returns whether a member of a group that has had a master is known to have every byte that it acknowledged.
 
     A log without a term is never known to be complete: it may have been deleted. `MemberRecord.is_complete` alone does
     not exclude that: a member that has no state file when it starts (durable_state.py), or that runs release 0.1.0,

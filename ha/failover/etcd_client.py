@@ -358,7 +358,8 @@ async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = 
 
 
 def wants_token(message: str) -> bool:
-    """Whether etcd refused a request because its token is missing or has expired, or users have changed since."""
+    """Returns whether etcd refused a request because its token is missing or has expired, or users have changed
+    since."""
     return any(part in message for part in _TOKEN_WANTED)
 
 

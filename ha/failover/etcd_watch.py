@@ -200,7 +200,8 @@ class EtcdWatch:
             self._received_at = max(self._received_at, trio.current_time())
 
     def _went_back(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
-        """Whether `keys`, read at `revision`, are older than what was published: etcd was restored from a backup.
+        """Returns whether `keys`, read at `revision`, are older than what was published: etcd was restored from a
+        backup.
 
         Once etcd's revision has passed the last published one, it no longer shows a restore. Neither do the lease ids,
         as leases may survive a restore.
@@ -215,7 +216,7 @@ class EtcdWatch:
         return False
 
     def _lacks(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
-        """Whether changes up to `revision`, which `keys` show, were not published yet."""
+        """Returns whether changes up to `revision`, which `keys` show, were not published yet."""
         if self._keys is None:
             return False
         is_behind = any(found.mod_revision > self._revision for found in keys.values())

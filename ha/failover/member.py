@@ -122,7 +122,7 @@ class Member:
             await self.keeper.revoke()
 
     def _has_master_key(self, view: GroupView) -> bool:
-        """Whether the master's key is on this member's present lease, and its term has not ended."""
+        """Returns whether the master's key is on this member's present lease, and its term has not ended."""
         held = self.keeper.held.value
         return (
             view.master is not None

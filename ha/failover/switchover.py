@@ -31,7 +31,7 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_open(request: SwitchRequest | None) -> bool:
-    """Whether there is a request that the master has not answered."""
+    """Returns whether there is a request that the master has not answered."""
     return request is not None and not request.refusal
 
 

@@ -138,7 +138,7 @@ class Service(Protocol):
     """Serves the calls that a gRPC server receives."""
 
     def is_streaming(self, path: bytes) -> bool:
-        """Whether the method with this path (`/package.Service/Method`) takes a stream of messages."""
+        """Returns whether the method with this path (`/package.Service/Method`) takes a stream of messages."""
         ...
 
     def take(self, call: Call) -> bool:

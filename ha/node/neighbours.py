@@ -127,7 +127,7 @@ class Neighbours:
         )
 
     def _leads_there(self, url: str, *, is_here: bool) -> bool:
-        """Whether a browser that shows this node's pages can open another broker's `url`.
+        """Returns whether a browser that shows this node's pages can open another broker's `url`.
 
         If `url` has a loopback address, the browser must be on this machine, and so must the broker (`is_here`).
         """

@@ -32,5 +32,5 @@ def join(host: str, port: int) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` stands for all IPv4 or all IPv6 addresses of the machine."""
+    """Returns whether `host` stands for all IPv4 or all IPv6 addresses of the machine."""
     return host in ("0.0.0.0", "::")

@@ -93,7 +93,7 @@ class Front:
     # ---- the gRPC server
 
     def is_streaming(self, path: bytes) -> bool:
-        """Whether the method with this path takes a stream of messages. Only the method's name is compared."""
+        """Returns whether the method with this path takes a stream of messages. Only the method's name is compared."""
         return path.rpartition(b"/")[2] == b"Telemetry"
 
     def take(self, call: Call) -> bool:

@@ -162,7 +162,7 @@ class InFlight:
         return message.receipt
 
     def is_changing(self, session: Session, handle: str) -> bool:
-        """Whether a message is being renewed or released, so that its latest handle is not known yet."""
+        """Returns whether a message is being renewed or released, so that its latest handle is not known yet."""
         message = self._message(session, handle)
         return message is not None and message.changed is not None
 

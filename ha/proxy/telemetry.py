@@ -44,11 +44,12 @@ class Access(Protocol):
         ...
 
     def may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
-        """Whether the client with the Telemetry stream `call` may currently be shown half messages of `topic`."""
+        """Returns whether the client with the Telemetry stream `call` may currently be shown half messages of
+        `topic`."""
         ...
 
     def may_receive(self, session: Session, group: str, topic: str) -> bool:
-        """Whether a client may currently receive messages of `topic` as a member of `group`."""
+        """Returns whether a client may currently receive messages of `topic` as a member of `group`."""
         ...
 
 

@@ -128,8 +128,8 @@ class EpochFollower:
         return None
 
     async def _is_confirmed_at(self, point: int) -> bool:
-        """Whether the record at `point` is confirmed; also true if bytes after `point` are confirmed, but no intact
-        record starts there."""
+        """Returns whether the record at `point` is confirmed; also true if bytes after `point` are confirmed, but no
+        intact record starts there."""
         if point >= self._confirm_offset:
             return False
         end = await self._store.record_end(point)

@@ -354,7 +354,8 @@ class HAService:
         return slaves.values()
 
     def is_slave_ok(self, offset: int) -> bool:
-        """Whether some slave is close enough for a put that ends at `offset` to wait for it (RocketMQ: isSlaveOK)."""
+        """Returns whether some slave is close enough for a put that ends at `offset` to wait for it (RocketMQ:
+        isSlaveOK)."""
         return bool(self.acknowledged_in_sync(offset))
 
     def in_sync_replicas_nums(self, offset: int) -> int:

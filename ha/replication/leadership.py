@@ -136,8 +136,8 @@ class Leadership:
             self.remove(connection)
 
     def _is_other_run(self, broker_id: int, run_id: int) -> bool:
-        """Whether the broker id is now known to belong to another process than `run_id` (0: the slave sent none). False
-        for a run id that was never known: it may be newer than the known one."""
+        """Returns whether the broker id is now known to belong to another process than `run_id` (0: the slave sent
+        none). False for a run id that was never known: it may be newer than the known one."""
         if not run_id:
             return broker_id in self._run_ids
         return run_id != self._run_ids.get(broker_id) and run_id in self._past_run_ids.get(broker_id, ())

@@ -56,8 +56,8 @@ def local_name(stream: trio.abc.Stream) -> str:
 
 
 def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
-    """Whether `stream`, which this process opened, leads to its own HA port: both ends have the same address, and the
-    peer's port is `own_port`."""
+    """Returns whether `stream`, which this process opened, leads to its own HA port: both ends have the same address,
+    and the peer's port is `own_port`."""
     stream = getattr(stream, "transport_stream", stream)  # the TCP stream below TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return False

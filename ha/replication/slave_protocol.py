@@ -142,8 +142,8 @@ class SlaveProtocol:
             self.become(SessionState.CLOSED)
 
     def starts_empty_log(self, offset: int, size: int) -> bool:
-        """Whether a frame is a heartbeat that determines where an empty log starts: as in RocketMQ, the slave creates
-        the segment at its offset."""
+        """Returns whether a frame is a heartbeat that determines where an empty log starts: as in RocketMQ, the slave
+        creates the segment at its offset."""
         is_awaited = self.state.value is SessionState.REQUESTED and self._log.min_offset < 0
         return is_awaited and not size and offset != self.expected_offset and not offset % self._log.segment_size
 

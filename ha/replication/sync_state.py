@@ -132,12 +132,13 @@ def acknowledged(sets: Iterable[Collection[int]], held: Mapping[int, int], end: 
 
 
 def may_join(held_offset: int, promised_offset: int, epoch_start: int) -> bool:
-    """Whether a slave has everything that was ever confirmed or acknowledged, in this term and before."""
+    """Returns whether a slave has everything that was ever confirmed or acknowledged, in this term and before."""
     return held_offset >= promised_offset and held_offset >= epoch_start
 
 
 def may_shrink(members: Collection[int], held: Mapping[int, int], promised_offset: int, ack_count: int | None) -> bool:
-    """Whether an election among `members`, a part of the agreed set, would find everything up to `promised_offset`.
+    """Returns whether an election among `members`, a part of the agreed set, would find everything up to
+    `promised_offset`.
 
     This is always so if every member acknowledges each byte. If only `ack_count` members do, enough of them must be
     among `members`.
@@ -305,7 +306,7 @@ class SyncStateSet:
         return offset
 
     def is_lost(self, broker_id: int, end: int, now: float) -> bool:
-        """Whether a member should be dropped."""
+        """Returns whether a member should be dropped."""
         if broker_id == self.own_id:
             return False
         slave = self._slaves.get(broker_id)

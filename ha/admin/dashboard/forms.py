@@ -32,7 +32,7 @@ async def form_fields(request: Request, size_max: int) -> dict[str, str]:
 
 
 def is_from_here(request: Request) -> bool:
-    """Whether a browser sent the form from a page of this node, as far as the request's headers tell.
+    """Returns whether a browser sent the form from a page of this node, as far as the request's headers tell.
 
     Pages ask browsers to send no referrer; Origin is then "null", which is accepted. This check only complements the
     form token.

@@ -254,7 +254,7 @@ class Dashboard:
     # ---- common
 
     def _shows_content(self, request: Request) -> bool:
-        """Whether the content of messages is visible to this user."""
+        """Returns whether the content of messages is visible to this user."""
         if self._guard.sessions is not None:
             return True  # the guard has checked the token or the session
         return self._source.is_content_open and _is_local(request)
@@ -318,7 +318,7 @@ async def _to_overview(request: Request) -> Response:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether the request comes from this machine, not through a proxy, and names a loopback host.
+    """Returns whether the request comes from this machine, not through a proxy, and names a loopback host.
 
     The name matters because of DNS rebinding: an attacker's page can make its own name resolve to 127.0.0.1.
     """
