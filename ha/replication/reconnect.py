@@ -7,8 +7,8 @@
 | an obstacle: other log, wrong secret, full disk | after `interval_s_max`, doubled each time; at most OBSTACLE_S_MAX |
 
 RocketMQ's slave waits five seconds in every case, during which a SYNC_MASTER answers SLAVE_NOT_AVAILABLE although the
-problem may be over. The waits in the second row are shortened at random, so that the slaves of one master don't all
-connect at the same time.
+problem may be over. The waits in the second row, and those after a wrong secret, which may concern all slaves of a
+master at once, are shortened at random, so that these slaves don't all connect at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OBSTACLE_S_MAX = 5.0
 maximum, a member of a failover group, whose `interval_s_max` is shorter, would cost its master several connections, and
 lines in its log, per second."""
 JITTER_SHARE = 0.5
-"""Maximum share (0 to 1) by which a wait after a failed attempt is shortened at random."""
+"""Maximum share (0 to 1) by which a wait after a failed attempt or a wrong secret is shortened at random."""
 
 LOST = frozenset(
     {Condition.CONNECT_FAILED, Condition.CONNECTION_LOST, Condition.MASTER_CLOSED, Condition.HOUSEKEEPING_TIMEOUT}
@@ -45,14 +45,17 @@ class Reconnect:
         """Returns the time to wait, in seconds, after a connection or attempt that ended with `condition`.
         `has_followed`: whether the master was followed on that connection."""
         if condition not in LOST:
+            longest_s = min(OBSTACLE_S_MAX, math.ldexp(self._interval_s_max, min(self._obstacle_count, 32)))
             self._obstacle_count += 1
-            return min(OBSTACLE_S_MAX, math.ldexp(self._interval_s_max, min(self._obstacle_count - 1, 32)))
-        if has_followed and now >= self._immediate_at + self._interval_s_max:
+            if condition is not Condition.NOT_AUTHENTICATED:
+                return longest_s
+        elif has_followed and now >= self._immediate_at + self._interval_s_max:
             self._immediate_at = now
             self._failed_count = self._obstacle_count = 0
             return 0.0
-        longest_s = min(self._interval_s_max, math.ldexp(FIRST_S, min(self._failed_count, 32)))
-        self._failed_count += 1
+        else:
+            longest_s = min(self._interval_s_max, math.ldexp(FIRST_S, min(self._failed_count, 32)))
+            self._failed_count += 1
         return longest_s * (1 - JITTER_SHARE * self._jitter())
 
     def reset(self) -> None:
