@@ -36,7 +36,7 @@ class AdminKey:
     def __init__(self, token: str | None = None) -> None:
         self._digest = None if token is None else sha256(token.encode()).digest()
         self.sessions = None if self._digest is None else Sessions(self._digest)
-        """Sessions of browsers; None without a token."""
+        """Sessions of browsers; None if no token is configured."""
 
     @property
     def is_set(self) -> bool:

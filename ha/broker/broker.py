@@ -75,8 +75,8 @@ class Replication(msgspec.Struct, frozen=True, kw_only=True):
     is unknown"""
     master_address: Callable[[], str | None] | None = None
     sync_state: Callable[[], SyncStateRule | None] | None = None
-    """In a failover group, returns the rule for acknowledging puts in the current term, or None while this broker is
-    not the master; itself None without failover"""
+    """Returns the rule for acknowledging puts in the current term, or None while this broker is not the master. The
+    field is None outside a failover group"""
 
 
 class Broker:

@@ -44,13 +44,22 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of one broker's front end. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
+    """Options of one broker's front end. Sizes in bytes, times in seconds.
 
-    role: as configured; with failover, it decides what puts wait for while the broker is master. The current role is
-    in `Standing`.
-    host, port: the broker's address in records, message ids and routes (brokerIP1, listenPort).
-    ha_address: host:port that slaves use (brokerIP2, haListenPort).
-    config_dir: folder of topics.json, consumerOffset.json and subscriptionGroup.json (storePathRootDir/config).
+    Most options are copies of the fields of the same name in `ha.config.Config`, which has their keys and descriptions
+    (a time in ms there is one in s here). Those with a key in brackets, here or below, are computed from it. All others
+    always have their defaults.
+
+    role: [brokerRole] as configured; with failover, it decides what puts wait for while the broker is master. The
+    current role is in `Standing`.
+    host, port: [brokerIP1, listenPort] the broker's address in records, message ids and routes.
+    config_dir: [storePathRootDir/config] folder of topics.json, consumerOffset.json and subscriptionGroup.json.
+    permission: [brokerPermission] what clients may do with every topic: sum of 4 (read) and 2 (write).
+    ha_address: [brokerIP2:haListenPort] host:port that slaves use.
+    flush_sync: [flushDiskType=SYNC_FLUSH] whether puts wait for their flush.
+    replica_policy: [inSyncReplicas, minInSyncReplicas, allAckInSyncStateSet] None if none of these keys is set.
+    access_in_memory_bytes_max: [accessMessageInMemoryMaxRatio of the machine's memory] distance from the end of the log
+    beyond which messages count as on disk.
     """
 
     cluster_name: str = "DefaultCluster"
@@ -136,6 +145,8 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     authentication_enabled: bool = False
     authorization_enabled: bool = False
     initial_users: tuple[UserConfig, ...] = ()
-    """Users that a master creates at its start if they don't exist; their representation hides the password"""
+    """[initAuthenticationUser, innerClientAuthenticationCredentials] users that a master creates at its start if they
+    don't exist; their representation hides the password"""
     keeps_tables_in_log: bool = False
-    """Whether topics, groups, offsets and users are records of the log, as in a failover group (group_log.py)"""
+    """[etcdEndpoints is set] whether topics, groups, offsets and users are records of the log, as in a failover group
+    (group_log.py)"""

@@ -55,9 +55,9 @@ class HeldLease(msgspec.Struct, frozen=True):
     lease: Lease
     deadline: LeaseDeadline
     since: float
-    """Time since which the lease has certainly not ended (Trio's clock): when the service answered its grant, or the
-    first renewal after its deadline. A lease that was renewed so late may have ended, and exist again because the
-    service was restored."""
+    """Time (Trio's clock) from which the lease is known to have existed without a break: that of the answer to its
+    grant, or to the first renewal after its deadline. A lease that was renewed so late may have ended, and exist again
+    because the service was restored."""
 
     @property
     def is_fit(self) -> bool:

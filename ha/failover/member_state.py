@@ -22,8 +22,8 @@ class MemberState(Enum):
     """State of one member."""
 
     FOLLOWING = "following"
-    """There is a master, or it isn't known yet whether there is one. Without a `master_id` nobody is followed: etcd has
-    not answered yet, or this member must not follow the present master."""
+    """There is a master, or it isn't known yet whether there is one. If `master_id` is None, the member follows no
+    master: etcd has not answered yet, or this member must not follow the present one."""
     CANDIDATE = "candidate"
     """There is no master. The log doesn't change; the member waits for its turn, or for another member's election."""
     MASTER = "master"

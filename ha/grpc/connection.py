@@ -62,7 +62,7 @@ class Call:
         self.received_at = trio.current_time()
         """Time at which its only or first message was complete (Trio's clock)"""
         self.scope: trio.CancelScope | None = None
-        """Scope of the task that serves the call, cancelled when the call ends early; None without a task"""
+        """Scope of the task that serves the call, cancelled when the call ends early; None if it has none"""
         self.messages_in: trio.MemorySendChannel[bytes] | None = None
         self.messages_out: trio.MemoryReceiveChannel[bytes] | None = None
         """Messages of a streaming call; ends when the peer has sent its last one. None for a unary call"""
@@ -272,7 +272,7 @@ class GrpcConnection:
         self._has_writer = False
         self._is_flush_due = False
         self._unserved: Iterator[Event | None] | None = None
-        """Events of the last chunk that are not served yet; None without any"""
+        """Events of the last chunk that are not served yet; None if there are none"""
         self._started_count = 0
         """Number of tasks that the current time slice has started"""
         self._error: RemoteProtocolError | None = None

@@ -32,7 +32,7 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     grpc: Port | None
     """Port for RocketMQ 5's gRPC clients; None if it is disabled, or if the default port is not available."""
     name_server: Port | None
-    """Port of the node's own name server; None without one."""
+    """Port of the node's own name server; None if it has none."""
 
 
 async def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:

@@ -93,7 +93,7 @@ class _NodeThread:
         self.opened: asyncio.Future[Node] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._stop_at: float | None = None
-        """Time at which a requested stop has to be complete (the asyncio loop's clock); None without a request"""
+        """Time at which a requested stop has to be complete (the asyncio loop's clock); None if none is requested"""
         self._token: trio.lowlevel.TrioToken | None = None
         self._opening = trio.CancelScope()  # Trio
         self._calls: trio.Nursery | None = None  # Trio; None while the node opens

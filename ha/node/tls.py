@@ -47,7 +47,8 @@ FIRST_BYTES = 4096
 
 
 class NodeTls:
-    """TLS of a node's ports and connections, created by `load_tls`. The properties of ports are None without TLS."""
+    """TLS of a node's ports and connections, created by `load_tls`. The properties of a port are None if it has no
+    TLS."""
 
     def __init__(self, config: Config, platform: Platform) -> None:
         """Loads all files that `config` names. Blocks. Raises ConfigError with the key of an unusable file."""
@@ -121,7 +122,7 @@ class NodeTls:
 
     @property
     def secure_admin(self) -> Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]] | None:
-        """The function that encrypts a stream of the admin port; None without TLS."""
+        """The function that encrypts a stream of the admin port; None if the port has no TLS."""
         if self._admin is None:
             return None
         secure = securing(self.handshakes, self._admin)
@@ -129,7 +130,7 @@ class NodeTls:
 
     @property
     def secure_slave(self) -> Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]] | None:
-        """The function that encrypts a stream of the HA port; None without TLS."""
+        """The function that encrypts a stream of the HA port; None if the port has no TLS."""
         return None if self._ha is None else self._secure_slave
 
     async def _secure_slave(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream, str | None]:
@@ -170,7 +171,7 @@ class NodeTls:
 
     @property
     def etcd_context(self) -> Callable[[], ssl.SSLContext] | None:
-        """A function that returns the current context for etcd with https; None without https."""
+        """A function that returns the current context for etcd with https; None if no etcd URL is https."""
         etcd = self._etcd
         return None if etcd is None else lambda: etcd.context
 

@@ -85,7 +85,7 @@ class _Message(msgspec.Struct):
     """Time before which it is neither renewed nor released, because its client may have just acknowledged it or changed
     its invisible time, or because the last attempt has just failed"""
     changed: trio.Event | None = None
-    """Set when the request in progress that renews or releases it has ended; None without such a request"""
+    """Set when the request in progress that renews or releases it has ended; None if there is none"""
 
 
 class _Client(msgspec.Struct):

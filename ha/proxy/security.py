@@ -49,7 +49,7 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     guard: AclGuard | None = None
     files: AclPolicyFiles | None = None
-    """The policy files of `guard`; None without aclEnable"""
+    """The policy files of `guard`; None if aclEnable is false"""
     sign: Sign = lambda session, command: None
 
     def attach_users(self, config: ProxyConfig, cluster: Cluster) -> BrokerUsers | None:

@@ -117,12 +117,13 @@ class HAClient:
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()
-        """Scope of the attempt to connect, or of a resync, which another master ends"""
+        """Cancel scope of the attempt to connect, or of a resync; cancelled when the master changes"""
         self._waiting = trio.CancelScope()
-        """Scope of the wait between two attempts, which another master or a later term ends"""
+        """Cancel scope of the wait between two attempts; cancelled when the group reaches a later term"""
         self._session: HASession | None = None
         self.local_address = ""
-        """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
+        """Local `host:port` of the connection to the master, under which the master sees it; "" if there is
+        none."""
         self._condition = self._logged_condition = Condition.NOT_STARTED
         self._detail = ""
         self._ended_counts: Counter[Condition] = Counter()

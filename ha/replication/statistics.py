@@ -128,8 +128,8 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     master_address: str | None
     max_offset: int
     reported_offset: int
-    """Physical offset in the last report on the current connection or, between connections, on the last one; -1 without
-    a report."""
+    """Physical offset in the last report on the current connection or, between connections, on the last one; -1 if
+    there was none."""
     received_bytes: int
     received_bytes_per_s: int
     connection_count: int

@@ -1,4 +1,7 @@
-"""Options of the store. Names contain the unit; the key of the configuration file is in brackets, if there is one."""
+"""Options of the store. Names contain the unit.
+
+The key of the configuration file is in brackets, if there is one; its unit may be another one.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     the segment is kept for a slave that still needs it. RocketMQ keeps none"""
 
     stop_timeout_s: float = 8.0
-    """Maximum time for closing the store, including its last flush, dispatch and checkpoint"""
+    """[0.7 × shutdownTimeout] maximum time for closing the store, including its last flush, dispatch and checkpoint"""
 
     @property
     def commitlog_path(self) -> Path:

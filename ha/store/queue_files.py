@@ -40,7 +40,7 @@ class QueueFiles:
 
     @property
     def end(self) -> int:
-        """The offset after the last entry that the files have room for; 0 without files."""
+        """The offset after the last entry that the files have room for; 0 if there are no files."""
         return self.starts[-1] + self.file_entries if self.starts else 0
 
     def start_of(self, offset: int) -> int:

@@ -67,7 +67,8 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
     segments: list[Segment]
     max_offset: int
-    """Physical offset at which the last record, filler or damaged range of the log ends; 0 without segments"""
+    """Physical offset at which the last record, filler or damaged range of the log ends; 0 if there are no
+    segments"""
     scanned_from: int
     """Start of the scan: records from here on may be missing in queues and index after a crash"""
     last_store_timestamp_ms: int

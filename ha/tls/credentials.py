@@ -35,7 +35,7 @@ class CredentialStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     certificate: str
     expires_at_ms: int | None
-    """Earliest expiry in the file, including intermediate certificates; None without a certificate."""
+    """Earliest expiry in the file, including intermediate certificates; None if it has no certificate."""
     is_expiring: bool
     """Whether the certificate is expired, or expires within 30 days."""
     loaded_at_ms: int

@@ -120,7 +120,8 @@ class Handshakes:
 
 
 def common_name(stream: trio.abc.Stream) -> str | None:
-    """Returns the common name in the peer's verified certificate; None without certificate or encryption."""
+    """Returns the common name in the peer's verified certificate; None if there is no certificate or no
+    encryption."""
     if not isinstance(stream, TlsStream):
         return None
     names = [value for part in stream.getpeercert().get("subject", ()) for key, value in part if key == "commonName"]

@@ -347,13 +347,13 @@ def _admin_token(directory: Path, node: LocalNode) -> str:
 
 
 def _admin_certificate(directory: Path, node: LocalNode) -> Path | None:
-    """Returns the file of the certificate of a node's admin port; None without TLS."""
+    """Returns the file of the certificate of a node's admin port; None if the port has no TLS."""
     is_encrypted = node.keys.get("adminTls") == "enforcing"
     return directory / node.keys.get("tls.server.certPath", "") if is_encrypted else None
 
 
 def _trusting(certificate: Path | None) -> ssl.SSLContext | None:
-    """Returns a TLS context that trusts this certificate without checking its names; None without a certificate.
+    """Returns a TLS context that trusts this certificate without checking its names; None if `certificate` is None.
 
     Raises NodeError if the certificate can't be loaded.
     """

@@ -107,7 +107,7 @@ def table_name(options: ArchiveOptions) -> str:
 
 
 def body_columns(options: ArchiveOptions) -> BodyColumns | None:
-    """Returns the columns that are decoded from bodies; None without schemas.
+    """Returns the columns that are decoded from bodies; None if `options` has no schemas.
 
     Raises OptionError for an invalid schema or column name, for a topic that is not archived, if the topics' columns
     don't fit into one table, if a required package is not installed, and if only one of `columns_from` and `schemas` is
