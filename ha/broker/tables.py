@@ -187,8 +187,8 @@ class Tables:
 
     @property
     def log_position(self) -> LogPosition | None:
-        """Position of the last record of the group's log that is applied to all tables; None
-        outside a failover group."""
+        """Position of the last record of the group's log that is applied to all tables; None outside a
+        failover group."""
         return None if self.group_log is None else self.group_log.position
 
     @property

@@ -152,8 +152,7 @@ class TimerIndex:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Due time of the first message, or a lower bound of it, in ms since the epoch; None if there is
-        none."""
+        """Due time of the first message, or a lower bound of it, in ms since the epoch; None if there is none."""
         firsts = [heap[0][0] for heap in (self._recent, self._heads) if heap]
         if self._unsorted:
             firsts.append(2 * BUCKET_MS * (self._current_end - 1))

@@ -90,7 +90,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     drains: bool = False
     """Whether the member's node is stopping, so that another member should become master."""
     run_id: int = 0
-    """Identifies this process among those with the same broker id; 0: unknown."""
+    """Distinguishes this process from others with the same broker id; 0: unknown."""
     stands_for: int = 0
     """Epoch of the election in which the member stands, 0 for none. Such a member no longer follows a master of a lower
     epoch, so its log ends at `max_offset` and will not grow before a master is elected."""

@@ -17,7 +17,7 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     broker_address: str
     """Address (host:port) to which clients connect."""
     run_id: int = 0
-    """Identifies this process among those with the same broker id; 0: unknown."""
+    """Distinguishes this process from others with the same broker id; 0: unknown."""
     priority: int = 0
     """Priority in elections (brokerElectionPriority): of candidates with equal logs, the one with the lowest value is
     elected."""

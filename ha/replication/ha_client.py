@@ -122,8 +122,7 @@ class HAClient:
         """Cancel scope of the wait between two attempts; cancelled when the group reaches a later term"""
         self._session: HASession | None = None
         self.local_address = ""
-        """Local `host:port` of the connection to the master, under which the master sees it; "" if there is
-        none."""
+        """Local `host:port` of the connection to the master, under which the master sees it; "" if there is none."""
         self._condition = self._logged_condition = Condition.NOT_STARTED
         self._detail = ""
         self._ended_counts: Counter[Condition] = Counter()

@@ -22,7 +22,8 @@ class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of the broker's POP consumption.
 
     in_flight_count: messages in flight, without those of order mode; 0 on a slave.
-    next_due_ms: when the first of them is due, in ms since the epoch; None if there is none, and on a slave.
+    next_due_ms: earliest time in the schedule, in ms since the epoch (`PopState.next_due_ms`); None if no message is
+    scheduled, and on a slave.
     waiting_count: requests that wait for messages.
     revived_count: messages delivered again since the start.
     lost_count: messages dropped when they were due, because they were gone, unreadable or could not be copied, since

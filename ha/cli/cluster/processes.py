@@ -158,8 +158,8 @@ class NodeProcess:
         return "\n".join(f"    {self.name}: {line}" for line in self._log_lines()[-12:])
 
     def last_error(self) -> str:
-        """Returns what follows the first ": " in the log's last line, which says why a node ended; "" if there
-        is no log."""
+        """Returns what follows the first ": " in the log's last line, which says why a node ended; "" if there is no
+        log."""
         lines = self._log_lines()
         return lines[-1].partition(": ")[2] if lines else ""
 

@@ -77,8 +77,8 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     """Number of entries by which the committed offset is beyond the queue's end, for example because messages were
     truncated or the offset belongs to another log; usually 0"""
     bytes: int | None
-    """Size of the unconsumed records in bytes; None if unknown, because they are on brokers (the job's
-    option `servers`)"""
+    """Size of the unconsumed records in bytes; None if unknown, because they are on brokers (the job's option
+    `servers`)"""
     seconds: float | None
     """Age of the oldest unconsumed message in seconds; 0 if there is no such message; None if the age is unknown"""
     is_unknown: bool = False

@@ -68,8 +68,8 @@ class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The records of a sink in the commit topic: its last commit (None if there is none) and the begin
-    records of later batches."""
+    """The records of a sink in the commit topic: its last commit (None if there is none) and the begin records
+    of later batches."""
 
     commit: ControlRecord | None
     begins: tuple[ControlRecord, ...]

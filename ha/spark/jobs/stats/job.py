@@ -62,7 +62,7 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a set of messages. `body_bytes` and `size_…` are sizes of bodies as stored, in bytes; latency is from
     born to store timestamp. `retried`: number of messages with reconsumeTimes above 0. `first_ms` and `last_ms`: lowest
-    and highest store timestamp, in ms since 1970. Percentiles are None without messages."""
+    and highest store timestamp, in ms since 1970. Percentiles are None if there are no messages."""
 
     messages: int
     record_bytes: int

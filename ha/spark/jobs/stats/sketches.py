@@ -69,8 +69,8 @@ class LogHistogram(msgspec.Struct):
             self.add(other.counts.items(), other.minimum, other.maximum)
 
     def quantile(self, q: float) -> float | None:
-        """Returns the approximate value of rank floor(q · (n - 1)), counted from 0, with 0 ≤ q ≤ 1; None without
-        values."""
+        """Returns the approximate value of rank floor(q · (n - 1)), counted from 0, with 0 ≤ q ≤ 1; None if there
+        are no values."""
         if not self.total:
             return None
         rank = floor(q * (self.total - 1))
