@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 def catalog_views(spark: SparkSession, path: str, **options: str) -> list[str]:
     """Creates or replaces a temporary view for each topic of a log, and returns the names of the topics, sorted.
 
-    `path` and `options` are those of the data source. A view is named after its topic (`` `my-topic` `` in SQL). It
-    reads the log as it is at its first query, whose plan Spark may keep for later ones: call this function again to
-    include later messages and topics. RocketMQ's own topics, retry topics and the sink's commits have no view.
+    `path` and `options` are those of the data source. A view is named after its topic (`` `my-topic` `` in SQL).
+    RocketMQ's own topics, retry topics and the sink's commits have no view.
+
+    A view reads the log as it is at its first query: Spark keeps this plan for later queries, also while the log grows,
+    and they fail with RecordsGone when retention has deleted the planned messages. Call this function again to include
+    later messages and topics.
 
     Raises OptionError for an invalid option, or if names of topics differ only in case and Spark ignores case;
     StoreUnreadable or OSError if the log can't be read. Then no view is created.

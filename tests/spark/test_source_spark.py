@@ -69,6 +69,19 @@ def test_each_topic_has_a_view(spark: SparkSession, flights: Path) -> None:
         spark.catalog.dropTempView(view)
 
 
+def test_a_view_reads_the_log_as_it_was_at_its_first_query(spark: SparkSession, tmp_path: Path) -> None:
+    path = make_store(tmp_path / "broker-a", [message(n, topic="grows") for n in range(20)])
+    ha.spark.catalog_views(spark, str(path))
+    loaded = load(spark, path, topic="grows")
+    assert (spark.table("grows").count(), loaded.count()) == (20, 20)
+    make_store(path, [message(n, topic="grows") for n in range(20, 30)])
+    assert (spark.table("grows").count(), spark.table("grows").where("queueId >= 0").count()) == (20, 20)
+    assert (loaded.count(), load(spark, path, topic="grows").count()) == (20, 30)
+    ha.spark.catalog_views(spark, str(path))
+    assert spark.table("grows").count() == 30
+    spark.catalog.dropTempView("grows")
+
+
 @pytest.mark.spark_versions
 def test_permanent_tables_are_refused_or_get_their_options_in_the_query(spark: SparkSession, flights: Path) -> None:
     with pytest.raises(PySparkException, match=r"CREATE TABLE: Spark does not pass .* CREATE TEMPORARY VIEW name"):
