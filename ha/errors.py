@@ -45,6 +45,7 @@ Details are fields of the exceptions, so that callers need not parse messages.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,13 +123,17 @@ class DiskFull(StoreError):
     `reason`: the system's error; "" if not given.
     """
 
-    def __init__(self, file: Path, size_bytes: int, reason: str = "") -> None:
+    def __init__(self, file: Path, size_bytes: int, error: OSError | None = None) -> None:
         size = f" ({size_bytes} bytes)" if size_bytes else ""
-        why = f"; the system says: {reason}" if reason else ""
-        super().__init__(f"no space left for {file}{size}; free space and puts go on{why}")
+        why = f"; the system says: {error}" if error is not None else ""
+        if error is not None and error.errno in (errno.EMFILE, errno.ENFILE):
+            text = f"too many files are open to write {file}; close some or raise the limit, and puts go on"
+        else:
+            text = f"no space left for {file}{size}; free space and puts go on"
+        super().__init__(text + why)
         self.file = file
         self.size_bytes = size_bytes
-        self.reason = reason
+        self.reason = "" if error is None else str(error)
 
 
 class DiskFailed(StoreError):

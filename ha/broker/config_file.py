@@ -100,7 +100,7 @@ class ConfigFile:
                 await self._run_blocking(self._write, content)
             except OSError as error:
                 if is_passing(error):
-                    raise DiskFull(self.path, len(content), str(error)) from error
+                    raise DiskFull(self.path, len(content), error) from error
                 raise DiskFailed(self.path, "write", str(error)) from error
             if self._pending is not None:
                 self._pending = None

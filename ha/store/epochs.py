@@ -123,7 +123,7 @@ class EpochHistory:
             await self._run_blocking(self._save, encode_epoch_file(entries))
         except OSError as error:
             if is_passing(error):
-                raise DiskFull(self._path, 0, str(error)) from error
+                raise DiskFull(self._path, 0, error) from error
             raise DiskFailed(self._path, "write", str(error)) from error
         self._entries = entries
 

@@ -222,7 +222,7 @@ class MessageStore:
         except OSError as error:
             directory = self.options.root / "consumequeue"
             if is_passing(error):
-                raise DiskFull(directory, 0, str(error)) from error
+                raise DiskFull(directory, 0, error) from error
             raise DiskFailed(directory, "write", str(error)) from error
 
     # ---- failover

@@ -97,7 +97,7 @@ class Retention:
         except OSError as error:
             path = Path(error.filename or self._options.commitlog_path)
             if is_passing(error):
-                raise DiskFull(path, 0, str(error)) from error
+                raise DiskFull(path, 0, error) from error
             raise DiskFailed(path, "clean", str(error)) from error
 
     async def _clean(self, *, at_any_hour: bool) -> int:

@@ -177,7 +177,7 @@ class Truncation:
             await log.allocator.drop_ready()
         except OSError as error:
             if is_passing(error):
-                raise DiskFull(parts.options.commitlog_path, 0, str(error)) from error
+                raise DiskFull(parts.options.commitlog_path, 0, error) from error
             raise DiskFailed(parts.options.commitlog_path, "unlink", str(error)) from error
         return True
 
@@ -219,7 +219,7 @@ class Truncation:
                     await run(disk.unlink, path)
             except OSError as second:
                 raise DiskFailed(path, "unlink", str(second)) from second
-            raise DiskFull(path, 0, str(error)) from error
+            raise DiskFull(path, 0, error) from error
 
     async def _truncate(self, offset: int) -> None:
         parts, disk = self._parts, self._parts.disk

@@ -177,14 +177,26 @@ async def test_without_a_readable_history_the_node_does_not_start() -> None:
 
 
 @pytest.mark.parametrize("refused", ["write_bytes", "rename"])
-@pytest.mark.parametrize(("code", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)])
-async def test_a_refused_write_leaves_the_history_unchanged(code: int, raised: type[HalogError], refused: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "raised", "text"),
+    [
+        (errno.ENOSPC, DiskFull, "no space left"),
+        (errno.EMFILE, DiskFull, "too many files are open"),
+        (errno.ENFILE, DiskFull, "too many files are open"),
+        (errno.EIO, DiskFailed, "failed"),
+    ],
+)
+async def test_a_refused_write_leaves_the_history_unchanged(
+    code: int, raised: type[HalogError], text: str, refused: str
+) -> None:
     disk = MemoryDisk()
     found = await history(disk, (7, 7000))
     seen = iter((None, code))  # the first of the two files can still be written
     disk.refuse = lambda operation, path: next(seen, code) if operation == refused else None
     with pytest.raises(raised) as caught:
         await found.append(8, 8000)
+    assert text in str(caught.value)
+    assert errno.errorcode[code] in str(caught.value)
     assert "0 bytes" not in str(caught.value)  # the size is not known
     disk.refuse = lambda operation, path: None
     assert pairs_of(found) == pairs_of(await history(disk)) == [(7, 7000)]
