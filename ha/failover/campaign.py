@@ -67,7 +67,7 @@ class Campaign:
         held = await self._keeper.wait_fit()
         if held is None or not membership.is_electable:
             return
-        if membership.settled_at(view, held) <= trio.current_time():
+        if max(membership.settled_at(view, held), membership.electable_at) <= trio.current_time():
             await self._take(view, candidacy, held)
 
     async def _step(self, view: GroupView) -> bool:
@@ -96,7 +96,9 @@ class Campaign:
             return True
         if self._view.revision != view.revision:
             return True
-        earliest = max(self._vacant_since, membership.settled_at(view, held))
+        if membership.electable_at > trio.current_time():
+            membership.progress.explain(membership.disk_trouble)
+        earliest = max(self._vacant_since, membership.settled_at(view, held), membership.electable_at)
         if verdict.doubt:
             # The member with the longest log may be restarting, and can't publish while its earlier lease has its key.
             earliest = max(earliest, self._vacant_since + FOREIGN_LEASE_PERIODS * held.lease.ttl_s)

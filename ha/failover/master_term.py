@@ -11,6 +11,7 @@ import logging
 import msgspec
 import trio
 
+from ha.errors import DiskFull
 from ha.failover.agreement import AgreementUnavailable, GroupRecord, GroupView, Outdated, SwitchRequest
 from ha.failover.election import acknowledges_by_count, choose_target, outdated_record
 from ha.failover.lease import MasterLease
@@ -22,11 +23,17 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_PASSED = "the deadline of its lease has passed"
 NO_LONGER_MASTER = "this member is no longer master"
+NOTE_S_MAX = 5.0
+"""Maximum time in seconds for writing the first record of a term to the disk, which waits while the disk is full."""
+PROMOTION_RETRY_S = 5.0
+"""Time in seconds for which a member whose disk did not let it become master leaves the office to others. Afterwards it
+tries again if there is still no master. Shorter than the delay of an unclean election."""
 
 
 class MasterTerm:
     """One term as master. It begins with a view in which this member has the master's key. It ends with the lease, with
-    a view in which the key is another one or the record is missing or outdated, or when this member hands over.
+    a view in which the key is another one or the record is missing or outdated, when this member hands over, or when
+    its disk does not let it begin to serve.
     """
 
     def __init__(self, membership: Membership, lease: MasterLease, view: GroupView) -> None:
@@ -55,15 +62,32 @@ class MasterTerm:
                 nursery.start_soon(self._keep_set)  # before serving: the first put may wait for a lost member
                 nursery.start_soon(self._pass_on_live_members)
                 try:
-                    await self._membership.state.note(self._first_record)
-                    await self._role.become_master(Term(self._epoch, self._first_record.sync_state_set, self._lease))
+                    why_not = await self._start()
                 except BaseException:
                     self._lease.end()  # `hand_over` may wait for the start
                     raise
                 finally:
                     self._started.set()
+                if why_not:
+                    logger.error("member.not_promoted epoch=%d reason=%r", self._epoch, why_not)
+                    self._membership.electable_at = trio.current_time() + PROMOTION_RETRY_S
+                    self._membership.disk_trouble = why_not
+                    self._end(why_not)
+                    return
                 self._membership.progress.become_serving(self._options.broker_id)
                 nursery.start_soon(self._serve_switch_requests)
+
+    async def _start(self) -> str:
+        """Makes the node master. Returns "" if that succeeded; otherwise why its disk does not allow it now."""
+        with trio.move_on_after(NOTE_S_MAX) as scope:
+            await self._membership.state.note(self._first_record)
+        if scope.cancelled_caught:
+            return f"the group's record could not be written to the disk within {NOTE_S_MAX:g} s"
+        try:
+            await self._role.become_master(Term(self._epoch, self._first_record.sync_state_set, self._lease))
+        except DiskFull as error:
+            return str(error)
+        return ""
 
     def _end(self, reason: str) -> None:
         self._lease.end()

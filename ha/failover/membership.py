@@ -36,6 +36,11 @@ class Membership:
         self.keeper = LeaseKeeper(agreement, options, self.record)
         self.is_leaving = False
         """Whether the node is stopping, so that this member must not become master."""
+        self.electable_at = -math.inf
+        """Time of Trio's clock before which this member does not become master, because of `disk_trouble`. It stands
+        for election nevertheless, as others may need to know its log."""
+        self.disk_trouble = ""
+        """Why the disk did not let this member become master; "" if it never refused."""
         self._standing: tuple[LogPosition, int] | None = None
         """End of the log and epoch of the election while this member stands for election; otherwise None"""
 

@@ -31,7 +31,8 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Role(Protocol):
-    """A node that can be master or slave. The only errors are the store's, which propagate and end the process.
+    """A node that can be master or slave. The only errors are the store's, which propagate and end the process, except
+    DiskFull from `become_master`.
 
     One task calls `become_master` and `become_slave`. If such a call is cancelled, `become_slave` follows, unless the
     member ends.
@@ -42,7 +43,8 @@ class Role(Protocol):
         """The last epoch and the end of this node's log."""
 
     async def become_master(self, term: Term) -> None:
-        """Becomes master of `term`; returns when messages are accepted.
+        """Becomes master of `term`; returns when messages are accepted. Raises DiskFull if that is not possible now,
+        because the disk is full or no file can be opened; `become_slave` follows.
 
         The term's epoch is durable in the log's history before the first byte of the term is written.
         """

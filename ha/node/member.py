@@ -23,7 +23,7 @@ import trio
 
 from ha.broker.registration import MasterAddresses
 from ha.config import SecretStr
-from ha.errors import DiskFailed
+from ha.errors import DiskFailed, DiskFull
 from ha.failover.agreement import MasterRecord
 from ha.failover.durable_state import DurableState, StartConditions
 from ha.failover.member import Member, open_member
@@ -110,7 +110,12 @@ class NodeRole:
         self._is_promoted = True
         node.master_addresses = None
         await self._unfollow()
-        await store.become_master()
+        try:
+            await store.become_master()
+        except OSError as error:
+            if is_passing(error):
+                raise DiskFull(node.config.root, 0, error) from error
+            raise
         end = store.log.max_offset.value
         await store.epochs.truncate_from(end)  # removes terms without any bytes
         await store.epochs.append(term.epoch, end)

@@ -1,5 +1,7 @@
 """Members of a group, with fake roles and an agreement in memory, under a virtual clock."""
 
+import errno
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,11 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from ha.errors import ConfigError
+from ha.errors import ConfigError, DiskFull
 from ha.failover.agreement import AgreementUnavailable, GroupRecord, MasterRecord, SwitchRequest
 from ha.failover.member import open_member
 from ha.failover.member_state import TRANSITIONS, MemberProgress, MemberState
-from ha.failover.role import LogPosition
+from ha.failover.role import LogPosition, Term
 from tests.failover.contract import MEMBER
 from tests.failover.group import Group, MemoryFile, Node, open_group, open_three, three, until
 from tests.sim.agreement import Snapshot
@@ -372,6 +374,46 @@ async def test_a_master_that_stops_before_it_serves_hands_nothing_over(autojump_
             heir.way.cut(True)
         assert not heir.role.is_holding
         assert (await group.wait_master(other_than=heir.id)) is other
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_member_whose_disk_is_full_leaves_the_office_to_another(
+    waits: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`waits`: for room for the group's record; otherwise its store has no room for the term."""
+
+    async def write(content: bytes) -> None:
+        await trio.sleep_forever()
+
+    async def become_master(term: Term) -> None:
+        raise DiskFull(Path("epochFileCheckpoint"), 0, OSError(errno.ENOSPC, "No space left on device"))
+
+    async with open_three() as (group, master):
+        heir, other = others(group, master)
+        monkeypatch.setattr(*((heir.file, "write", write) if waits else (heir.role, "become_master", become_master)))
+        master.kill()
+        assert (await group.wait_master(other_than=master.id)) is other
+        await group.settle()
+        assert [id_ for _, id_ in group.masters] == [master.id, heir.id, other.id]
+        assert not heir.is_dead
+
+
+async def test_a_member_without_another_becomes_master_once_its_disk_has_room(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def become_master(term: Term) -> None:
+        raise DiskFull(Path("epochFileCheckpoint"), 0, OSError(errno.ENOSPC, "No space left on device"))
+
+    async with open_group() as group:
+        node = group.add(1)
+        with monkeypatch.context() as full:
+            full.setattr(node.role, "become_master", become_master)
+            await trio.sleep(17)
+            assert not node.may_acknowledge
+            assert "No space left" in node.member.progress.reason
+            assert len(group.masters) == 4
+        assert (await group.wait_master()) is node
+        assert len(group.masters) == 5
 
 
 async def test_a_member_that_ends_before_it_serves_hands_nothing_over(

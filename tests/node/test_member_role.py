@@ -1,13 +1,16 @@
 """What a change of role does to a member's store, set and standing; its front and its link to a master stand still."""
 
+import errno
 from typing import Any, cast
 
+import pytest
 import trio
 import trio.testing
 from trio_util import AsyncValue
 
 from ha.broker.standing import Standing
 from ha.config import Config
+from ha.errors import DiskFull
 from ha.failover.lease import LeaseDeadline, MasterLease
 from ha.failover.role import Term
 from ha.node.member import NodeRole
@@ -117,3 +120,24 @@ async def test_a_lease_that_is_renewed_during_the_promotion_counts(
         await NodeRole(cast("Any", node)).become_master(term)
         assert term.lease.is_held
         assert not node.broker.standing.why_not_stored()
+
+
+async def test_a_promotion_without_a_free_file_can_be_repeated(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_undispatched(log: object, begin: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with open_small(is_slave=True, dispatch_confirmed=True) as store:
+        node = Node(store)
+        role = NodeRole(cast("Any", node))
+        lease = LeaseDeadline()
+        lease.renewed(trio.current_time(), 60.0)
+        with monkeypatch.context() as busy:
+            busy.setattr("ha.store.message_store.read_undispatched", read_undispatched)
+            with pytest.raises(DiskFull, match="Too many open files"):
+                await role.become_master(Term(epoch=1, sync_state_set=frozenset({1}), lease=MasterLease(lease)))
+        await role.become_slave(1, None)
+        assert store.log.is_slave
+        await role.become_master(Term(epoch=2, sync_state_set=frozenset({1}), lease=MasterLease(lease)))
+        assert [(entry.epoch, entry.start_offset) for entry in store.epochs.entries] == [(2, 0)]
