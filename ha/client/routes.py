@@ -112,7 +112,7 @@ class Routes:
         self._expected: set[str] = set()  # known topics that don't exist yet; their routes are made from the template's
         self._lookups: dict[str, _Lookup] = {}
         self._answering = 0
-        self._is_failing = False
+        self._failure = ""  # why the last lookup failed; "" if it succeeded
         self.changed = anyio.Event()
         """Event that is set when a route changes, and then replaced by a new one."""
 
@@ -144,7 +144,8 @@ class Routes:
         with anyio.CancelScope(deadline=deadline):
             return await self._find_or_expect(topic)
         servers = ";".join(self._name_servers)
-        raise NameServersUnreachable(servers, f"{servers}: no response before the send's timeout")
+        before = f"; the last lookup failed: {self._failure}" if self._failure else ""
+        raise NameServersUnreachable(servers, f"{servers}: no response before the send's timeout{before}")
 
     async def _find_or_expect(self, topic: str) -> TopicRoute:
         """As `find_for_sending`, without a deadline.
@@ -230,9 +231,9 @@ class Routes:
             self._stale.discard(topic)
             return old
         except (BrokerError, ConnectionFailed, RemoteProtocolError) as error:
-            if not self._is_failing:
-                self._is_failing = True
-                _log.warning("client.routes_not_refreshed topic=%s reason=%r", topic, str(error))
+            is_first, self._failure = not self._failure, str(error)
+            if is_first:
+                _log.warning("client.routes_not_refreshed topic=%s reason=%r", topic, self._failure)
             old = self._known.get(topic)
             if old is None:
                 lookup.error = error
@@ -242,8 +243,8 @@ class Routes:
         finally:
             del self._lookups[topic]
             lookup.ended.set()
-        if self._is_failing:
-            self._is_failing = False
+        if self._failure:
+            self._failure = ""
             _log.info("client.routes_recovered topic=%s", topic)
         self._keep(route)
         return route

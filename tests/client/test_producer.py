@@ -414,6 +414,20 @@ async def test_second_name_server_is_used_if_the_first_is_down() -> None:
 
 
 @on_both_backends()
+async def test_timeout_during_a_lookup_says_why_the_last_one_failed() -> None:
+    async with serving(stored) as gone:
+        pass
+    async with (
+        serving(lambda command: None) as frozen,
+        Producer([frozen.address, gone.address], options=ClientOptions(request_timeout_s=0.2)) as producer,
+    ):
+        with pytest.raises(NameServersUnreachable, match="refused"):
+            await producer.queues("T")
+        with pytest.raises(NameServersUnreachable, match="before the send's timeout; the last lookup failed: .*refused"):
+            await producer.send(Message("T", b"x"), timeout_s=0.05)
+
+
+@on_both_backends()
 async def test_every_name_server_is_asked_although_another_lookup_ends_meanwhile() -> None:
     body = route_body({"a": {0: "127.0.0.1:1"}})
     async with serving(lambda command: None) as frozen:
