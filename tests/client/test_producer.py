@@ -423,7 +423,7 @@ async def test_timeout_during_a_lookup_says_why_the_last_one_failed() -> None:
     ):
         with pytest.raises(NameServersUnreachable, match="refused"):
             await producer.queues("T")
-        with pytest.raises(NameServersUnreachable, match="before the send's timeout; the last lookup failed: .*refused"):
+        with pytest.raises(NameServersUnreachable, match=r"the last lookup failed: .*refused"):
             await producer.send(Message("T", b"x"), timeout_s=0.05)
 
 
