@@ -22,7 +22,8 @@ from pyiceberg.table import StaticTable, Table
 from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
 from ha.spark.jobs.archive.erase import EraseOptions, erase
-from ha.spark.jobs.archive.iceberg import FolderCatalog
+from ha.spark.jobs.archive.iceberg import FolderCatalog, IcebergTable, open_iceberg_table
+from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import KilledError, make_store, message
@@ -282,6 +283,75 @@ def test_brokers_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(found["body"].to_pylist()) == [b"%08d" % number for number in range(70)]
     properties = opened(target).properties
     assert {name for name in properties if name.startswith("halog.commit")} == {"halog.commit.a", "halog.commit.a-1"}
+
+
+def test_a_merge_while_another_broker_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, target = tmp_path / "a", tmp_path / "a-1", tmp_path / "archive"
+    overwrite = IcebergTable._commit
+    waiting = ["other"]
+
+    def commit_second(self: IcebergTable, state: Any, added: Any, removed: Any) -> None:
+        if waiting and removed:
+            waiting.clear()
+            run(other, target)
+        overwrite(self, state, added, removed)
+
+    monkeypatch.setattr("pyiceberg.table.time.sleep", lambda s: None)
+    put(other, 30, 60)
+    for begin in range(0, 30, 10):
+        put(one, begin, begin + 10)
+        if begin < 20:
+            run(one, target)
+    monkeypatch.setattr(IcebergTable, "_commit", commit_second)
+    assert run(one, target, compact_files_min=2).merged_files > 0
+    assert not waiting
+    found = opened(target).scan().to_arrow()
+    assert sorted(found["body"].to_pylist()) == [b"%08d" % number for number in range(60)]
+    assert files_on_disk(target) >= listed_files(opened(target))
+
+
+def test_snapshots_stay_if_another_writer_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    for begin in range(0, 30, 10):
+        put(store, begin, begin + 10)
+        run(store, target)
+    now, write = time.time_ns, FolderCatalog._write
+    monkeypatch.setattr("ha.spark.jobs.archive.iceberg.time.time_ns", lambda: now() + 7 * HOUR_NS)
+
+    def write_second(self: FolderCatalog, version: int, metadata: Any) -> None:
+        taken = target / f"metadata/v{version}.metadata.json"
+        taken.touch()
+        try:
+            write(self, version, metadata)
+        finally:
+            taken.unlink()
+
+    monkeypatch.setattr(FolderCatalog, "_write", write_second)
+    run(store, target)
+    assert len(opened(target).snapshots()) == 3
+    monkeypatch.setattr(FolderCatalog, "_write", write)
+    run(store, target)
+    assert len(opened(target).snapshots()) == 1
+    assert rows(opened(target)) == expected_rows(store)
+
+
+def test_snapshots_that_another_writer_has_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    for begin in range(0, 30, 10):
+        put(store, begin, begin + 10)
+        run(store, target)
+    now, commit_table = time.time_ns, FolderCatalog.commit_table
+    monkeypatch.setattr("ha.spark.jobs.archive.iceberg.time.time_ns", lambda: now() + 7 * HOUR_NS)
+
+    def commit_second(self: FolderCatalog, *given: Any) -> Any:
+        monkeypatch.setattr(FolderCatalog, "commit_table", commit_table)
+        open_iceberg_table(target, TABLE_IN_FOLDER).expire()
+        return commit_table(self, *given)
+
+    monkeypatch.setattr(FolderCatalog, "commit_table", commit_second)
+    run(store, target)
+    assert len(opened(target).snapshots()) == 1
+    assert rows(opened(target)) == expected_rows(store)
 
 
 def test_other_programs_must_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from ha.spark.jobs.synced import create_file, replace_file, sync_file, sync_fold
 try:
     from pyiceberg.catalog import Catalog, load_catalog
     from pyiceberg.catalog.noop import NoopCatalog
-    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
     from pyiceberg.io.pyarrow import (
         MetricModeTypes,
         MetricsMode,
@@ -139,11 +139,12 @@ class IcebergTable:
     def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
         """Commits a change of files to the table; see ArchiveTable.
 
-        A merge is an overwrite snapshot, because PyIceberg can't write snapshots with the operation "replace".
+        A merge is an overwrite snapshot, because PyIceberg can't write snapshots with the operation "replace". After a
+        commit of another writer, PyIceberg repeats an append, but not an overwrite (ValidationException).
         """
         try:
             self._commit(state, added, removed)
-        except CommitFailedException as error:
+        except (CommitFailedException, ValidationException) as error:
             raise ArchiveConflict(self._archive, f"another writer changed its Iceberg table: {error}") from None
 
     def _commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str]) -> None:
@@ -194,8 +195,8 @@ class IcebergTable:
     def expire(self) -> None:
         """Deletes snapshots older than the table's `history.expire.max-snapshot-age-ms` that no branch or tag names.
 
-        Files are deleted before the snapshots that list them, so after a kill in between, the next call deletes the
-        rest.
+        Files are deleted before the snapshots that list them, so after a kill in between, or if another writer commits
+        at the same moment, the next call deletes the rest.
         """
         table = self._table.refresh()
         age_ms = int(table.properties.get(TableProperties.MAX_SNAPSHOT_AGE_MS, _SNAPSHOT_AGE_MS))
@@ -219,7 +220,9 @@ class IcebergTable:
         for path in (*files, *(each.manifest_path for each in unused), *(each.manifest_list for each in gone)):
             with suppress(FileNotFoundError):
                 table.io.delete(path)
-        table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in gone]).commit()
+        # ValueError: another archiver has deleted one of the snapshots.
+        with suppress(CommitFailedException, ValueError):
+            table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in gone]).commit()
 
     def _data_files(self, manifests: Iterable[ManifestFile]) -> Iterator[DataFile]:
         for manifest in manifests:

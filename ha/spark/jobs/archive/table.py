@@ -18,9 +18,11 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from ha.errors import ArchiveDamaged
+from ha.errors import ArchiveConflict, ArchiveDamaged
 from ha.spark.jobs.archive.manifest import ArchivedFile, Scope, State, escape_path_name
 
+_COMMITS_MAX = 4
+"""Number of attempts to commit to a table that others, such as archivers of other brokers, change at the same time"""
 _FILE = re.compile(r"topic=[^/]+/date=[^/]+/part-(.+)-\d{20}-\d+-\d+-\d+\.zstd\.parquet")
 """Matches the path of a file that `archive` wrote; group 1 is the escaped name of its broker."""
 
@@ -60,8 +62,20 @@ def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable
 
 
 def follow(table: ArchiveTable, archive: Path, state: State) -> None:
-    """Makes the broker's files in `table` those of `state`, in one commit if anything differs. Raises ArchiveDamaged if
-    another program added a file to the table; ArchiveConflict as in `ArchiveTable.commit`."""
+    """Makes the broker's files in `table` those of `state`, in one commit if anything differs. After a conflict with
+    another writer, compares them again. Raises ArchiveDamaged if another program added a file to the table;
+    ArchiveConflict if _COMMITS_MAX commits have failed as in `ArchiveTable.commit`."""
+    for left in reversed(range(_COMMITS_MAX)):
+        try:
+            _follow(table, archive, state)
+        except ArchiveConflict:
+            if not left:
+                raise
+        else:
+            return
+
+
+def _follow(table: ArchiveTable, archive: Path, state: State) -> None:
     held: dict[str, int] = {}
     for path, rows in table.files().items():
         name = _FILE.fullmatch(path)
