@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import ha.spark
 from ha.cli import run
-from ha.errors import ArchiveConflict, OptionError
+from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.erase import EraseOptions, EraseResult, erase
@@ -237,6 +237,37 @@ def test_rows_that_cannot_be_searched_are_counted(tmp_path: Path) -> None:
     result = archived.erase("k3")
     assert result.rows == 1
     assert (result.not_searched, result.exit_code) == (1, 3)
+
+
+@pytest.mark.parametrize("damage", ["no footer", "changed page", "truncated"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str, dry_run: bool) -> None:
+    archived = Archived(tmp_path)
+    make_store(archived.store, messages(0, 40))
+    archived.run_archive()
+    path = sorted(archived.target.glob("topic=flights/*/*.parquet"))[0]
+    raw = bytearray(path.read_bytes())
+    if damage == "changed page":
+        raw[4 : len(raw) // 2] = bytes(len(raw) // 2 - 4)
+    else:
+        raw = raw[:100] if damage == "truncated" else raw[:-8] + bytes(8)
+    path.write_bytes(raw)
+    before = archived.files()
+    with pytest.raises(ArchiveDamaged, match=rf"topic=flights/.*{path.name}: "):
+        archived.erase("k1", dry_run=dry_run)
+    assert archived.files().keys() == before.keys()
+
+
+def test_a_damaged_file_is_not_merged(tmp_path: Path) -> None:
+    archived = Archived(tmp_path)
+    for begin in (0, 20):
+        make_store(archived.store, messages(begin, begin + 20))
+        archived.run_archive()
+    for path in archived.target.glob("topic=*/*/*.parquet"):
+        path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    make_store(archived.store, messages(40, 60))
+    with pytest.raises(ArchiveDamaged, match=r"topic=.*\.parquet: "):
+        archived.run_archive(compact_files_min=2)
 
 
 def test_an_archiver_must_be_stopped_first(archived: Archived) -> None:

@@ -13,18 +13,17 @@ changed: its readers get the messages until retention deletes their segments.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ha.errors import DiskFailed, OptionError
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.archive.files import FileOptions, MergeTask, Written, row_batches, write_files
+from ha.spark.jobs.archive.files import FileOptions, MergeTask, Written, file_batches, write_files
 from ha.spark.jobs.archive.manifest import (
     ArchivedFile,
     Commit,
@@ -112,25 +111,20 @@ class RewriteTask(msgspec.Struct, frozen=True):
 
 
 def search_file(task: SearchTask) -> Found:
-    """Finds the matching rows of a file. Raises OSError if it can't be read, ArrowException if it is damaged."""
+    """Finds the matching rows of a file. Errors as in `file_batches`."""
     finds = Finds()
-    with pq.ParquetFile(Path(task.archive, task.file.path)) as parquet:
-        for batch in row_batches(parquet, range(parquet.num_row_groups), list(SEARCHED)):
-            finds.add(task.match, task.file.topic, batch)
+    for batch in file_batches(Path(task.archive), task.file.path, list(SEARCHED)):
+        finds.add(task.match, task.file.topic, batch)
     return finds.found()
 
 
 def rewrite_file(task: RewriteTask, attempt: int = 0) -> Written:
     """Writes the task's file again, into staging and without its matching rows. `attempt` as in `write_range`; errors
-    as in `search_file`, and OSError if the new file can't be written."""
+    as in `file_batches`, and OSError if the new file can't be written."""
     [source] = task.merge.sources
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(Path(task.merge.archive, source.path)) as parquet:
-            for batch in row_batches(parquet, range(parquet.num_row_groups)):
-                yield batch.filter(pa.array(~task.match.find(source.topic, batch)))
-
-    return write_files(task.merge, rows(), attempt)
+    batches = file_batches(Path(task.merge.archive), source.path)
+    rows = (batch.filter(pa.array(~task.match.find(source.topic, batch))) for batch in batches)
+    return write_files(task.merge, rows, attempt)
 
 
 def _rewrite_file(task: RewriteTask) -> Written:

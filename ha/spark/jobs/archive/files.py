@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions, RowFilter
+from ha.errors import ArchiveDamaged
 from ha.protocol.compression import BODY_SIZE_MAX
 from ha.protocol.record import decode_record
 from ha.spark.jobs.archive.body_columns import BodyDecoder, body_fields
@@ -179,29 +180,46 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
 
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:
-    """Writes the rows of the task's files into staging, in the same order. Raises OSError."""
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        for source in task.sources:
-            with pq.ParquetFile(Path(task.archive, source.path)) as parquet:
-                yield from row_batches(parquet, range(parquet.num_row_groups))
-
-    written = write_files(task, rows(), attempt)
+    """Writes the rows of the task's files into staging, in the same order. Errors as in `write_files` and
+    `file_batches`."""
+    rows = (batch for source in task.sources for batch in file_batches(Path(task.archive), source.path))
+    written = write_files(task, rows, attempt)
     expected = sum(source.rows for source in task.sources)
     assert written.rows == expected, f"merged {written.rows} rows of {expected}"
     return written
 
 
 def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 0) -> Written:
-    """Writes `rows`, which come from the task's files, into staging. Raises OSError."""
+    """Writes `rows`, which come from the task's files, into staging. Raises ArchiveDamaged if the first file is
+    damaged; OSError."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     first = task.sources[0]
-    schema = pq.read_schema(Path(task.archive, first.path))
+    with _reading(Path(task.archive), first.path):
+        schema = pq.read_schema(Path(task.archive, first.path))
     with _Files(task, folder, schema, attempt) as files:
         for batch in rows:
             files.write(first.topic, first.date, batch)
         written = files.close()
     return Written(written, sum(file.rows for file in written), 0)
+
+
+def file_batches(archive: Path, path: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of the file at `path` in `archive`. Raises ArchiveDamaged if the file is damaged, and OSError if
+    it is missing or the disk fails."""
+    with _reading(archive, path), pq.ParquetFile(archive / path) as parquet:
+        yield from row_batches(parquet, range(parquet.num_row_groups), columns)
+
+
+@contextmanager
+def _reading(archive: Path, path: str) -> Iterator[None]:
+    """Raises ArchiveDamaged for errors in the contents of a file, which PyArrow raises as ArrowException or as OSError
+    without an errno."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ArchiveDamaged(archive, f"{path}: {error}") from None
 
 
 def row_batches(
