@@ -39,8 +39,8 @@ async def test_1094_returning_master_does_not_move_offsets_back() -> None:
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
     async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
-        for number in range(10):
-            assert (await client.send(b"%d" % number)).code == 0
+        for number in range(20):
+            assert (await client.send(b"%d" % number, queue_id=number % 2)).code == 0
         async with other.node("SLAVE") as slave:
             with trio.fail_after(60):
                 await slave.store.log.max_offset.wait_beyond(master.store.log.max_offset.value - 1)
