@@ -19,12 +19,21 @@ import pytest
 from ha.arrow import LogReader
 from ha.arrow.read_options import ReadOptions
 from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
-from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
-from ha.spark.sink import control, partition
+from ha.errors import (
+    BrokerError,
+    ConnectionFailed,
+    OptionError,
+    RecordsGone,
+    RemoteProtocolError,
+    RequestTimedOut,
+    SinkFailed,
+)
+from ha.spark.sink import control, partition, writers
 from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import ControlRecord
 from ha.spark.sink.identity import SinkPart
 from ha.spark.sink.options import COMMIT_TOPIC, parse_sink_options
+from ha.spark.source import network_pull
 from ha.spark.source.local import LocalSource
 from ha.spark.source.log_source import QueueKey, QueueSlice
 from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
@@ -564,13 +573,52 @@ def test_a_topic_that_brokers_do_not_create(tmp_path: Path) -> None:
 
 
 def test_no_name_server() -> None:
-    from ha.spark.sink.writers import _write
-
     with reserved_ports(1) as (port,):
         nobody = f"127.0.0.1:{port}"
         options = options_for(nobody, topic="t", sendTimeout="1s")
         with pytest.raises(SinkFailed, match=f"servers: .*{nobody}"):
-            _write(options, SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None)
+            writers._write(options, SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            RecordsGone("t queue 0 of b", 3, 9, "its queue ends at 3"),
+            "queue offsets 3 to 8 of t queue 0 of b are gone: its queue ends at 3$",
+        ),
+        (RemoteProtocolError("a route with 2 and 70000 queues"), "a route with 2 and 70000 queues"),
+        (BrokerError("a", 1, "no"), "no"),
+    ],
+)
+def test_errors_of_brokers_are_failures_of_the_sink(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(partition.PartWriter, "write", fail)
+    monkeypatch.setattr(writers, "commit_parts", fail)
+    options = options_for("127.0.0.1:1", topic="t")
+    with pytest.raises(SinkFailed, match=f"the sink's batch is not stored: .*{message}"):
+        writers._write(options, SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None)
+    with pytest.raises(SinkFailed, match=f"the sink's batch is not stored: .*{message}"):
+        writers._commit(options, [])
+
+
+def test_an_error_of_one_of_several_pulls_is_raised_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise RemoteProtocolError("a route with 2 and 70000 queues")
+
+    monkeypatch.setattr(network_pull, "_fill", fail)
+
+    async def pull() -> None:
+        settings = network_pull.PullSettings(retry_s=1.0)
+        async with PullConsumer("127.0.0.1:1", group="g") as consumer:
+            await network_pull.pull_slots(consumer, MessageQueue("t", "b", 0), 0, 1_000_000, settings)
+
+    with pytest.raises(RemoteProtocolError):
+        anyio.run(pull)
 
 
 def test_only_an_invalid_server_address_is_an_option_error() -> None:

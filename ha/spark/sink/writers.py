@@ -41,6 +41,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import anyio
@@ -49,7 +50,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ha.errors import ClientError, NameServersUnreachable, OptionError, SinkFailed
+from ha.errors import ClientError, NameServersUnreachable, OptionError, ProtocolError, RecordsGone, SinkFailed
 from ha.spark.sink.commit import commit_parts
 from ha.spark.sink.identity import SinkPart
 from ha.spark.sink.options import SinkOptions, parse_sink_options
@@ -83,7 +84,7 @@ class BatchWriter(DataSourceArrowWriter):
     @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         """Stores the rows of one partition. Runs on an executor. Raises SinkFailed if a row is invalid or can't be
-        stored; RecordsGone if a queue becomes shorter while it is searched."""
+        stored, or if a queue becomes shorter while it is searched."""
         context = _context()
         part = SinkPart(self._sink, 0, context.partitionId())
         return _write(self._options, part, iterator, context.attemptNumber() > 0, self._since_ms)
@@ -176,22 +177,28 @@ def _write(
             writer = PartWriter(options, part, clients, is_repeated=is_repeated, since_ms=since_ms)
             return await writer.write(batches)
 
-    try:
+    with _sink_failures():
         return SinkMessage(anyio.run(write))
-    except ClientError as error:
-        raise SinkFailed(f"{_what_failed(error)}: {error}") from None
 
 
 def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     results = [message.result for message in messages if isinstance(message, SinkMessage)]
-    try:
+    with _sink_failures():
         anyio.run(commit_parts, options, results)
-    except ClientError as error:
-        raise SinkFailed(f"{_what_failed(error)}: {error}") from None
 
 
-def _what_failed(error: ClientError) -> str:
-    return "servers" if isinstance(error, NameServersUnreachable) else "the sink's batch is not stored"
+@contextmanager
+def _sink_failures() -> Iterator[None]:
+    """Raises the errors of brokers, name servers and queues as SinkFailed."""
+    try:
+        yield
+    except NameServersUnreachable as error:
+        raise SinkFailed(f"servers: {error}") from None
+    except RecordsGone as error:  # its own text names options of the source
+        gone = f"queue offsets {error.first} to {error.end - 1} of {error.what} are gone: {error.reason}"
+        raise SinkFailed(f"the sink's batch is not stored: {gone}") from None
+    except (ClientError, ProtocolError) as error:
+        raise SinkFailed(f"the sink's batch is not stored: {error}") from None
 
 
 def _say_aborted(messages: Sequence[WriterCommitMessage | None]) -> None:

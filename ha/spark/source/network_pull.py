@@ -24,7 +24,7 @@ import msgspec
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.client import MessageQueue, PullConsumer, PullStatus, RawPull
-from ha.errors import BrokerError, ConnectionFailed, RecordsGone, RequestTimedOut
+from ha.errors import BrokerError, ConnectionFailed, HalogError, RecordsGone, RequestTimedOut
 from ha.protocol.codes import ResponseCode, SysFlag
 from ha.protocol.record import RECORD_SIZE_MIN
 
@@ -98,13 +98,13 @@ async def pull_slots(
     if len(slots) == 1:
         await _fill(consumer, queue, slots[0], settings)
         return slots
-    failures: list[Exception] = []
+    failures: list[HalogError] = []
     async with anyio.create_task_group() as tasks:
 
         async def fill(slot: Slot) -> None:
             try:
                 await _fill(consumer, queue, slot, settings)
-            except (BrokerError, ConnectionFailed, RequestTimedOut, RecordsGone) as error:
+            except HalogError as error:
                 failures.append(error)  # stored, as the task group would wrap it
                 tasks.cancel_scope.cancel()
 
