@@ -133,12 +133,14 @@ class Tables:
 
         Raises CorruptLog, naming the file, if a file and its `.bak` are damaged.
         """
+        log = self._store.log
         await self.load_files()
         name = BrokerFile(self._options.broker_name)
         await self._file(BROKER_FILE, msgspec.json.encode).save_when_possible(lambda: name)
         if self.group_log is not None:
             await self.group_log.load()
-        elif not self.standing.is_slave:
+        elif not self.standing.is_slave and log.dispatched_offset.value >= log.max_offset.value:
+            # Otherwise damage keeps the queues from their ends, and nothing is stored until it is healed.
             self.offsets.start_as_master(partial(cut_offsets, self._store))
 
     async def load_files(self) -> None:

@@ -1,6 +1,7 @@
 """222: resetting a consumer group, by the broker itself as in 5.x, or by its members as in 4.9."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ async def reset(node: Node, timestamp: int, **changes: Any) -> RemotingCommand:
     return await node.ask(222, **{"topic": "TT", "group": "g", "timestamp": timestamp, "isForce": True, **changes})
 
 
+def spoil(root: Path) -> None:
+    """Flips a bit in the body "spoilt", and deletes the queues."""
+    [segment] = (root / "commitlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"spoilt")] ^= 1
+    segment.write_bytes(content)
+    shutil.rmtree(root / "consumequeue")
+
+
 async def committed(node: Node) -> str:
     return (await node.ask(14, consumerGroup="g", topic="TT", queueId=0)).ext_fields["offset"]
 
@@ -61,6 +71,17 @@ async def test_no_message_is_skipped_after_the_log_lost_its_end(tmp_path: Path, 
     async with open_node(tmp_path) as node:
         assert await committed(node) == "3", "also after another restart"
         assert len(node.records(await node.pull(3))) == 4
+
+
+async def test_offsets_stay_while_damage_keeps_a_queue_from_its_end(tmp_path: Path) -> None:
+    async with open_node(tmp_path) as node:
+        await fill(node)
+        await node.send(b"spoilt")
+        assert (await commit(node, 4)).code == 0
+    spoil(tmp_path)
+    async with open_node(tmp_path) as node:
+        assert node.store.log.dispatched_offset.value < node.store.log.max_offset.value
+        assert node.broker.offsets.get("g", "TT", 0) == 4
 
 
 async def test_broker_resets_the_group_itself(node: Node) -> None:
