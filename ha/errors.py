@@ -19,7 +19,7 @@
     ├── RecordsGone            records of a planned read were deleted, or the log was replaced
     ├── OptionError            invalid option of the Spark data source, its sink or a job
     ├── ArchiveError           problem with an archive
-    │   ├── ArchiveConflict    another archiver is active or has changed the archive; nothing was changed
+    │   ├── ArchiveConflict    another archiver is active or has changed the archive or its table
     │   └── ArchiveDamaged     its files don't match its manifest, or it is of another log (exit 65)
     ├── SinkFailed             Spark's sink could not store or commit a batch; a retry skips the stored rows
     ├── RestoreFailed          a message could not be restored; a retry continues from there
@@ -165,8 +165,8 @@ class ArchiveError(HalogError):
 
 
 class ArchiveConflict(ArchiveError):
-    """Another archiver or erasure is active on the same part of an archive, or has changed that part in the meantime.
-    Nothing was changed."""
+    """Another archiver or erasure is active on the same part of an archive, or has changed that part or the table in
+    the meantime. Either nothing was changed, or only the Delta or Iceberg table was not, which the next run updates."""
 
 
 class ArchiveDamaged(ArchiveError):

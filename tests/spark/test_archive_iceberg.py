@@ -368,6 +368,9 @@ def test_other_programs_must_not_write(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr("pyiceberg.table.time.sleep", lambda s: None)
         with pytest.raises(ArchiveConflict, match="another writer changed its Iceberg table: second"):
             run(store, target)
+    assert len(rows(opened(target))) == 10
+    assert run(store, target).rows == 0, "the archive had the rows, and only the table was behind"
+    assert rows(opened(target)) == expected_rows(store)
     FolderCatalog(target).load_table("archive").append(pa.table({"topic": ["theirs"], "date": [date(2026, 11, 27)]}))
     with pytest.raises(ArchiveDamaged, match="another program wrote"):
         run(store, target)
