@@ -63,6 +63,25 @@ def words(name: str, text: str) -> tuple[str, ...]:
     return found
 
 
+def tag_expression(name: str, text: str) -> frozenset[str] | None:
+    """Returns the tags in `text`, which are joined by "||" as in RocketMQ's subscriptions, so that a comma is a part of
+    a tag; None if it is "*", which stands for all messages. A `Reader`, like `keys`.
+
+    Raises OptionError if `text` contains no tag.
+    """
+    from ha.client.subscription import wanted_tags  # the client is needed only with tags
+
+    try:
+        return wanted_tags(text)
+    except ValueError:
+        raise OptionError(name, f"{text!r} names no tag", "tags joined by ||, such as UA || DL") from None
+
+
+def keys(name: str, text: str) -> frozenset[str]:
+    """Returns the keys in `text`, which are separated by spaces as in a message's property KEYS."""
+    return frozenset(text.split())
+
+
 def servers(name: str, text: str) -> tuple[str, ...]:
     """Returns the name servers in `text`: addresses (host:port) separated by commas or semicolons.
 

@@ -48,9 +48,9 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     """Returns the messages of topic `name`: those in the archive at `archive`, then those in the log.
 
     `options` are those of the data source: `path` or `servers`, and for example `failOnDataLoss`; none that select
-    offsets, times or columns. The columns are the default ones of the source, as far as the archive has them, and
-    those that the archive decodes from the bodies of this topic (`columns_from`), also for messages in the log.
-    `damagedRecords` applies to the log: the archive has damaged records if it was written with them.
+    offsets, times, tags, keys or columns. The columns are the default ones of the source, as far as the archive has
+    them, and those that the archive decodes from the bodies of this topic (`columns_from`), also for messages in the
+    log. `damagedRecords` applies to the log: the archive has damaged records if it was written with them.
 
     The archive is read as it is now, and the log as it is at the first query, from the end of this state of the archive
     on. Call this function again to get a new table
@@ -112,6 +112,9 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
     if not parsed.reads_whole_topics:
         option = parsed.ending_option if parsed.starting == AtEdge(EARLIEST) else parsed.starting_option
         raise OptionError(option, "a topic with its archive is read as a whole", "leave it out, and filter the table")
+    for option in ("tags", "keys"):
+        if getattr(parsed, option) is not None:
+            raise OptionError(option, "archived messages are not selected by it", "leave it out, and filter the table")
     if parsed.columns != DEFAULT_COLUMNS:
         raise OptionError("columns", "a topic with its archive has the default columns", "leave it out")
     if parsed.isolation != "read_uncommitted":

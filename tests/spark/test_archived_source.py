@@ -495,6 +495,8 @@ def test_options_that_do_not_go_with_an_archive(tmp_path: Path, monkeypatch: pyt
         ({"startingTimestamp": "5"}, "startingTimestamp: archived messages"),
         ({"startingOffsetsByTimestamp": '{"flights":{"0":5}}'}, "startingOffsetsByTimestamp: archived messages"),
         ({"isolation": "read_committed"}, "isolation: an archive"),
+        ({"tags": "UA"}, "tags: archived messages"),
+        ({"keys": "k1"}, "keys: archived messages"),
     ):
         with pytest.raises(OptionError, match=said):
             parse_options({**given, **more}, "stream")

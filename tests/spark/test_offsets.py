@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.arrow.read_options import ReadOptions
 from ha.errors import OptionError, RecordsGone
 from ha.spark.source.batch_reader import plan_batch
 from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records
@@ -100,7 +100,9 @@ class FakeLog(LogSource):
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
         return FakePartition(slices)
 
-    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+    def range_partitions(
+        self, bytes_each: int, count_min: int, topics: frozenset[str] | None
+    ) -> list[LogPartition] | None:
         return None
 
     def close(self) -> None:

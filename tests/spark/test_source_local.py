@@ -36,7 +36,7 @@ from ha.spark.source.offsets import decode_positions
 from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
-from ha.spark.source.stream_reader import StreamPlanner
+from ha.spark.source.stream_reader import HalogStreamReader, StreamPlanner
 from ha.spark.views import catalog_views
 from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
@@ -171,6 +171,34 @@ def test_messages_of_a_light_queue_are_filtered_by_their_own_topic_and_keys(tmp_
             batches = [batch for task in tasks for batch in task.read(ReadOptions(columns=columns, where=where))]
             rows = [row for batch in batches for row in batch.to_pylist()]
             assert [(row["topic"], row["queueOffset"]) for row in rows] == [("flights", at) for at in expected]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"tags": "tag0 || tag2"}, [number for number in range(40) if number % 3 != 1]),
+        ({"tags": "*"}, list(range(40))),
+        ({"keys": "n2 k7 U00000030"}, [2, 7, 9, 16, 23, 30, 37]),
+        ({"tags": "tag0", "keys": "n2"}, [9, 30]),
+        ({"tags": "none"}, []),
+    ],
+)
+def test_options_select_messages_by_tag_and_key(tmp_path: Path, given: dict[str, str], wanted: list[int]) -> None:
+    """By range and by queue, whatever the columns need. A stream's positions move past the other messages."""
+    path = make_store(tmp_path / "broker-a", [message(number) for number in range(40)])
+    for more in ({}, BY_QUEUE, {"topic": "flights"}, {"isolation": "read_committed"}):
+        assert numbers_of(rows_of(reader_of(path, **given, **more))) == wanted
+        assert len(rows_of(reader_of(path, ("queueId",), **given, **more))) == len(wanted)
+    options = parse_options({"path": str(path), "startingOffsets": "earliest", **given}, "stream")
+    reader = HalogStreamReader(options, spark_schema(("body",)))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    batches = [batch for task in reader.partitions(start, end) for batch in reader.read(task)]
+    assert numbers_of([row for batch in batches for row in batch.to_pylist()]) == wanted
+    assert end["flights"] == dict.fromkeys(end["flights"], 10)
+    assert len(end["flights"]) == 4
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    reader.stop()
 
 
 def test_everything_is_read_once_by_range_and_by_queue(flights: Path) -> None:

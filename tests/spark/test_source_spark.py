@@ -134,6 +134,18 @@ def test_a_dataframe_has_all_its_rows_in_every_query(
 
 
 @pytest.mark.spark_versions
+@pytest.mark.parametrize("session", ["spark", "pushdown_spark"])
+def test_options_select_messages_by_tag_and_key(session: str, request: pytest.FixtureRequest, flights: Path) -> None:
+    spark: SparkSession = request.getfixturevalue(session)
+    table = load(spark, flights, topic="flights", tags="tag1||tag2", columns="topic,tags,keys")
+    assert table.where("tags = 'tag1'").count() == 800
+    assert table.count() == 1600, "the plan that both queries share has the rows of both tags"
+    assert [row.tags for row in table.select("tags").distinct().orderBy("tags").collect()] == ["tag1", "tag2"]
+    found = load(spark, flights, keys="k7 U00000010", columns="body").collect()
+    assert sorted(int(row.body) for row in found) == [7, 10]
+
+
+@pytest.mark.spark_versions
 @pytest.mark.parametrize(
     ("given", "schema", "message"),
     [
@@ -145,8 +157,9 @@ def test_a_dataframe_has_all_its_rows_in_every_query(
         ),
         ({"topic": "fligths"}, None, "OptionError: subscribe: topic 'fligths' has no queue in the log"),
         ({}, "body string", "OptionError: schema: column body is binary, not string"),
+        ({"tags": "||"}, None, "OptionError: tags: '||' names no tag"),
     ],
-    ids=["option", "path", "topic", "schema"],
+    ids=["option", "path", "topic", "schema", "tags"],
 )
 def test_errors_name_the_option(
     spark: SparkSession, flights: Path, given: dict[str, str], schema: str | None, message: str

@@ -79,6 +79,25 @@ def process_all(query: StreamingQuery) -> None:
 
 
 @pytest.mark.spark_versions
+def test_a_stream_moves_past_messages_that_are_not_selected(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "broker-a"
+    with live_store(path) as live:
+        live.put([message(n, queue_id=0) for n in range(30)])
+        selected = {"tags": "tag1 || tag2", "startingOffsets": "earliest", "topic": "flights"}
+        stream = Stream(spark, path, tmp_path / "checkpoint", **selected)
+        progress = stream.read_all().lastProgress
+        assert progress is not None
+        assert json.loads(progress["sources"][0]["endOffset"])["flights"] == {"0": 30}
+        live.put([message(n, queue_id=0, TAGS="tag0") for n in range(30, 40)])
+        stream.read_all()
+        assert stream.numbers == [n for n in range(30) if n % 3]
+        live.put([message(n, queue_id=0) for n in range(40, 50)])
+        stream.given["tags"] = "tag0"  # applies from the position on that the query has reached
+        stream.read_all()
+        assert stream.numbers == [n for n in range(30) if n % 3] + [42, 45, 48]
+
+
+@pytest.mark.spark_versions
 def test_a_stream_follows_a_log_that_rolls_and_gains_a_topic_and_goes_on_after_a_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:

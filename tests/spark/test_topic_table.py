@@ -178,6 +178,8 @@ def test_a_stream_reads_the_archive_then_the_log(spark: SparkSession, tmp_path: 
         ("subscribePattern", "f.*"),
         ("columns", "body"),
         ("isolation", "read_committed"),
+        ("tags", "UA"),
+        ("keys", "k1"),
     ],
 )
 def test_options_that_leave_messages_out_are_refused(option: str, value: str) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.arrow.read_options import ReadOptions
 from ha.spark.sink.commits import COLUMNS_NEEDED, Commits
 from ha.spark.sink.control import decode_control
 from ha.spark.sink.options import COMMIT_TOPIC
@@ -93,7 +93,9 @@ class CommittedSource(LogSource):
         """Returns a task's partition for `slices`, with the commits that it needs."""
         return CommittedPartition(self._inner.queue_partition(slices), self._read_commits().within(slices))
 
-    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+    def range_partitions(
+        self, bytes_each: int, count_min: int, topics: frozenset[str] | None
+    ) -> list[LogPartition] | None:
         """Returns None: commits contain queue offsets, so only reads by queue can be filtered."""
         return None
 

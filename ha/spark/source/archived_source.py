@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.queues import UNWRITTEN
-from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.arrow.read_options import ReadOptions
 from ha.errors import OptionError
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, State, brokers
 from ha.spark.jobs.archive.options import archive_path
@@ -254,7 +254,9 @@ class ArchivedSource(LogSource):
         tasks, others = self.archived_tasks(slices)
         return PartitionChain([*tasks, *([self._log.queue_partition(others)] if others else [])])
 
-    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+    def range_partitions(
+        self, bytes_each: int, count_min: int, topics: frozenset[str] | None
+    ) -> list[LogPartition] | None:
         """Returns None: streams are read by queue."""
         return None
 

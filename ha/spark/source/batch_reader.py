@@ -72,20 +72,20 @@ def plan_batch(
     """Returns the tasks of a batch.
 
     Whole topics are read by physical range, in the order of the disk, if `LogSource.range_partitions` returns tasks for
-    them. They are read by queue if maxRecordsPerPartition is set, or if the columns need no record. Everything else is
-    read by queue, too. Raises RecordsGone as in `slices_between`; OptionError for invalid offsets or topics; and the
-    errors of `source`.
+    them. They are read by queue if maxRecordsPerPartition is set, or if neither the columns nor the options `tags` and
+    `keys` need a record. Everything else is read by queue, too. Raises RecordsGone as in `slices_between`; OptionError
+    for invalid offsets or topics; and the errors of `source`.
     """
     check_topics_exist(source, options)
     if options.reads_whole_topics and options.max_records_per_partition is None:
         topics = source.topics() if options.reads_everything else {queue.topic for queue in subscribed(source, options)}
-        # If queue entries have all selected columns (as for a count), no record is read. Reading by queue is then
+        # If queue entries have all that is needed (as for a count), no record is read. Reading by queue is then
         # faster, by 80 ns per record. But a light queue may have records of other queues, which a range has only once.
         is_light = any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics)
-        if is_light or not QUEUE_COLUMNS.issuperset(columns):
-            where = RowFilter(topics=None if options.reads_everything else frozenset(topics))
+        if is_light or options.where != RowFilter() or not QUEUE_COLUMNS.issuperset(columns):
+            wanted = None if options.reads_everything else frozenset(topics)
             count_min = options.min_partitions or options.cores
-            ranges = source.range_partitions(options.max_bytes_per_partition, count_min, where)
+            ranges = source.range_partitions(options.max_bytes_per_partition, count_min, wanted)
             if ranges is not None:
                 return ranges
     queues = subscribed(source, options)

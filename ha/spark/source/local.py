@@ -144,15 +144,16 @@ class LocalSource(LogSource):
         brokers = {part.queue.broker for part in slices}
         return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
 
-    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Returns tasks that read the logs in physical ranges, within the physical offsets and topics of `where`.
+    def range_partitions(
+        self, bytes_each: int, count_min: int, topics: frozenset[str] | None
+    ) -> list[LogPartition] | None:
+        """Returns tasks that read `topics` (None: all) in physical ranges of the logs.
 
         In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
-        Returns None if the topics of `where` have less than _SHARE_READ_BY_RANGE of the log, if one of them is a light
+        Returns None if `topics` have less than _SHARE_READ_BY_RANGE of the log, if one of them is a light
         queue (its records may belong to other queues, and a range has each of them only once), or if there are batch
         queues, which can't be read by range. Raises StoreUnreadable if a log has records but no queues.
         """
-        topics = where.topics
         if topics is not None and any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics):
             return None
         if any(_has_batch_queues(self._best[broker][0]) for broker in self._stores):
@@ -168,10 +169,6 @@ class LocalSource(LogSource):
             reader = self._reader(broker)
             reader.check_has_queues()
             begin, end = reader.min_offset, reader.end_offset()
-            if where.physical_begin is not None:
-                begin = max(begin, where.physical_begin)
-            if where.physical_end is not None:
-                end = min(end, where.physical_end)
             if begin < end:
                 bounds[broker] = begin, end
         total = sum(end - begin for begin, end in bounds.values())

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.arrow.read_options import ReadOptions
 
 
 class Brokers(tuple[str, ...]):
@@ -137,11 +137,12 @@ class LogSource(Protocol):
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
         """Returns a task's partition for `slices`, in this order."""
 
-    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """Returns tasks that read the log in physical ranges, about `count_min` or more, of up to `bytes_each` bytes.
-
-        `where` limits the log by physical offsets and topics; tasks apply its other conditions. None if the log can't
-        be read that way, or if that would take longer: then it is read queue by queue.
+    def range_partitions(
+        self, bytes_each: int, count_min: int, topics: frozenset[str] | None
+    ) -> list[LogPartition] | None:
+        """Returns tasks that read `topics` (None: all) in physical ranges of the log, about `count_min` or more, of up
+        to `bytes_each` bytes. None if the log can't be read that way, or if that would take longer: then it is read
+        queue by queue.
         """
 
     def close(self) -> None:

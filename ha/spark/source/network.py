@@ -33,7 +33,7 @@ from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnr
 from ha.protocol.codes import ResponseCode
 from ha.protocol.properties import find_property
 from ha.protocol.record import decode_records
-from ha.protocol.topic_names import AUTO_CREATE_TOPIC
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
@@ -287,7 +287,9 @@ class NetworkSource(LogSource):
         """Returns a task's partition for `slices`."""
         return NetworkPartition(tuple(slices), self._settings)
 
-    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+    def range_partitions(
+        self, bytes_each: int, count_min: int, topics: frozenset[str] | None
+    ) -> list[LogPartition] | None:
         """Returns None: brokers are read by queue."""
         return None
 
@@ -319,19 +321,8 @@ def _read_slice(
     client: _Client, piece: QueueSlice, settings: NetworkSettings, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     queue = _message_queue(piece.queue)
-    where = options.where
     begin, end = piece.begin, piece.end
-    if where.queue_offset_begin is not None:
-        begin = max(begin, where.queue_offset_begin)
-    if where.queue_offset_end is not None:
-        end = min(end, where.queue_offset_end)
-    tags = _broker_tags(where.tags)
-    if piece.queue.topic.startswith(LIGHT_QUEUE_PREFIX):
-        # Its records have the ids and offsets of other queues: these can neither select rows, nor show which rows are
-        # after the end of a slot.
-        tags = ()
-        where = msgspec.structs.replace(where, queue_ids=None, queue_offset_begin=None, queue_offset_end=None)
-        options = msgspec.structs.replace(options, where=where)
+    tags = _broker_tags(piece.queue.topic, options.where.tags)
     pulls = PullSettings(
         slot_entries=settings.pull_count,
         retry_s=settings.pull_timeout_s,
@@ -443,8 +434,14 @@ def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:
     return msgspec.structs.replace(options, where=where)
 
 
-def _broker_tags(tags: frozenset[str] | None) -> tuple[str, ...]:
-    """Returns the tags by which the broker filters; none (no filter) if a tag can't be part of a tag expression."""
+def _broker_tags(topic: str, tags: frozenset[str] | None) -> tuple[str, ...]:
+    """Returns the tags by which the broker filters; none (no filter) if a tag can't be part of a tag expression.
+
+    Also none for a light queue, as its records have the offsets of other queues, which don't show which rows are after
+    the end of a slot; and none for delayed messages, as their queue entries have a time instead of the tags' hash.
+    """
+    if topic.startswith(LIGHT_QUEUE_PREFIX) or topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+        return ()
     if not tags or any(not tag or "|" in tag or tag != tag.strip() or tag == "*" for tag in tags):
         return ()
     return tuple(sorted(tags))

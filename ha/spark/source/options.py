@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from ha.arrow.read_options import DEFAULT_COLUMNS, ReadOptions
+from ha.arrow.read_options import DEFAULT_COLUMNS, ReadOptions, RowFilter
 from ha.arrow.schema import COLUMNS, check_columns
 from ha.errors import OptionError
 from ha.protocol.compression import BODY_SIZE_MAX
@@ -28,10 +28,12 @@ from ha.spark.option_values import (
     choice,
     count,
     flag,
+    keys,
     known_option,
     milliseconds,
     servers,
     size,
+    tag_expression,
     words,
 )
 from ha.spark.source.kafka_columns import SOURCES
@@ -56,6 +58,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     subscribe_pattern: str | None = None
     assign: dict[str, tuple[str, ...]] | None = None
     """topic -> queues ("3" on every broker, or "broker-a:3")"""
+    tags: frozenset[str] | None = None
+    """Tags of the selected messages; None: any, or none"""
+    keys: frozenset[str] | None = None
+    """A selected message has one of them as a key or as its unique id; None: no condition"""
     starting: Position = AtEdge(EARLIEST)
     starting_option: str = "startingOffsets"
     """Name of the option that determines `starting`, for error messages"""
@@ -105,8 +111,13 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all records of all topics are read."""
         return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None
 
+    @property
+    def where(self) -> RowFilter:
+        """The messages of the queues that are rows, by tag and key."""
+        return RowFilter(tags=self.tags, keys=self.keys)
+
     def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
-        """Returns the read options of a task, without a filter."""
+        """Returns the read options of a task."""
         return ReadOptions(
             columns=columns,
             batch_rows=self.batch_rows,
@@ -117,6 +128,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             # With an archive, records that retention deleted after planning may be in it. If the task fails, they are
             # read from there when the query is started again.
             fail_on_data_loss=self.fail_on_data_loss or self.archive is not None,
+            where=self.where,
         )
 
 
@@ -125,6 +137,8 @@ NETWORK_OPTIONS = ("readFrom", "pullTimeout", "pullBatchSize")
 
 _VALUES: Table = {
     "brokerName": ("broker_names", words),
+    "tags": ("tags", tag_expression),
+    "keys": ("keys", keys),
     "startingOffsetsByTimestampStrategy": ("no_match", choice("error", "latest")),
     "minPartitions": ("min_partitions", count()),
     "maxRecordsPerPartition": ("max_records_per_partition", count()),
@@ -277,6 +291,9 @@ def _archive(given: GivenOptions, kind: Kind) -> str | None:
     for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
         if name in given:
             raise OptionError(name, "archived messages are not searched by time", "startingOffsets, and a filter")
+    for name in ("tags", "keys"):
+        if name in given:
+            raise OptionError(name, "archived messages are not selected by it", f"a filter on the column {name}")
     if given.values.get("isolation", "").lower() == "read_committed":
         raise OptionError("isolation", "an archive has the rows that are not committed, too", "read_uncommitted")
     return archive
