@@ -147,7 +147,7 @@ def all_cases(sources: Sources) -> list[Case]:
     add(
         "filter",
         lambda spark, tuning: _to_nowhere(_kafka_filtered(sources.kafka(spark, tuning, headers=True))),
-        lambda spark: _to_nowhere(_halog_filtered(sources.halog(spark, (*HALOG_COLUMNS, "tags")))),
+        lambda spark: _to_nowhere(sources.halog(spark, (*HALOG_COLUMNS, "tags"), tags=WANTED_CARRIER)),
     )
     for side, tuning in kafka:
         few = sources.cores if tuning else None
@@ -207,10 +207,6 @@ def _kafka_filtered(table: DataFrame) -> DataFrame:
     wanted = sql.lit(WANTED_CARRIER).cast("binary")
     of_carrier = sql.exists("headers", lambda header: (header["key"] == "TAGS") & (header["value"] == wanted))
     return table.where((sql.col("topic") == TOPIC) & of_carrier)
-
-
-def _halog_filtered(table: DataFrame) -> DataFrame:
-    return table.where((sql.col("topic") == TOPIC) & (sql.col("tags") == WANTED_CARRIER))
 
 
 def stream_kafka(spark: SparkSession, tuning: Mapping[str, str], sources: Sources, tasks: int | None) -> dict[str, Any]:

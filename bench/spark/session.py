@@ -33,7 +33,6 @@ def spark_application(
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(cores),
-        "spark.sql.python.filterPushdown.enabled": "true",
         # By default, Kafka's consumers keep their fetched data for 5 minutes after their query, which fills the heap of
         # an application that runs many queries.
         "spark.kafka.consumer.cache.timeout": "5s",
