@@ -20,6 +20,7 @@ from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import BoundPort, RemotingClient
+from tests.remoting.lookups import watch_lookups
 
 
 @pytest.mark.parametrize(
@@ -147,13 +148,7 @@ async def test_a_node_that_listens_on_ipv6_reports_an_ipv6_address() -> None:
 
 
 async def test_host_names_of_ports_are_looked_up_in_a_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, look_up = {}, socket.getaddrinfo
-
-    def look_up_here(host: str, *arguments: Any, **options: Any) -> Any:
-        threads[host] = threading.get_ident()
-        return look_up("127.0.0.1", *arguments, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    threads = watch_lookups(monkeypatch)
     settings = [f"{key}=0" for key in ("listenPort", "haListenPort", "adminListenPort", "grpcListenPort")]
     for key in ("bindAddress", "adminBindAddress"):
         config = load_config(Config, settings=[*settings, f"{key}={key}.invalid"]).config

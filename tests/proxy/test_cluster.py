@@ -24,6 +24,7 @@ from ha.proxy.cluster import ROUTE_AGE_S_MAX, Cluster
 from ha.proxy.messages import MessageType
 from tests.proxy.site import Client
 from tests.proxy.test_telemetry import chatting, producer
+from tests.remoting.lookups import watch_lookups
 
 ROUTE = TopicRouteData(
     broker_datas=[
@@ -421,13 +422,7 @@ async def test_a_front_listens_on_those_addresses_of_its_host_that_are_of_this_m
 
 
 async def test_the_lookup_of_its_host_does_not_block_the_programs_of_a_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, look_up = {}, socket.getaddrinfo
-
-    def look_up_here(host: str, *arguments: Any, **options: Any) -> Any:
-        threads[host] = threading.get_ident()
-        return look_up("127.0.0.1", *arguments, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    threads = watch_lookups(monkeypatch)
     keys = ("grpcListenPort=0", "namesrvAddr=127.0.0.1:1", "bindAddress=front.invalid")
     async with serve_proxy(load_config(ProxyConfig, settings=keys).config):
         assert threads["front.invalid"] != threading.get_ident()

@@ -310,13 +310,20 @@ def test_a_merge_while_another_broker_archives(tmp_path: Path, monkeypatch: pyte
     assert files_on_disk(target) >= listed_files(opened(target))
 
 
-def test_snapshots_stay_if_another_writer_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, target = tmp_path / "broker-b", tmp_path / "archive"
+def with_old_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Returns a store and its archive, with three snapshots that the next run expires."""
+    store, target = folder / "broker-b", folder / "archive"
     for begin in range(0, 30, 10):
         put(store, begin, begin + 10)
         run(store, target)
-    now, write = time.time_ns, FolderCatalog._write
+    now = time.time_ns
     monkeypatch.setattr("ha.spark.jobs.archive.iceberg.time.time_ns", lambda: now() + 7 * HOUR_NS)
+    return store, target
+
+
+def test_snapshots_stay_if_another_writer_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, target = with_old_snapshots(tmp_path, monkeypatch)
+    write = FolderCatalog._write
 
     def write_second(self: FolderCatalog, version: int, metadata: Any) -> None:
         taken = target / f"metadata/v{version}.metadata.json"
@@ -336,12 +343,8 @@ def test_snapshots_stay_if_another_writer_is_first(tmp_path: Path, monkeypatch: 
 
 
 def test_snapshots_that_another_writer_has_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, target = tmp_path / "broker-b", tmp_path / "archive"
-    for begin in range(0, 30, 10):
-        put(store, begin, begin + 10)
-        run(store, target)
-    now, commit_table = time.time_ns, FolderCatalog.commit_table
-    monkeypatch.setattr("ha.spark.jobs.archive.iceberg.time.time_ns", lambda: now() + 7 * HOUR_NS)
+    store, target = with_old_snapshots(tmp_path, monkeypatch)
+    commit_table = FolderCatalog.commit_table
 
     def commit_second(self: FolderCatalog, *given: Any) -> Any:
         monkeypatch.setattr(FolderCatalog, "commit_table", commit_table)

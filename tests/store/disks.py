@@ -160,3 +160,18 @@ async def run_inline(call: Callable[..., Any], *arguments: Any) -> Any:
     """A blocking runner for tests on a mock clock, which does not wait for real threads."""
     await trio.lowlevel.checkpoint()
     return call(*arguments)
+
+
+class Worker:
+    """Runs blocking calls like `run_inline`, and knows while it runs one."""
+
+    def __init__(self) -> None:
+        self.is_working = False
+
+    async def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.is_working = True
+        try:
+            return call(*arguments)
+        finally:
+            self.is_working = False

@@ -14,7 +14,7 @@ from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import open_message_store
 from ha.store.open_files import OpenFiles
-from tests.store.disks import MemoryDisk, run_inline
+from tests.store.disks import MemoryDisk, Worker, run_inline
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 
 QUEUES = ROOT / "consumequeue"
@@ -28,21 +28,12 @@ def derived_files(disk: MemoryDisk) -> list[str]:
 async def test_a_worker_makes_new_queue_files() -> None:
     """The first, the next ones, and the one of a queue that begins in the middle, which has to be filled."""
     disk = MemoryDisk()
-    is_working = False
+    worker = Worker()
     made: list[tuple[Path, bool]] = []
-
-    async def run(call: Callable[..., Any], *arguments: Any) -> Any:
-        nonlocal is_working
-        await trio.lowlevel.checkpoint()
-        is_working = True
-        try:
-            return call(*arguments)
-        finally:
-            is_working = False
 
     def note(operation: str, path: Path) -> None:
         if operation == "create" and (path.is_relative_to(QUEUES) or path.parent == INDEX):
-            made.append((path, is_working))
+            made.append((path, worker.is_working))
 
     async with open_small(MemoryDisk()) as master:
         await master.log.put([message(number, size=60, queue_id=number % 2) for number in range(60)])
@@ -51,7 +42,7 @@ async def test_a_worker_makes_new_queue_files() -> None:
         raw = [(begin, await master.log.read_all(begin, stop - begin)) for begin, stop in rest]
     disk.refuse = note
     options = small_options(is_slave=True, index_entry_count=1000)
-    async with open_message_store(options, disk=disk, run_blocking=run, wall_clock_ms=WallClock()) as store:
+    async with open_message_store(options, disk=disk, run_blocking=worker.run, wall_clock_ms=WallClock()) as store:
         for begin, chunk in raw:
             await store.log.append_raw(begin, chunk)
         await dispatched(store)

@@ -4,7 +4,6 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -18,7 +17,7 @@ from ha.store.open_files import OpenFiles
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from ha.store.store_recovery import FLUSHED_FIRST
 from tests.store.damaged_stores import made, segment
-from tests.store.disks import MemoryDisk, MemoryFile, run_inline
+from tests.store.disks import MemoryDisk, MemoryFile, Worker
 from tests.store.stores import (
     ROOT,
     WallClock,
@@ -403,23 +402,15 @@ async def test_a_queue_file_that_is_too_short_stays_until_its_successor_is_compl
 
 async def test_a_worker_completes_a_queue_file_that_dispatch_does_not_write_to(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
-    is_working = False
+    worker = Worker()
     completed: list[tuple[str, bool]] = []
-
-    async def in_worker(call: Callable[..., Any], *arguments: Any) -> Any:
-        nonlocal is_working
-        is_working = True
-        try:
-            return await run_inline(call, *arguments)
-        finally:
-            is_working = False
 
     def note(operation: str, path: Path) -> None:
         if operation == "rename" and QUEUE in path.parents:
-            completed.append((path.name, is_working))
+            completed.append((path.name, worker.is_working))
 
     options = small_options(scrub_bytes_per_s=0)
-    async with open_message_store(options, disk=disk, run_blocking=in_worker, wall_clock_ms=WallClock()) as store:
+    async with open_message_store(options, disk=disk, run_blocking=worker.run, wall_clock_ms=WallClock()) as store:
         await store.log.put([message(number) for number in range(20)])
         await dispatched(store)
         disk.refuse = note

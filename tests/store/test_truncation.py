@@ -21,7 +21,7 @@ from ha.store.commitlog import UNLIMITED
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.record_maker import AppendResult
 from ha.store.truncation import INTENT_FILE, load_intent, save_intent
-from tests.store.disks import Inode, MemoryDisk, MemoryFile, run_inline
+from tests.store.disks import Inode, MemoryDisk, MemoryFile, Worker, run_inline
 from tests.store.recording import PowerLoss, Recorder, RecordingDisk
 from tests.store.stores import (
     ROOT,
@@ -486,19 +486,11 @@ async def test_truncation_forgets_only_damage_behind_it(autojump_clock: MockCloc
 async def test_the_event_loop_reads_no_file_for_damage_that_a_truncation_divides(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_worker = False
-
-    async def watched(call: Callable[..., Any], *arguments: Any) -> Any:
-        nonlocal in_worker
-        await trio.lowlevel.checkpoint()
-        in_worker = True
-        try:
-            return call(*arguments)
-        finally:
-            in_worker = False
-
+    worker = Worker()
     options = small_options(checksum_block_size=1024)
-    async with open_message_store(options, disk=MemoryDisk(), run_blocking=watched, wall_clock_ms=WallClock()) as store:
+    async with open_message_store(
+        options, disk=MemoryDisk(), run_blocking=worker.run, wall_clock_ms=WallClock()
+    ) as store:
         results = await filled(store)
         await trio.sleep(5)
         cut = next(each.next_offset for each in results if each.physical_offset > 1024 and each.next_offset % 1024)
@@ -507,7 +499,7 @@ async def test_the_event_loop_reads_no_file_for_damage_that_a_truncation_divides
         pread = MemoryFile.pread
 
         def checked(file: MemoryFile, size: int, position: int) -> bytes:
-            assert in_worker
+            assert worker.is_working
             return pread(file, size, position)
 
         monkeypatch.setattr(MemoryFile, "pread", checked)
