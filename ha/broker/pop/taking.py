@@ -421,7 +421,7 @@ class Taker:
                 taken.try_again(self._wall_clock_ms() + int(1000 * UNREADABLE_RETRY_S))
             elif read.status is not ReadStatus.OFFSET_FOUND_NULL:
                 end = self._store.log.next_queue_offset(source.topic, source.queue_id)
-                if begin > end:  # the topic was deleted and created again, or the log lost its end
+                if begin > end:  # the topic was deleted and created again, or an offset beyond the end was committed
                     logger.warning("pop.offset_corrected key=%r from=%d to=%d", queue.key, begin, end)
                     state.reset(queue, end)
             return None
