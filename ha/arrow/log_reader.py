@@ -23,7 +23,7 @@ from ha.arrow.confirmed import Confirmed
 from ha.arrow.deleted import created_at
 from ha.arrow.heads import Heads, Int64s
 from ha.arrow.key_index import KeyHits, find_keys
-from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, RecordRun, is_scheduled, merged_places, queue_places
+from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, RecordRun, is_scheduled, merged_places, queue_places, split_rows
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, ENTRY_DTYPE, Entries, QueueFiles, QueueId, Queues
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.replicas import stored_broker_name
@@ -198,7 +198,7 @@ class LogReader:
         end = self._confirm().queue_end(key)
         begin = self._first_message(queue, end)
         if queue.dtype is BATCH_ENTRY_DTYPE:
-            return QueueRange(_batch_offset(queue, begin), _batch_offset(queue, end))
+            return QueueRange(queue.batch_offset(begin), queue.batch_offset(end))
         return QueueRange(begin, end)
 
     def created_at(self, topic: str, queue_id: int) -> int:
@@ -260,7 +260,7 @@ class LogReader:
         position = self._position_for_time(key, queue, timestamp_ms)
         if position >= self._confirm().queue_end(key):
             return None
-        return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
+        return queue.batch_offset(position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
     def physical_offset(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Returns the physical offset of a message; -1 if retention deleted its queue entry, or if the queue does not
@@ -449,7 +449,7 @@ class LogReader:
                 continue
             segment, buffer = mapped
             last = row + int(np.searchsorted(places.physical_offsets[row:], segment.end))
-            for low, high in _pieces(places.sizes[row:last], options.batch_rows, options.batch_bytes):
+            for low, high in split_rows(places.sizes[row:last], options.batch_rows, options.batch_bytes):
                 some = places.keep(np.arange(row + low, row + high))
                 yield RecordRun(segment, buffer, some.physical_offsets - segment.start, some, options)
             row = last
@@ -475,7 +475,7 @@ class LogReader:
                 continue
             segment, buffer = mapped
             sizes = np.diff(offsets, append=offsets[-1])
-            for low, high in _pieces(sizes, options.batch_rows, options.batch_bytes):
+            for low, high in split_rows(sizes, options.batch_rows, options.batch_bytes):
                 yield RecordRun(segment, buffer, offsets[low:high] - segment.start, None, options)
 
     def bytes_at(self, begin: int, end: int) -> Iterator[memoryview]:
@@ -599,25 +599,3 @@ class LogReader:
             )
             raise RecordsGone(what, first, end, reason)
         self.counts.gone += end - first
-
-
-def _batch_offset(queue: QueueFiles, position: int) -> int:
-    """Returns the first queue offset of a batch queue's entry; at the end position, the end of the last one."""
-    _, entries = queue.read(position, position + 1)
-    if len(entries) and entries["size"][0]:
-        return int(entries["base_offset"][0])
-    _, entries = queue.read(position - 1, position)
-    return int(entries["base_offset"][0]) + int(entries["batch_size"][0]) if len(entries) else 0
-
-
-def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Yields the runs (first row, end) into which rows of these `sizes` are cut: of at most `rows_max` rows and
-    `bytes_max` bytes each, but of at least one row."""
-    total = np.cumsum(sizes)
-    low = 0
-    while low < len(sizes):
-        before = int(total[low - 1]) if low else 0
-        high = int(np.searchsorted(total, before + bytes_max, side="right"))
-        high = max(low + 1, min(high, low + rows_max))
-        yield low, high
-        low = high

@@ -7,7 +7,7 @@ merged into physical order for reads of the whole log.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -194,3 +194,16 @@ def merged_places(
 def is_scheduled(places: Places) -> Mask:
     """Returns a mask of the rows whose tags code is a delivery time, and not the hash of their tags."""
     return places.in_topics((SCHEDULE_TOPIC, TIMER_TOPIC))
+
+
+def split_rows(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Yields the runs (first row, end) into which rows of these `sizes` are cut: of at most `rows_max` rows and
+    `bytes_max` bytes each, but of at least one row."""
+    total = np.cumsum(sizes)
+    low = 0
+    while low < len(sizes):
+        before = int(total[low - 1]) if low else 0
+        high = int(np.searchsorted(total, before + bytes_max, side="right"))
+        high = max(low + 1, min(high, low + rows_max))
+        yield low, high
+        low = high

@@ -187,6 +187,15 @@ class QueueFiles:
             return int(found["physical_offset"][0]) if found["size"][0] else UNWRITTEN
         return UNWRITTEN if self.lacks_end(position) else -1
 
+    def batch_offset(self, position: int) -> int:
+        """Returns the first queue offset of the entry at `position` of a batch queue; at the end, that after the last
+        entry's messages."""
+        _, found = self.read(position, position + 1)
+        if len(found) and found["size"][0]:
+            return int(found["base_offset"][0])
+        _, found = self.read(position - 1, position)
+        return int(found["base_offset"][0]) + int(found["batch_size"][0]) if len(found) else 0
+
     def lacks_end(self, position: int) -> bool:
         """Returns whether the entry missing at `position` was never written or was removed by a recovering node;
         otherwise retention deleted it. Reads the directory again."""
