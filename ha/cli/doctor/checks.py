@@ -260,16 +260,14 @@ def _replication(facts: Facts) -> _Found:
             )
 
 
+_OTHER_LOG = "correct haMasterAddress, or decide which log to keep (docs/disaster-recovery.md)"
 _CONDITION_CURES = {
     "connect_failed": "open the master's HA port for this slave, or correct haMasterAddress or the master's brokerIP2",
     "no_master": "set haMasterAddress, or check that brokerName is the master's and that the master is registered",
     "malformed_frame": "set mappedFileSizeCommitLog as on the master, and check that haMasterAddress is its HA port",
-    "master_behind": "it copied from a different master, or its master lost the end of its log: correct "
-    "haMasterAddress, or decide which log to keep (docs/disaster-recovery.md)",
-    "diverged": "its log has a different history: correct haMasterAddress, or decide which log to keep "
-    "(docs/disaster-recovery.md)",
-    "offset_mismatch": "its log has a different history: correct haMasterAddress, or decide which log to keep "
-    "(docs/disaster-recovery.md)",
+    "master_behind": f"it copied from a different master, or its master lost the end of its log: {_OTHER_LOG}",
+    "diverged": f"its log has a different history: {_OTHER_LOG}",
+    "offset_mismatch": f"its log has a different history: {_OTHER_LOG}",
     "out_of_range": "compare its log with its master's (ha status): if the master's is damaged or shorter, keep this "
     "node's store, which may have the only copy of the bytes; if the master's begins after the end of this node's, set "
     "haOutOfRange=resync, or in a failover group move this node's store aside",
