@@ -260,7 +260,7 @@ def _replication(facts: Facts) -> _Found:
             )
 
 
-_OTHER_LOG = "correct haMasterAddress, or decide which log to keep (docs/disaster-recovery.md)"
+_OTHER_LOG = "correct haMasterAddress, or compare the logs and keep one (docs/disaster-recovery.md, step 5)"
 _CONDITION_CURES = {
     "connect_failed": "open the master's HA port for this slave, or correct haMasterAddress or the master's brokerIP2",
     "no_master": "set haMasterAddress, or check that brokerName is the master's and that the master is registered",
