@@ -245,7 +245,11 @@ def page(**changes: Any) -> Page:
         ),
         ({"ha_client": {"state": "ready", "condition": "diverged"}}, "slave-link", "a different history"),
         ({"ha_client": {"state": "ready", "condition": "diverged"}}, "slave-link", "compare the logs and keep one"),
-        ({"ha_client": {"state": "ready", "condition": "master_behind"}}, "slave-link", "compare the logs and keep one"),
+        (
+            {"ha_client": {"state": "ready", "condition": "master_behind"}},
+            "slave-link",
+            "compare the logs and keep one",
+        ),
         ({"ha_client": {"state": "ready", "condition": "out_of_range"}}, "slave-link", "is damaged or shorter, keep"),
         ({"ha": {"slaves": [{"identity": "x", "state": "out_of_range"}]}}, "slave-out-of-range", "haMasterAddress"),
         ({"is_ready": False, "not_ready_reason": "y"}, "not-ready", "findings"),
