@@ -31,10 +31,11 @@ class Link:
 async def following(
     service: HAService, log: MemoryLog, options: HAOptions | None = None
 ) -> AsyncIterator[tuple[HAClient, Link]]:
-    """A client that copies the service's log into `log` while the block runs, and its link."""
+    """A client that copies the service's log into `log` while the block runs, and its link. Its waits are not
+    shortened at random."""
     async with trio.open_nursery() as nursery:
         link = Link(service, nursery)
-        client = HAClient(log, options, link.connect)
+        client = HAClient(log, options, link.connect, jitter=lambda: 0.0)
         client.set_master("10.0.0.1:10912")
         nursery.start_soon(client.run)
         yield client, link
