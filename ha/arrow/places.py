@@ -87,7 +87,7 @@ class Places:
         return same
 
     def keep(self, chosen: Mask | Int64s) -> Places:
-        """Returns a copy with only the chosen rows: those of a mask, or of row numbers."""
+        """Returns a copy with only the rows that `chosen` selects, as a mask or as row numbers."""
         return Places(
             self.topics[0] if self.is_one_queue else self.topics,
             self.topic_numbers[chosen],

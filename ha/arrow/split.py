@@ -47,7 +47,8 @@ def piece_bounds(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, I
 
 
 def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Returns the ends of the pieces, and whether a separator (1) or the row's end (0) closes them."""
+    """Returns the end of each piece, and the number of bytes to skip to the next one: 1 if 0x02 ends the piece, 0 if
+    the end of the row does."""
     marks = np.flatnonzero(raw == 2)
     row_ends = offsets[1:]
     row_ends = row_ends[row_ends > offsets[:-1]]

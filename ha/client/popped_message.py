@@ -128,9 +128,11 @@ class PoppedMessage(ReceivedMessage):
     async def nack(self, delay_s: float = 0.0) -> None:
         """Gives the message back: it is delivered again after `delay_s`, with `reconsume_times` one higher.
 
-        Raises the errors of `ack`, ReceiptExpired also if the message is acknowledged already, and ValueError for a
-        delay that is negative or above 1e9 s. After RequestTimedOut, ConnectionFailed with `was_sent`, or a
-        cancellation, the message counts as given back."""
+        Raises the errors of `ack`, ReceiptExpired if the message is already acknowledged, and ValueError for a delay
+        that is negative or above 1e9 s. After RequestTimedOut, RemoteProtocolError, ConnectionFailed with `was_sent`,
+        or a cancellation, the broker may or may not have executed the request. The message then counts as given back:
+        it is delivered again after `delay_s` or when its invisible time ends, and further calls raise
+        ReceiptExpired."""
         await self.lease.give_back(delay_s)
 
 

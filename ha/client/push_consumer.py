@@ -67,18 +67,20 @@ class PushConsumer(ClientUser):
     of its queue. For BROADCASTING, see `MessageModel`. Delivery is at least once: handlers must tolerate repeated
     messages.
 
-    `handler` must be async: TypeError is raised for a plain function. For other callables, this is known only at the
-    first call: the consumer then ends, and its block raises an ExceptionGroup that contains the TypeError.
+    Raises ValueError for invalid arguments, such as a `position_file` without BROADCASTING, and TypeError if `handler`
+    is a plain function: it must be async. For other callables, this is known only at the first call: the consumer then
+    ends, and its block raises an ExceptionGroup that contains the TypeError.
 
     `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
     subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages
     stored at that time or later. `position_file`: where a BROADCASTING consumer keeps its positions; None: it starts
     at `start_from` each time. `name_servers`, `options` and `credentials` are those of Producer.
 
-    Entering the block raises BrokerError for an invalid Sql92, ConnectionFailed or RequestTimedOut if a broker can't be
-    asked to check it, ValueError if a shared client has a consumer of the same group or TLS files can't be used,
-    OSError or RemoteProtocolError for an unusable `position_file`, and NameServersUnreachable. Missing topics are no
-    error.
+    Entering the block raises BrokerError for an invalid Sql92; ConnectionFailed or RequestTimedOut if a broker can't be
+    asked to check it; NameServersUnreachable, BrokerError or RemoteProtocolError if a route can't be looked up;
+    ValueError if a shared client already has a consumer of the same group, or if TLS files can't be used; RuntimeError
+    if a shared client is not open; and OSError or RemoteProtocolError for an unusable `position_file`. A missing topic
+    is not an error.
 
     Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters from the brokers.
     It waits up to request_timeout_s for a broker that does not answer, and logs the positions that it could not save.

@@ -191,11 +191,11 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     reserved_h: PositiveInt = _key("fileReservedTime", 72)
     """time after its last write at which a commitlog file expires, in hours"""
     disk_max_used_space_percent: Annotated[int, Meta(ge=10, le=95)] = _key("diskMaxUsedSpaceRatio", 75)
-    """used percentage of the disk above which expired files are deleted at any hour"""
+    """disk usage, in percent, above which expired files are deleted at any hour"""
     disk_space_clean_forcibly_percent: Percent = _key("diskSpaceCleanForciblyRatio", 85)
-    """used percentage of the disk above which files are deleted before they expire"""
+    """disk usage, in percent, above which files are deleted before they expire"""
     disk_space_warning_percent: Percent = _key("diskSpaceWarningLevelRatio", 90)
-    """used percentage of the disk above which the store rejects messages"""
+    """disk usage, in percent, above which the store rejects messages"""
     clean_forcibly: bool = _key("cleanFileForciblyEnable", True)
     """whether files are deleted before they expire if the disk is fuller than diskSpaceCleanForciblyRatio"""
     delete_files_max: PositiveInt = _key("deleteFileBatchMax", 10)

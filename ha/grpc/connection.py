@@ -142,8 +142,9 @@ class Service(Protocol):
         ...
 
     def take(self, call: Call) -> bool:
-        """Serves a unary call if that requires no waiting task: answers it now, or later in a callback. Returns whether
-        it serves the call. Not called for streaming calls. Must not raise."""
+        """Serves a unary call if no task has to wait for the response: answers now, or later in a callback. Returns
+        whether it serves the call; if not, the call is passed to `serve`. Not called for streaming calls. Must not
+        raise."""
         ...
 
     async def serve(self, call: Call) -> None:

@@ -249,7 +249,7 @@ class OffsetResponse(Header):
 
 
 class HeartbeatResponse(Header):
-    """Answer to HEART_BEAT (34), from 5.x brokers."""
+    """Answer to HEART_BEAT (34) by RocketMQ's brokers since 5.x, and by halog's."""
 
     is_support_heart_beat_v2: bool = field(default=True, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")

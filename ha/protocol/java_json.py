@@ -219,7 +219,8 @@ class _ObjectKeyParser:
         return RemoteProtocolError(f"the body is not JSON at character {self._position}")
 
     def _next(self) -> None:
-        """Advances to the next token: `_mark` is a punctuation mark, or "value" with the scalar in `_value`."""
+        """Advances to the next token. `_mark` is then a punctuation mark, "value" (with the scalar in `_value`), or
+        None at the end of the text and before an invalid token. Raises RemoteProtocolError for an invalid scalar."""
         match = _TOKEN.match(self._text, self._position)
         if match is None:
             self._mark = None

@@ -169,9 +169,10 @@ class EpochFollower:
         self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
 
     def note_held(self, offset: int, master_end: int) -> None:
-        """Records that the log here, a prefix of the master's, is written up to `offset` (with SYNC_FLUSH: flushed).
+        """Calls `Terms.note_caught_up` the first time that the log here reaches `master_end`, the end of the master's
+        log at the handshake.
 
-        `master_end`: the end of the master's log at the handshake.
+        `offset`: end of the log here, which is a prefix of the master's; with SYNC_FLUSH, the end of its flushed part.
         """
         if not self._has_caught_up and offset >= master_end:
             self._has_caught_up = True

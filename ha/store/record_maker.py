@@ -127,8 +127,8 @@ class RecordMaker:
     def _unusual(
         self, message: Message, physical_offset: int, now_ms: int, advanced: dict[tuple[str, int], int]
     ) -> tuple[bytes, AppendResult]:
-        """Returns the record, and the result, of a message that `record_run` doesn't handle: the first of its queue, or
-        one with a long topic."""
+        """Returns the record and the result of a message that `record_run` doesn't handle: one whose queue has no known
+        next offset yet, or one with a long topic (V2)."""
         is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
         key = (message.topic, message.queue_id)
         queue_offset = (advanced.get(key) or self.next_queue_offset(*key)) if is_counted else 0

@@ -151,8 +151,8 @@ class PopState:
         on_scheduled: Callable[[int], None] = lambda due_ms: None,
         on_room: Callable[[PopQueue], None] = lambda queue: None,
     ) -> None:
-        """`on_change` is called when there is something to write, `on_scheduled` with each due time (ms) when messages
-        with it enter the schedule, `on_room` as `mark_full` describes."""
+        """`on_change` is called when there are changes to write. `on_scheduled` is called for each batch that is added
+        to the schedule, with the time at which the batch is due (ms since the epoch). `on_room`: see `mark_full`."""
         self.limits = limits
         self.queues: dict[QueueKey, PopQueue] = {}
         self.in_flight_count = 0
