@@ -27,7 +27,7 @@ JSON_FORMS = {
     "paths": 'JSON such as ["data/a","data/b"]',
 }
 """JSON option -> accepted form, for error messages"""
-QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
+QUEUE_TEXT = re.compile(r"(?:.+:)?\d{1,9}")
 """Matches the name of a queue: `<queue id>` or `<broker name>:<queue id>`."""
 
 Reader = Callable[[str, str], Any]

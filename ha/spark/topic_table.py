@@ -31,7 +31,7 @@ from ha.spark.jobs.archive.manifest import BodyColumns, State
 from ha.spark.jobs.archive.read import archive_states, read_states
 from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.log_source import LogSource, QueueKey
-from ha.spark.source.offsets import check_topics_exist, encode_positions
+from ha.spark.source.offsets import check_topics_exist, encode_positions, encode_queue
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions, parse_options
 from ha.spark.source.positions import EARLIEST, AtEdge
@@ -83,8 +83,7 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     with closing(open_source(parsed)) as source:
         if parsed.servers:
             check_broker_names([state.broker_name for state in states], source.brokers())
-        # With the names of a single broker, too: another one may register before the table is read.
-        starts = encode_positions(start_offsets(source, name, states), ())
+        starts = start_offsets(source, name, states)
         if not any(topic == name for state in states for topic, _ in state.spans()):
             check_topics_exist(source, parsed)
     columns = [column for column in DEFAULT_COLUMNS if column in rows.columns]
@@ -97,7 +96,14 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     if not starts:
         return archived
     spark.dataSource.register(HalogDataSource)
-    given = {**options, "topic": name, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)}
+    # Only these queues are read, and each has its broker's name: before the first query, further queues may appear, and
+    # further brokers register.
+    given = {
+        **options,
+        "assign": json.dumps({name: [encode_queue(queue, ()) for queue in starts]}),
+        "columns": ",".join(columns),
+        "startingOffsets": json.dumps(encode_positions(starts, ())),
+    }
     live = spark.read.format("halog").options(**given).load()
     if body_columns is not None:
         decoded = _decoded(body_columns, name, parsed).alias(_DECODED)

@@ -74,7 +74,7 @@ def test_topics() -> None:
     assert parse(subscribe=" a, b ,a,").subscribe == ("a", "b")
     assert parse(topic="a").subscribe == ("a",)
     assert parse(subscribePattern="fl.*").subscribe_pattern == "fl.*"
-    assert parse(assign='{"a":[0,"1","broker-a:2"]}').assign == {"a": ("0", "1", "broker-a:2")}
+    assert parse(assign='{"a":[0,"1","broker-a:2","b:c:3"]}').assign == {"a": ("0", "1", "broker-a:2", "b:c:3")}
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,21 @@ def test_a_hole_in_the_archive_is_no_loss_but_messages_deleted_later_are(spark: 
         assert numbers(table()) == archived
 
 
+def test_queues_that_appear_later_do_not_fail_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+
+    def table() -> DataFrame:
+        return ha.spark.topic(spark, "flights", archive=str(target), path=str(store))
+
+    with live_store(store) as live:
+        live.put(messages(0, 20))
+        run_archive(inline_spark(), store, target)
+        early = table()
+        live.put([message(20), message(21, queue_id=9)])
+        assert numbers(early) == list(range(21))
+        assert numbers(table()) == list(range(22))
+
+
 def test_a_stream_reads_the_archive_then_the_log(spark: SparkSession, tmp_path: Path) -> None:
     store, target, out = tmp_path / "broker-b", tmp_path / "archive", tmp_path / "out"
 
