@@ -158,6 +158,17 @@ def test_measurement_interval_is_respected_and_idle_progress_counts(tmp_path: Pa
     assert reports[-1].seconds == 0
 
 
+def test_lag_is_measured_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    now = [10**12]
+    path = make_store(tmp_path / "broker-a", [message(n, queue_id=0) for n in range(10)])
+    reports: list[LagReport] = []
+    listener = LagListener({"path": str(path)}, publish=reports.append, clock_ms=lambda: now[0])
+    listener.onQueryProgress(progress({"flights": {"0": 2}}))
+    now[0] -= 3_600_000
+    listener.onQueryProgress(progress({"flights": {"0": 10}}))
+    assert [report.messages for report in reports] == [8, 0]
+
+
 def test_messages_deleted_before_reading_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "broker-a"
     reports: list[LagReport] = []

@@ -262,7 +262,7 @@ class LagListener(StreamingQueryListener):
             return
         now_ms = self._clock_ms()
         known = self._reports.get(query_id)
-        if known is not None and now_ms - known.measured_at_ms < self._interval_ms:
+        if known is not None and 0 <= now_ms - known.measured_at_ms < self._interval_ms:
             return
         end_offset, batch_id = self._last[query_id]
         try:
