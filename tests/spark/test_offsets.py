@@ -48,7 +48,6 @@ class FakeLog(LogSource):
         self.times: dict[QueueKey, list[int]] = {}
         self.refreshes = 0
         self.on_refresh: list[Any] = []
-        self.sizes_known = True
         self.is_unchanged = False
 
     def add(self, topic: str, queue_id: int, count: int, *, broker: str | None = None, begin: int = 0) -> QueueKey:
@@ -94,8 +93,8 @@ class FakeLog(LogSource):
                 return self.begins[queue] + number
         return None
 
-    def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        return 100 * (end - begin) if self.sizes_known else None
+    def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
+        return 100 * (end - begin)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
         return FakePartition(slices)
@@ -617,15 +616,6 @@ def test_limits_hold_together_and_all_available_ignores_them() -> None:
     assert Query(log, [], maxBytesPerTrigger="5").limit == ReadMaxBytes(5)
     assert Query(log, [], minOffsetsPerTrigger="5").limit == ReadMinRows(5)
     assert Query(log, []).limit == ReadAllAvailable()
-
-
-def test_a_limit_of_bytes_is_refused_where_sizes_are_not_known() -> None:
-    log = FakeLog()
-    log.sizes_known = False
-    log.add("t", 0, 300)
-    query = Query(log, [], startingOffsets="earliest", maxBytesPerTrigger="2000")
-    with pytest.raises(OptionError, match="maxBytesPerTrigger"):
-        query.trigger()
 
 
 def test_min_offsets_do_not_wait_under_available_now() -> None:

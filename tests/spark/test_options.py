@@ -160,6 +160,13 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
     ("batch", {"servers": "h:1"}, "servers", "path is given too"),
     ("batch", {"path": None, "servers": "h"}, "servers", "is not host:port"),
     ("batch", {"path": None, "servers": "h:1", "maxBytesPerPartition": "1m"}, "maxBytesPerPartition", "not known"),
+    ("stream", {"path": None, "servers": "h:1", "maxBytesPerTrigger": "1m"}, "maxBytesPerTrigger", "not known"),
+    (
+        "stream",
+        {"path": None, "servers": "h:1", "archive": "a", "maxBytesPerTrigger": "1m"},
+        "maxBytesPerTrigger",
+        "not known",
+    ),
     ("batch", {"pullTimeout": "1s"}, "pullTimeout", "network"),
     ("batch", {"subscribed": "a"}, "subscribed", "did you mean subscribe?"),
     ("batch", {"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "servers"),

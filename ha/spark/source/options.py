@@ -207,9 +207,12 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
     if network and not addresses:
         raise OptionError(next(iter(network)), "it is for reading over the network", "together with the option servers")
     archive = _archive(given, kind)
-    if addresses and archive is None and "maxBytesPerPartition" in given:
+    if addresses:
         reason = "with servers, sizes are not known without reading"
-        raise OptionError("maxBytesPerPartition", reason, "maxRecordsPerPartition")
+        if archive is None and "maxBytesPerPartition" in given:
+            raise OptionError("maxBytesPerPartition", reason, "maxRecordsPerPartition")
+        if "maxBytesPerTrigger" in given:
+            raise OptionError("maxBytesPerTrigger", reason, "maxOffsetsPerTrigger")
     subscribe, pattern, assign = _what(given)
     is_from_end = kind == "stream" and archive is None
     starting, starting_option = parse_position(given, "starting", AtEdge(LATEST if is_from_end else EARLIEST))

@@ -25,7 +25,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ha.arrow.queues import UNWRITTEN
-from ha.errors import OptionError
 from ha.heap import keep_heap
 from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records, record_count
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey
@@ -125,7 +124,7 @@ class StreamPlanner:
         ReadAllAvailable, without any limit.
 
         Returns `start` itself if there is no batch yet. Raises RecordsGone as in `_still_there`; OptionError if `start`
-        may be an offset of other brokers, or if a limit is in bytes and the source does not know sizes.
+        may be an offset of other brokers.
         """
         if not self._look() and start == self._read_up:
             return start
@@ -224,8 +223,7 @@ class StreamPlanner:
 
     def _queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
         size = self._source.queue_bytes(queue, begin, end)
-        if size is None:
-            raise OptionError("maxBytesPerTrigger", "sizes are not known without reading", "maxOffsetsPerTrigger")
+        assert size is not None  # with servers, the limit is refused
         return size
 
     def default_limit(self) -> ReadLimit:
