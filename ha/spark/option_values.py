@@ -16,6 +16,7 @@ from ha.errors import OptionError
 _DURATION_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _LARGEST = 10**18 - 1
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _OFFSETS_FORM = 'earliest, latest, or JSON such as {"flights":{"0":23,"1":-2}} (-2 earliest, -1 latest)'
 _TIMES_FORM = 'JSON such as {"flights":{"0":1700000000000}}, in ms since 1970'
 JSON_FORMS = {
@@ -93,6 +94,13 @@ def servers(name: str, text: str) -> tuple[str, ...]:
         return name_server_addresses(text)
     except ValueError as error:
         raise OptionError(name, str(error), "name servers as host:port, separated by commas or semicolons") from None
+
+
+def topic_name(name: str, text: str) -> str:
+    """Returns `text`, which must be the name of a topic or group. A `Reader`."""
+    if _TOPIC.fullmatch(text) is None:
+        raise OptionError(name, f"{text!r} can't be one", "1 to 127 of A-Z a-z 0-9 _ - % |")
+    return text
 
 
 def choice(*choices: str) -> Reader:

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 
+from ha.arrow.read_options import ReadOptions
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message
 from ha.spark.sink.committed_source import CommittedSource
@@ -15,7 +17,9 @@ from ha.spark.sink.control import ControlRecord
 from ha.spark.sink.identity import SINK_PROPERTY
 from ha.spark.sink.options import COMMIT_TOPIC
 from ha.spark.source.local import LocalSource
-from ha.spark.source.log_source import QueueKey
+from ha.spark.source.log_source import QueueKey, QueueSlice
+from ha.spark.source.opening import open_source
+from ha.spark.source.options import parse_options
 from tests.arrow.stores import StoreWriter
 
 QUEUE = QueueKey("t", "s", 0)
@@ -30,10 +34,10 @@ def put_row(store: StoreWriter, batch: int) -> None:
     store.put(Message("t", 0, b"row", properties=encode_properties({SINK_PROPERTY: f"sink/{batch}/0"})))
 
 
-def put_commit(store: StoreWriter, batch: int, queue_offset: int) -> None:
+def put_commit(store: StoreWriter, batch: int, queue_offset: int, topic: str = COMMIT_TOPIC) -> None:
     ranges = {"t": {"s": {0: [(queue_offset, queue_offset + 1)]}}}
     record = ControlRecord("commit", "sink", batch, ranges=ranges, row_count=1)
-    store.put(Message(COMMIT_TOPIC, 0, msgspec.json.encode(record)))
+    store.put(Message(topic, 0, msgspec.json.encode(record)))
 
 
 @contextmanager
@@ -72,6 +76,17 @@ def test_commits_that_could_not_be_read_are_read_later(store: StoreWriter) -> No
         source.queue_range(QUEUE)
     source.refresh()
     assert source.queue_range(QUEUE) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+def test_commits_may_be_in_another_topic(store: StoreWriter, kind: Literal["batch", "stream"]) -> None:
+    put_row(store, 0)
+    put_commit(store, 0, 0, "commits-of-team")
+    given = {"path": str(store.root), "isolation": "read_committed", "commitTopic": "commits-of-team"}
+    with closing(open_source(parse_options(given, kind))) as source:
+        begin, end = source.queue_range(QUEUE)
+        task = source.queue_partition([QueueSlice(QUEUE, begin, end)])
+    assert [row for batch in task.read(ReadOptions(columns=("body",))) for row in batch["body"].to_pylist()] == [b"row"]
 
 
 def test_topics_that_were_deleted_and_created_again_are_examined_from_their_first_message(store: StoreWriter) -> None:

@@ -225,6 +225,8 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
     ("batch", {"failOnDataLoss": "yes"}, "failOnDataLoss", "none of its values"),
     ("batch", {"damagedRecords": "ignore"}, "damagedRecords", "none of its values"),
     ("batch", {"tags": " || "}, "tags", "names no tag"),
+    ("batch", {"commitTopic": "c"}, "commitTopic", "commits are not read"),
+    ("stream", {"commitTopic": "a b", "isolation": "read_committed"}, "commitTopic", "can't be one"),
     ("stream", {"tags": " "}, "tags", "it is empty"),
     ("batch", {"keys": " "}, "keys", "it is empty"),
     ("batch", {"columns": "body,value"}, "columns", "'value'"),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import msgspec
 
 from ha.client import SendStatus
 from ha.errors import OptionError
-from ha.spark.option_values import GivenOptions, Table, count, known_option, seconds, servers, size, words
+from ha.spark.option_values import GivenOptions, Table, count, known_option, seconds, servers, size, topic_name, words
 from ha.spark.sink.identity import check_sink_name
 
 COMMIT_TOPIC = "halog-sink-commits"
 _BATCH_BYTES_MAX = 4 * 1024 * 1024 - 64 * 1024
 """Maximum of batchBytes: brokers accept requests up to maxMessageSize (4 MiB)"""
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
 
@@ -38,12 +36,6 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     commit_topic: str = COMMIT_TOPIC
 
 
-def _topic(option: str, text: str) -> str:
-    if _TOPIC.fullmatch(text) is None:
-        raise OptionError(option, f"{text!r} can't be one", "1 to 127 of A-Z a-z 0-9 _ - % |")
-    return text
-
-
 def _statuses(option: str, text: str) -> frozenset[SendStatus]:
     accepted = {SendStatus.SEND_OK}
     for word in words(option, text.upper()):
@@ -55,15 +47,15 @@ def _statuses(option: str, text: str) -> frozenset[SendStatus]:
 
 _VALUES: Table = {
     "servers": ("servers", servers),
-    "topic": ("topic", _topic),
-    "producerGroup": ("producer_group", _topic),
+    "topic": ("topic", topic_name),
+    "producerGroup": ("producer_group", topic_name),
     "batchSize": ("batch_row_count", count(most=10_000)),
     "batchBytes": ("batch_bytes", size(1024, _BATCH_BYTES_MAX, f"1024 to {_BATCH_BYTES_MAX} bytes, such as 512k")),
     "inFlight": ("in_flight", count(most=256)),
     "sendTimeout": ("send_timeout_s", seconds(1, 86_400, "1s to 24 h, such as 30s or 2m (alone: ms)")),
     "acceptStatus": ("accepted", _statuses),
     "sinkId": ("sink_id", lambda _, text: check_sink_name(text)),
-    "commitTopic": ("commit_topic", _topic),
+    "commitTopic": ("commit_topic", topic_name),
 }
 _OPTIONS = {name.lower(): name for name in _VALUES}
 

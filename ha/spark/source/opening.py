@@ -28,8 +28,10 @@ def open_source(options: SourceOptions) -> LogSource:
     if options.isolation == "read_uncommitted":
         return source
     from ha.spark.sink.committed_source import CommittedSource
+    from ha.spark.sink.options import COMMIT_TOPIC
 
-    return CommittedSource(source, stops_at_pending=options.kind == "stream")
+    commit_topic = options.commit_topic or COMMIT_TOPIC
+    return CommittedSource(source, stops_at_pending=options.kind == "stream", commit_topic=commit_topic)
 
 
 def _open(options: SourceOptions) -> LogSource:

@@ -34,6 +34,7 @@ from ha.spark.option_values import (
     servers,
     size,
     tag_expression,
+    topic_name,
     words,
 )
 from ha.spark.source.kafka_columns import SOURCES
@@ -82,6 +83,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     fail_on_data_loss: bool = True
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
     """read_committed: excludes rows that a halog sink has not committed (ha.spark.sink.committed_source)"""
+    commit_topic: str | None = None
+    """With read_committed: the sink's topic for commits; None: the sink's default"""
     offset_retries: int = 3
     """Number of retries if a queue ends before the offset that the query has reached"""
     offset_retry_interval_ms: int = 1000
@@ -149,6 +152,7 @@ _VALUES: Table = {
     "maxBytesPerTrigger": ("max_bytes_per_trigger", size()),
     "failOnDataLoss": ("fail_on_data_loss", flag),
     "isolation": ("isolation", choice("read_uncommitted", "read_committed")),
+    "commitTopic": ("commit_topic", topic_name),
     "fetchOffset.numRetries": ("offset_retries", count(least=0)),
     "fetchOffset.retryIntervalMs": ("offset_retry_interval_ms", milliseconds()),
     "damagedRecords": ("damaged_records", choice("report", "skip", "fail")),
@@ -237,6 +241,8 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         network=network,
         **given.fields(_VALUES),
     )
+    if options.commit_topic is not None and options.isolation != "read_committed":
+        raise OptionError("commitTopic", "commits are not read", "together with isolation=read_committed")
     most, least = options.max_offsets_per_trigger, options.min_offsets_per_trigger
     if least is not None and most is not None and least > most:
         raise OptionError("minOffsetsPerTrigger", f"it is above maxOffsetsPerTrigger ({most})", f"{most} or less")
