@@ -180,8 +180,7 @@ class Sending:
             raise CallRefused(Code.MESSAGE_BODY_TOO_LARGE, reason)
         properties = self._properties(message, kind, topic)
         sys_flag = SysFlag.TRANSACTION_PREPARED if kind is MessageType.TRANSACTION else 0
-        group = system.message_group if system.HasField("message_group") else ""
-        broker, queue_id = self._choose(route, group)
+        broker, queue_id = self._choose(route, system.message_group)
         born_ms = milliseconds(system.born_timestamp) or self._wall_clock_ms()
         if not BORN_MS_MIN <= born_ms <= BORN_MS_MAX:
             raise CallRefused(Code.BAD_REQUEST, f"the born timestamp {born_ms} ms is not in the years 1 to 9999")
@@ -211,8 +210,9 @@ class Sending:
         )
 
     def _properties(self, message: Any, kind: MessageType, topic: str) -> str:
-        """Returns the property string of a message. Raises CallRefused if the message id, a property, or a field that
-        is stored as a property is invalid or exceeds a limit."""
+        """Returns the property string of a message. An empty tag, key or message group counts as absent, as in
+        RocketMQ, because the Go and C# clients pass on what the application has set. Raises CallRefused if the message
+        id, a property, or a field that is stored as a property is invalid or exceeds a limit."""
         system, options = message.system_properties, self._options
         message_id = system.message_id
         if not message_id.strip():
@@ -230,15 +230,13 @@ class Sending:
                     reason = f"property {name[:80]!r} is reserved or has control characters"
                     raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
                 pairs.append(f"{name}\x01{value}")
-        if system.HasField("tag"):
-            tag = system.tag
+        if tag := system.tag:
             size += len(tag)
             if not tag.strip() or "|" in tag or _has_control(tag):
                 reason = f"tag {tag[:80]!r} is blank or has | or control characters"
                 raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, reason)
             pairs.append(f"{TAGS}\x01{tag}")
-        if system.keys:
-            keys = list(system.keys)
+        if keys := [key for key in system.keys if key]:
             size += sum(map(len, keys))
             if any(not key.strip() or _has_control(key) for key in keys):
                 raise CallRefused(Code.ILLEGAL_MESSAGE_KEY, "a key is blank or has control characters")
@@ -257,7 +255,7 @@ class Sending:
             pairs.append(f"{BORN_HOST}\x01{system.born_host}")
         if system.HasField("born_timestamp"):
             pairs.append(f"{BORN_TIMESTAMP}\x01{milliseconds(system.born_timestamp)}")
-        if system.HasField("trace_context") and system.trace_context:
+        if system.trace_context:
             pairs.append(f"{TRACE_CONTEXT}\x01{system.trace_context}")
         if kind is MessageType.NORMAL:
             return
@@ -271,8 +269,7 @@ class Sending:
                 reason = f"the delivery time is further away than {self._options.delay_ms_max // 1000} s"
                 raise CallRefused(Code.ILLEGAL_DELIVERY_TIME, reason)
             pairs.append(f"{TIMER_DELIVER_MS}\x01{deliver_ms}")
-        if system.HasField("message_group"):
-            group = system.message_group
+        if group := system.message_group:
             if not group.strip() or len(group.encode()) >= MESSAGE_GROUP_LENGTH_MAX:
                 reason = f"message group {group[:80]!r} is blank or has {MESSAGE_GROUP_LENGTH_MAX} bytes or more"
                 raise CallRefused(Code.ILLEGAL_MESSAGE_GROUP, reason)
@@ -363,7 +360,7 @@ def _type_of(system: Any) -> MessageType:
         return MessageType.TRANSACTION
     if system.HasField("delivery_timestamp"):
         return MessageType.DELAY
-    if system.HasField("message_group"):
+    if system.message_group:
         return MessageType.FIFO
     if system.HasField("priority"):
         return MessageType.PRIORITY

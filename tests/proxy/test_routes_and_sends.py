@@ -221,7 +221,7 @@ def test_consistent_hash() -> None:
         ("fifo", {"message_group": " "}, Code.ILLEGAL_MESSAGE_GROUP),
         ("fifo", {"message_group": "x" * 64}, Code.ILLEGAL_MESSAGE_GROUP),
         ("t", {"tag": "a|b"}, Code.ILLEGAL_MESSAGE_TAG),
-        ("t", {"tag": ""}, Code.ILLEGAL_MESSAGE_TAG),
+        ("t", {"tag": " "}, Code.ILLEGAL_MESSAGE_TAG),
         ("t", {"tag": "a\x01b"}, Code.ILLEGAL_MESSAGE_TAG),
         ("t", {"keys": ["a", " "]}, Code.ILLEGAL_MESSAGE_KEY),
         ("t", {"keys": ["a\x02"]}, Code.ILLEGAL_MESSAGE_KEY),
@@ -244,6 +244,21 @@ async def test_refused_messages(tmp_path: Path, topic: str, changes: dict[str, A
         answer = await client.send(message(topic, **changes))
         assert answer.status.code == code
         assert answer.status.message
+
+
+async def test_empty_tags_keys_and_groups_count_as_absent(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        client = Client(site.address)
+        await site.topic("t")
+        for empty in ({"tag": "", "message_group": ""}, {"keys": ["", ""]}):
+            answer = await client.send(message("t", **empty))
+            assert answer.status.code == Code.OK, answer.status.message
+        for record in await stored(site, "t"):
+            assert not {"TAGS", "KEYS", "__SHARDINGKEY"} & record.property_map().keys()
+        await site.topic("keys")
+        await client.send(message("keys", keys=["", "k", ""]))
+        [record] = await stored(site, "keys")
+        assert record.property_map()["KEYS"] == "k"
 
 
 async def test_refused_properties(tmp_path: Path) -> None:
