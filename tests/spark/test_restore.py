@@ -37,6 +37,7 @@ from ha.errors import (
 )
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties
+from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from ha.spark.jobs.restore import job as job
 from ha.spark.jobs.restore import send as restore_send
@@ -400,6 +401,18 @@ def test_wrong_options_are_named(flights_store: Path, tmp_path: Path, changes: d
     given: dict[str, Any] = {"servers": "127.0.0.1:1"} | changes
     with pytest.raises(OptionError, match=words):
         restore(SPARK, options_of(flights_store, given.pop("servers"), "t", tmp_path, **given))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"tags": ("a",)}, "^tags: .* tags"), ({"keys": ("k",)}, "^keys: .* uniqKey")]
+)
+def test_an_archive_without_the_columns_of_a_filter_is_refused(
+    flights_store: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    target = str(tmp_path / "archive")
+    archive(SPARK, ArchiveOptions(path=str(flights_store), archive=target, extra_columns=("keys",)))
+    with pytest.raises(OptionError, match=words):
+        restore(SPARK, RestoreOptions(archive=target, topic="flights", dry_run=True, **changes))
 
 
 def test_a_state_file_of_another_replay_is_refused(flights_store: Path, servers: str, tmp_path: Path) -> None:

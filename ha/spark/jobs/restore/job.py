@@ -35,8 +35,9 @@ from ha.client.options import name_server_addresses
 from ha.errors import BrokerError, HalogError, OptionError, RestoreFailed
 from ha.protocol.codes import ResponseCode
 from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.archive.manifest import State
 from ha.spark.jobs.archive.options import EXIT_INCOMPLETE, archive_path
-from ha.spark.jobs.archive.read import read_archive
+from ha.spark.jobs.archive.read import archive_states, read_states
 from ha.spark.jobs.restore.send import SENT_COLUMNS, QueueReplay, ReplayPlan, TargetQueue, replay_batches
 from ha.spark.jobs.tasks import run_tasks
 
@@ -267,7 +268,10 @@ class _ArchiveSource:
         assert options.archive is not None
         self._slots = max(1, spark.sparkContext.defaultParallelism)
         self._topic = options.topic
-        rows = read_archive(spark.newSession(), archive_path(options.archive))
+        folder = archive_path(options.archive)
+        states = archive_states(folder)
+        _check_columns(states, options)
+        rows = read_states(spark.newSession(), folder, states)
         rows.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH_ROWS))
         rows.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(_BATCH_BYTES))
         rows.sparkSession.conf.set("spark.sql.session.timeZone", "UTC")
@@ -324,6 +328,20 @@ class _ArchiveSource:
             queues += msgspec.convert(outcome, list[QueueReplay])
         progress("restore", 1, 1)
         return queues
+
+
+def _check_columns(states: Iterable[State], options: RestoreOptions) -> None:
+    """Raises OptionError if the archive of a broker lacks a column that the filters compare: without it, no message of
+    this broker would be selected."""
+    needed = {"tags": ("tags",), "keys": ("keys", "uniqKey")}
+    for state in states:
+        if state.scope is None or options.broker_name not in (None, state.broker_name):
+            continue
+        for option, columns in needed.items():
+            lacking = [name for name in columns if name not in state.scope.columns]
+            if lacking and getattr(options, option) is not None:
+                reason = f"the archive of {state.broker_name} has no column {', '.join(lacking)}"
+                raise OptionError(option, reason, "None, or an archive made with this column (extra_columns)")
 
 
 def _conditions(options: RestoreOptions) -> Iterator[Column]:
