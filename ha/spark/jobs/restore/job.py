@@ -39,6 +39,7 @@ from ha.spark.jobs.archive.manifest import State
 from ha.spark.jobs.archive.options import EXIT_INCOMPLETE, archive_path
 from ha.spark.jobs.archive.read import archive_states, read_states
 from ha.spark.jobs.restore.send import SENT_COLUMNS, QueueReplay, ReplayPlan, TargetQueue, replay_batches
+from ha.spark.jobs.synced import replace_file
 from ha.spark.jobs.tasks import run_tasks
 
 _STATE_VERSION = 1
@@ -440,10 +441,8 @@ def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
 
 
 def _write_state(file: Path, state: ReplayState) -> None:
-    draft = file.with_name(f"{file.name}.tmp")
     try:
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
-        draft.replace(file)
+        replace_file(file, msgspec.json.format(msgspec.json.encode(state), indent=1))
     except OSError as error:
         raise OptionError(
             "state", f"{file} can't be written: {error.strerror}", "a file in a folder there is"
