@@ -21,7 +21,7 @@ from ha.arrow.rows import run_rows
 from ha.audit.range import examine_range
 from ha.cli import run
 from ha.cli.log import examination
-from ha.cli.log.checksums import bad_blocks
+from ha.cli.log.checksums import bad_blocks, lost_end
 from ha.cli.log.dump import Choice, dump
 from ha.cli.times import time_ms
 from ha.protocol.batch import encode_batch
@@ -502,8 +502,9 @@ def test_a_segment_that_was_deleted_meanwhile_is_no_damage(tmp_path: Path) -> No
     with LogReader(store) as reader:
         end = reader.end_offset()
     with LogReader(store) as reader:
-        (store / FIRST).unlink()
+        (store / FIRST).rename(store / "commitlog" / f"{1 << 20:020d}")
         assert list(bad_blocks(reader, 0, end)) == []
+        assert list(lost_end(reader)) == []
 
 
 def test_checksums_find_damage_outside_crcs(tmp_path: Path, out: Out) -> None:
@@ -516,6 +517,27 @@ def test_checksums_find_damage_outside_crcs(tmp_path: Path, out: Out) -> None:
     [bad] = [found for found in result["findings"] if found["kind"] == "checksum"]
     assert bad["file"] == FIRST
     assert bad["file_begin"] <= at < bad["file_end"]
+
+
+def test_checksums_show_that_the_end_of_the_log_is_missing(tmp_path: Path, out: Out) -> None:
+    """The last confirmed record is then an earlier one, after which nothing else looks wrong."""
+    store = make_store(tmp_path / "store", [message(n) for n in range(120)], segment_size=SEGMENT)
+    last = f"commitlog/{SEGMENT:020d}"
+    with LogReader(store) as reader:
+        end = reader.end_offset() - SEGMENT
+
+    def damage() -> list[tuple[str, str, int, int]]:
+        found = findings(out.json("log", "verify", store, code=65))
+        return [each for each in found if each[0] != "tail"]
+
+    (store / last).write_bytes(bytes(SEGMENT))
+    assert damage() == [("checksum", last, 0, end)]
+    os.truncate(store / last, 300)
+    assert damage() == [("missing_file", last, 300, end)]
+    (store / last).unlink()
+    assert damage() == [("missing_file", last, 0, end)]
+    (store / FIRST).unlink()
+    assert damage() == [("missing_file", FIRST, 0, SEGMENT), ("missing_file", last, 0, end)]
 
 
 def test_damaged_last_record_is_reported(one: Golden, out: Out) -> None:

@@ -5,6 +5,7 @@ A record's own CRC covers only its body; checksum files cover every flushed byte
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,9 @@ from isal.isal_zlib import crc32
 
 from ha.arrow import LogReader
 from ha.arrow.segments import Segment
+from ha.audit.walk import RawLog
 from ha.protocol.checksum_file import GROUP_ENTRIES, GROUP_SIZE, ChecksumHead, unpack_group, unpack_head
+from ha.protocol.store_files import segment_start
 
 FOLDER = "checksums"
 
@@ -36,11 +39,7 @@ def bad_blocks(reader: LogReader, begin: int, end: int) -> Iterator[BadBlock]:
 
 
 def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) -> Iterator[BadBlock]:
-    try:
-        raw = (reader.path / FOLDER / segment.path.name).read_bytes()
-    except OSError:
-        return
-    head = unpack_head(raw)
+    head, raw = _read(reader.path / FOLDER / segment.path.name)
     if head is None or (head.segment_start, head.segment_size) != (segment.start, segment.size):
         return  # the checksum file is damaged, or belongs to another log
     first = max(0, -(-(begin - segment.start) // head.block_size))
@@ -56,6 +55,54 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
             length += len(view)
         if length == known[1] and crc != known[0]:  # no bytes: the segment was deleted
             yield BadBlock(at, at + known[1])
+
+
+class LostBytes(NamedTuple):
+    """Physical offsets [begin, end) of flushed bytes that a segment file, missing or too short, lacks."""
+
+    begin: int
+    end: int
+
+
+def lost_end(reader: LogReader) -> Iterator[LostBytes]:
+    """Yields the flushed bytes that the last segment and later ones lack."""
+    begin = max((segment.start for segment in reader.segments()), default=0)
+    oldest = RawLog(reader.path).min_offset
+    if oldest < sys.maxsize:
+        begin = max(begin, oldest)  # retention has deleted older segments meanwhile
+    for path in _files(reader):
+        start = segment_start(path.name)
+        head, raw = _read(path)
+        if start is None or start < begin or head is None or head.segment_start != start:
+            continue
+        lengths = ((number, _entry(head, raw, number)) for number in range(head.block_count - 1, -1, -1))
+        covered = next((number * head.block_size + known[1] for number, known in lengths if known and known[1]), 0)
+        try:
+            size = (reader.path / "commitlog" / path.name).stat().st_size
+        except OSError:
+            size = 0
+        if size < covered:
+            yield LostBytes(start + size, start + covered)
+
+
+def segment_size(reader: LogReader) -> int:
+    """Returns the size of a complete segment in bytes, as the segments and the checksum files show it."""
+    heads = (_read(path)[0] for path in _files(reader))
+    sizes = [head.segment_size for head in heads if head is not None]
+    return max([*sizes, *(segment.size for segment in reader.segments())], default=0)
+
+
+def _files(reader: LogReader) -> list[Path]:
+    return sorted((reader.path / FOLDER).glob("*"))
+
+
+def _read(path: Path) -> tuple[ChecksumHead | None, bytes]:
+    """Returns the head and the bytes of a checksum file; without a head if it can't be read or is damaged."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None, b""
+    return unpack_head(raw), raw
 
 
 def _entry(head: ChecksumHead, raw: bytes, number: int) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import msgspec
 
 from ha.arrow import LogReader
 from ha.audit.findings import Finding
+from ha.cli.log.checksums import segment_size
 from ha.protocol.store_files import ENTRY_SIZE, segment_name, segment_start
 
 QUEUE_KINDS = frozenset({"entry_missing", "entry_wrong", "entry_extra"})
@@ -59,9 +60,10 @@ class Places:
     def _behind_segment(self, finding: Finding) -> Place:
         """Returns the place of surplus or missing bytes at the end of a segment file, or that of a missing file."""
         segments = self._reader.segments()
-        before = segments[bisect_left([segment.start for segment in segments], finding.physical_offset) - 1]
-        if finding.kind == "missing_file" and before.size == max(segment.size for segment in segments):
+        at = bisect_left([segment.start for segment in segments], finding.physical_offset) - 1
+        if finding.kind == "missing_file" and (at < 0 or segments[at].size == segment_size(self._reader)):
             return Place(f"commitlog/{segment_name(finding.physical_offset)}", 0, finding.length)
+        before = segments[at]
         begin = finding.physical_offset - before.start
         return Place(str(before.path.relative_to(self._root)), begin, begin + finding.length)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import msgspec
 from ha.arrow import LogReader
 from ha.audit.findings import KINDS, NOTICES, Finding
 from ha.audit.range import RangeFacts
-from ha.cli.log.checksums import bad_blocks, has_checksums
+from ha.cli.log.checksums import bad_blocks, has_checksums, lost_end
 from ha.cli.log.examination import Examination
 from ha.cli.log.places import Place, Places
 from ha.cli.log.stores import opened, span_of
@@ -93,18 +94,22 @@ def verify(
         examination = Examination([reader], [""], span, examples_max)
 
         def watch(facts: RangeFacts) -> None:
-            for block in bad_blocks(reader, facts.begin, facts.end):
-                detail = f"physical offsets [{block.begin}, {block.end})"
-                length = block.end - block.begin
-                examination.findings.add(
-                    Finding(kind="checksum", copy="", physical_offset=block.begin, length=length, detail=detail)
-                )
+            _check_blocks(examination, reader, facts.begin, facts.end)
 
         _check_files(examination, reader)
         examination.run(stop, progress, watch)
         if examination.is_complete and (to is None or to >= reader.end_offset()):
             _check_tail(examination, reader)
         return _result(examination, reader, to, time.monotonic() - started_s)
+
+
+def _check_blocks(examination: Examination, reader: LogReader, begin: int, end: int) -> None:
+    for block in bad_blocks(reader, begin, end):
+        detail = f"physical offsets [{block.begin}, {block.end})"
+        length = block.end - block.begin
+        examination.findings.add(
+            Finding(kind="checksum", copy="", physical_offset=block.begin, length=length, detail=detail)
+        )
 
 
 def _check_files(examination: Examination, reader: LogReader) -> None:
@@ -125,8 +130,16 @@ def _check_files(examination: Examination, reader: LogReader) -> None:
 
 
 def _check_tail(examination: Examination, reader: LogReader) -> None:
-    """Reports bytes after the confirmed end that are not the zeros of a preallocated file."""
+    """Reports damaged and missing bytes after the confirmed end that were flushed, which only checksum files show, and
+    bytes that are not the zeros of a preallocated file."""
     end = reader.end_offset()
+    _check_blocks(examination, reader, end, sys.maxsize)
+    for lost in lost_end(reader):
+        length = lost.end - lost.begin
+        detail = f"{length} bytes at the end of the log, by the checksum files"
+        examination.findings.add(
+            Finding(kind="missing_file", copy="", physical_offset=lost.begin, length=length, detail=detail)
+        )
     tail = b"".join(bytes(view) for view in reader.bytes_at(end, end + _TAIL_BYTES))
     length = len(tail.rstrip(b"\0"))
     if length:
