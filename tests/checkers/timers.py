@@ -3,10 +3,11 @@
 Promises for the log of the master at the end of a run, when nothing more is due there:
 - A message is delivered at or after its due time, by the clock of the node that stored the delivered copy. A clock may
   be set back between the decision to deliver and the put. Unless `clock_is_steady`, the time of the decision, which the
-  copy has in its property TIMER_DEQUEUE_MS, counts as well.
+  copy has in its property TIMER_DEQUEUE_MS, counts as well. Exception: the message or its copy was in the log when a
+  bit flipped that no node can notice, such as one of its due time or store time (before `misread_to`, a physical
+  offset).
 - A message that was answered with PUT_OK, and is due, is delivered. Exceptions: a fault lost it before, so that the log
-  has neither the message in rmq_sys_wheel_timer nor a delivered copy (`may_lose`); or it was in the log when a bit
-  flipped that no node can notice, such as one of its due time (before `misread_to`, a physical offset).
+  has neither the message in rmq_sys_wheel_timer nor a delivered copy (`may_lose`); or such a bit flipped.
 - A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced, could not save its progress
   because the disk was full or too slow, or its clock was set back, so that what is due no longer grows.
 - Only messages that were sent are delivered.
@@ -51,11 +52,16 @@ def check(
     """Checks the messages `sent` to `topic`. `now_ms`: what is due by then on the master must be delivered."""
     waiting: dict[bytes, Rec] = {}
     delivered: dict[bytes, list[Rec]] = {}
+    misread: set[bytes] = set()
     for record in image.records():
         if record.topic == topic:
             delivered.setdefault(record.body, []).append(record)
         elif record.topic == TIMER_TOPIC and record.property_map.get("REAL_TOPIC") == topic:
             waiting[record.body] = record
+        else:
+            continue
+        if record.physical_offset < misread_to:
+            misread.add(record.body)
     found = []
     known = {message.key: message for message in sent}
     for key, records in delivered.items():
@@ -66,7 +72,7 @@ def check(
         found += [
             f"{key!r} was delivered {message.due_ms - record.store_ms} ms before its time, at {record.physical_offset}"
             for record in records
-            if _delivered_ms(record, clock_is_steady=clock_is_steady) < message.due_ms
+            if _delivered_ms(record, clock_is_steady=clock_is_steady) < message.due_ms and key not in misread
         ]
         if len(records) > 1 and not may_repeat:
             places = ", ".join(str(record.physical_offset) for record in records)
@@ -75,9 +81,8 @@ def check(
         if message.key in delivered or message.due_ms > now_ms or not message.is_acknowledged:
             continue
         if message.key in waiting:
-            place = waiting[message.key].physical_offset
-            if place >= misread_to:
-                late_ms = now_ms - message.due_ms
+            if message.key not in misread:
+                late_ms, place = now_ms - message.due_ms, waiting[message.key].physical_offset
                 found.append(f"{message.key!r} is {late_ms} ms overdue, stored at {place}, not delivered")
         elif not may_lose:
             found.append(f"{message.key!r} was answered PUT_OK, and is not in the log")

@@ -626,6 +626,11 @@ def test_a_due_time_that_a_flipped_bit_has_changed_is_not_known(outcome: Outcome
     assert any("timer.dropped" in line for line in outcome.trace)
 
 
+def test_a_flipped_bit_may_change_the_store_time_of_a_delivered_timer_message(outcome: Outcome) -> None:
+    """It hits the copy before its bytes have a checksum. The checker took that for a delivery before its time."""
+    assert any("flip_bit /store/commitlog/00000000000000147456 at 2487" in line for line in outcome.trace)
+
+
 def test_pop_begins_again_where_a_queue_ended_when_its_log_was_replaced(outcome: Outcome) -> None:
     """An operator replaces a damaged log by a slave's, which has records of POP, but no message of their queues.
 
