@@ -365,9 +365,35 @@ def test_a_full_and_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     clock = iter(range(10_000))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     figures, found = machine.examine_speed(tmp_path)
+    assert figures is not None
     assert {finding.check for finding in found} == {"store-speed", "store-sync"}
     assert figures["written_bytes"] <= 3 << 20  # the time was up
     assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_takes_no_more_data_is_one_finding_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closed_port() as nowhere, admin_port(b"{}") as address:
+        words = ["--servers", nowhere, "--admin", address, "--store", str(tmp_path), "--write-test"]
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+            result = diagnose(capsys, *words, code=69)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert named(result) == {"name-server-port", "admin-port", "store-write"}
+    [found] = [finding for finding in result["findings"] if finding["check"] == "store-write"]
+    assert found["what"] == "it can't be written to: File too large"
+    assert result["disk"] is None
+
+
+def test_a_store_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "commitlog").symlink_to("commitlog")
+    with closed_port() as nowhere:
+        result = diagnose(capsys, "--servers", nowhere, "--admin", nowhere, "--store", str(tmp_path), code=69)
+    [found] = [finding for finding in result["findings"] if finding["check"] == "store-read"]
+    assert found["what"] == "its log can't be read: Too many levels of symbolic links"
 
 
 def test_ctrl_c_ends_it_while_an_admin_port_is_silent() -> None:

@@ -46,11 +46,12 @@ def doctor(
     from ha.cli.doctor.topics import ask_topics
     from ha.cli.nodes import check_ha_ports, gather
 
+    of_store, speed = ([], None) if store is None else _examine_store(store, write_test=write_test)
     facts = gather(cluster, admins, tls)
     check_ha_ports(facts, admins.timeout)
     ask_topics(facts, cluster, tls, admins.timeout)
     pages = {address: page for address, page in facts.admins.items() if isinstance(page, Page)}
-    findings, speed = _examine(facts, pages, store, write_test=write_test)
+    findings = [*_examine(facts, pages), *of_store]
     if json:
         print_json(_report(facts, findings, speed))
     else:
@@ -69,10 +70,18 @@ def doctor(
     return EXIT_REFUSED if any(finding.is_error for finding in findings) else EXIT_DONE
 
 
-def _examine(
-    facts: Facts, pages: dict[str, Page], store: Path | None, *, write_test: bool
-) -> tuple[list[Finding], dict[str, float] | None]:
-    """Returns the findings, and the speed of the disk if it was measured."""
+def _examine_store(store: Path, *, write_test: bool) -> tuple[list[Finding], dict[str, float] | None]:
+    """Returns the findings about a store, and the speed of its disk if it was measured."""
+    from ha.cli.doctor import machine
+
+    findings = [*machine.examine_directory(store), *machine.examine_format(store)]
+    if not write_test:
+        return findings, None
+    speed, more = machine.examine_speed(store)
+    return findings + more, speed
+
+
+def _examine(facts: Facts, pages: dict[str, Page]) -> list[Finding]:
     from ha.cli.doctor import machine, topics
     from ha.cli.doctor.checks import examine
 
@@ -80,14 +89,7 @@ def _examine(
     for address, page in pages.items():
         if page.node.pid and address.rpartition(":")[0] in ("127.0.0.1", "localhost"):
             findings += machine.examine_process(page.node.pid, page.node.name)
-    findings += machine.examine_own_limit()
-    speed = None
-    if store is not None:
-        findings += [*machine.examine_directory(store), *machine.examine_format(store)]
-        if write_test:
-            speed, more = machine.examine_speed(store)
-            findings += more
-    return findings, speed
+    return [*findings, *machine.examine_own_limit()]
 
 
 def _report(facts: Facts, findings: list[Finding], speed: dict[str, float] | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ WRITE_TIME_MAX_S = 3.0
 _CHUNK_BYTES = 1 << 20
 SLOW_BYTES_PER_S = 50 << 20
 SLOW_SYNC_S = 0.1
+_CHECK_DISK = "check with dmesg whether the disk fails, and with mount whether its file system has become read-only"
 
 
 def examine_process(pid: int, label: str, proc: Path = Path("/proc")) -> Iterator[Finding]:
@@ -88,17 +89,28 @@ def examine_directory(path: Path) -> Iterator[Finding]:
 def examine_format(path: Path) -> Iterator[Finding]:
     """Checks that the log in the store directory `path` starts with a record of RocketMQ or halog.
 
-    Yields nothing if there is no log yet. Raises UsageError if it can't be read.
+    Yields nothing if there is no log yet. Raises UsageError if the user may not read it.
     """
     try:
-        files = [file for file in path.glob("commitlog/*") if segment_start(file.name) is not None]
-        if not files:
+        names = [name for name in os.listdir(path / "commitlog") if segment_start(name) is not None]
+        if not names:
             return
-        first = min(files, key=lambda file: file.name)
+        first = path / "commitlog" / min(names)
         with first.open("rb") as opened:
             head = opened.read(RECORD_SIZE_MIN)
-    except OSError as error:
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
         raise UsageError(f"--store {path}: {error.strerror}") from None
+    except OSError as error:
+        yield Finding(
+            check="store-read",
+            weight=Weight.ERROR,
+            where=str(path),
+            what=f"its log can't be read: {error.strerror}",
+            cure=f"{_CHECK_DISK}; ha log verify shows what can be read",
+        )
+        return
     found = scan_record(head, 0, len(head))
     if any(head) and isinstance(found, Unparsable):
         yield Finding(
@@ -112,11 +124,11 @@ def examine_format(path: Path) -> Iterator[Finding]:
         )
 
 
-def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
+def examine_speed(path: Path) -> tuple[dict[str, float] | None, list[Finding]]:
     """Writes up to 64 MiB for up to 3 s to a temporary file in `path`, with an fdatasync per MiB.
 
-    Returns the figures by name (the names contain the units), and the findings. Raises UsageError if the file can't be
-    written.
+    Returns the figures by name (the names contain the units), and the findings. If the disk takes no more data, there
+    are no figures, but a finding. Raises UsageError if `path` is no directory, or if the user may not write to it.
     """
     chunk = os.urandom(_CHUNK_BYTES)
     written = 0
@@ -125,14 +137,22 @@ def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
         with tempfile.TemporaryFile(dir=path, prefix=".ha-doctor-") as file:
             begin = time.perf_counter()
             while written < WRITTEN_MAX and time.perf_counter() - begin < WRITE_TIME_MAX_S:
-                os.write(file.fileno(), chunk)
+                written += os.write(file.fileno(), chunk)
                 before = time.perf_counter()
                 os.fdatasync(file.fileno())
                 syncs.append(time.perf_counter() - before)
-                written += len(chunk)
             took_s = time.perf_counter() - begin
-    except OSError as error:
+    except (PermissionError, NotADirectoryError) as error:
         raise UsageError(f"--write-test: {path}: {error.strerror}") from None
+    except OSError as error:
+        failure = Finding(
+            check="store-write",
+            weight=Weight.ERROR,
+            where=str(path),
+            what=f"it can't be written to: {error.strerror}",
+            cure=f"free space, or if there is enough, {_CHECK_DISK}",
+        )
+        return None, [failure]
     syncs.sort()
     figures = {
         "written_bytes": float(written),
