@@ -46,6 +46,10 @@ while name servers do not answer."""
 _REGISTER_INTERVAL_S = 5.0
 """Minimum time in seconds between two heartbeats of a consumer that are passed to brokers. Without it, many short calls
 would each cause a request with all subscriptions. Clients send a heartbeat every 10 s."""
+SILENT_S = 120.0
+"""Time in seconds without a call and without a Telemetry stream after which a client counts as gone. Clients send a
+heartbeat every 10 s."""
+_SILENCE_CHECK_INTERVAL_S = 10.0
 
 Method = Callable[[Session, Any], Awaitable[Any]]
 
@@ -74,6 +78,8 @@ class Front:
         self._routes = Routes(brokers)
         self.transactions = Transactions(brokers, options, self._producers, access)
         self._in_flight = InFlight()
+        self._sessions: dict[Session, None] = {}
+        """The sessions of all connections"""
         self._acknowledging = Acknowledging(brokers, options, wall_clock_ms, self._in_flight)
         self._receiving = Receiving(brokers, options, wall_clock_ms, self._acknowledging, self._in_flight)
         self._takers = {"SendMessage": self._sending.take, "AckMessage": self._acknowledging.take}
@@ -181,6 +187,7 @@ class Front:
         connection = call.connection
         session = connection.sessions.get(client_id)
         if isinstance(session, Session):
+            session.called_at = call.received_at
             return session
         if not 0 < len(client_id) <= _CLIENT_ID_LENGTH_MAX:
             return None
@@ -188,7 +195,9 @@ class Front:
             return None
         connection.on_close(self._end_all)
         session = Session(connection, client_id)
+        session.called_at = call.received_at
         connection.sessions[client_id] = session
+        self._sessions[session] = None
         if self._access is None:  # otherwise after authentication, because client ids are no secret
             self._in_flight.returned(session)
         return session
@@ -205,34 +214,44 @@ class Front:
     async def _terminate(self, session: Session, request: Any) -> Any:
         if session.settings is None:
             raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "no settings of this client")
-        session.connection.sessions.pop(session.client_id, None)
         self._end(session, may_return=False)
         return ok("NotifyClientTerminationResponse")
 
     def _end_all(self, connection: GrpcConnection) -> None:
-        for session in connection.sessions.values():
+        for session in list(connection.sessions.values()):
             assert isinstance(session, Session)
             self._end(session, may_return=True)
-        connection.sessions.clear()
 
     def _end(self, session: Session, *, may_return: bool) -> None:
         """Ends a client's session. `may_return`: the client may come back over another connection, so its messages in
         flight are kept for a while (`in_flight.RETURN_S`)."""
         session.is_ended = True
         session.settings = None
+        del session.connection.sessions[session.client_id], self._sessions[session]
         self._in_flight.gone(session, may_return=may_return)
         self._producers.remove(session)
         self._brokers.forget(session)
 
+    async def _end_silent(self) -> NoReturn:
+        """Ends the sessions of clients that are silent for SILENT_S. Such a client may be gone although its connection
+        is open, because all clients of a Node.js process share one, as do those behind an HTTP/2 proxy."""
+        while True:
+            await trio.sleep(_SILENCE_CHECK_INTERVAL_S)
+            silent_since = trio.current_time() - SILENT_S
+            for session in list(self._sessions):
+                if session.telemetry is None and session.called_at <= silent_since:
+                    self._end(session, may_return=True)
+
     # ---- the front as a client of brokers
 
     async def serve_clients(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Runs the front's background tasks until cancelled: renewal of messages in flight, pops, and registration for
-        transaction checks."""
+        """Runs the front's background tasks until cancelled: renewal of messages in flight, pops, registration for
+        transaction checks, and the end of silent clients' sessions."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._in_flight.serve, partial(self._acknowledging.delay, None), self._may_receive)
             nursery.start_soon(self._receiving.serve)
             nursery.start_soon(self._keep_registered)
+            nursery.start_soon(self._end_silent)
             task_status.started()
             await trio.sleep_forever()
         raise AssertionError("ends by cancellation only")

@@ -13,7 +13,8 @@ from ha.grpc import Call, GrpcConnection
 
 
 class Session:
-    """A client id on a connection. It ends with the connection, or with NotifyClientTermination."""
+    """A client id on a connection. It ends with the connection, with NotifyClientTermination, or when the client has
+    been silent for `front.SILENT_S`."""
 
     def __init__(self, connection: GrpcConnection, client_id: str) -> None:
         self.connection = connection
@@ -26,7 +27,9 @@ class Session:
         self.local: Any = None
         """State that the implementation of `Brokers` keeps for this client"""
         self.is_ended = False
-        """Whether the connection has ended, or the client has announced its end"""
+        """Whether the session has ended"""
+        self.called_at = -math.inf
+        """Time of the client's last call (Trio's clock); -inf before the first"""
         self.access_key = ""
         """Access key of the client's last authenticated call; "" before the first, and without access control"""
         self.registered_at = -math.inf

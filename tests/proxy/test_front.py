@@ -21,7 +21,7 @@ from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.grpc import GrpcServer
-from ha.proxy.front import Front
+from ha.proxy.front import SILENT_S, Front
 from ha.proxy.options import FrontOptions
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.pop_client import pop_messages
@@ -82,6 +82,11 @@ class World:
         self._server = GrpcServer(front)
         self._nursery = nursery
 
+    @property
+    def client_ids(self) -> set[str]:
+        """The clients on all connections."""
+        return {client_id for connection in self._server.connections for client_id in connection.sessions}
+
     def connect(self) -> Connection:
         """Opens a connection to the front."""
         ours, theirs = trio.testing.memory_stream_pair()
@@ -90,11 +95,11 @@ class World:
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[World]:
+async def opened(folder: Path, **options: int) -> AsyncIterator[World]:
     clock = WallClock()
     async with (
         open_node(folder, wall_clock_ms=clock) as node,
-        open_front(node, clock, FrontOptions(polling_ms_min=200)) as front,
+        open_front(node, clock, FrontOptions(polling_ms_min=200, **options)) as front,
         trio.open_nursery() as nursery,
     ):
         yield World(node, front, nursery)
@@ -177,6 +182,44 @@ async def test_messages_of_a_client_that_ends_come_back_after_1_s(tmp_path: Path
         connection = await received(world)
         await connection.call("NotifyClientTermination", service.NotifyClientTerminationRequest())
         assert 1.0 <= await redelivery_s(world) <= 2.1
+
+
+async def keep_alive(connection: Connection) -> None:
+    """Makes a call of another client from time to time, like those that share a connection through a proxy."""
+    while True:
+        await trio.sleep(10)
+        await connection.call("QueryRoute", ROUTE, x_mq_client_id="vm@2")
+
+
+async def test_messages_of_a_client_that_is_gone_from_a_shared_connection_come_back(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Behind an HTTP/2 proxy, only its Telemetry stream ends."""
+    async with opened(tmp_path) as world, trio.open_nursery() as nursery:
+        await world.node.send()
+        connection = await received(world)
+        await connection.cancel(1)
+        nursery.start_soon(keep_alive, connection)
+        began = trio.current_time()
+        while not await pop_messages(world.node, pollTime=10_000):
+            assert trio.current_time() - began < SILENT_S + 60
+        assert trio.current_time() - began >= SILENT_S
+        assert world.node.broker.clients.consumer_ids("g") == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_silent_clients_make_room_for_others(tmp_path: Path, autojump_clock: object) -> None:
+    """A Node.js program may start one client after the other, all on one connection, because none of them gets a
+    route."""
+    async with opened(tmp_path, sessions_per_connection_max=2) as world:
+        connection = world.connect()
+        chat = await connection.start("Telemetry")
+        await connection.send(chat, service.TelemetryCommand(settings=consumer("g", "TT")))
+        for number in range(4):
+            assert await connection.call("Heartbeat", service.HeartbeatRequest(), x_mq_client_id=f"vm@1{number}") == "0"
+            assert world.client_ids == {"vm@1", f"vm@1{number}"}
+            await trio.sleep(SILENT_S + 60)
+        assert world.client_ids == {"vm@1"}, "its Telemetry stream is open"
 
 
 async def test_messages_of_a_client_that_connects_again_stay_invisible(tmp_path: Path, autojump_clock: object) -> None:

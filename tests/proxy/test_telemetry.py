@@ -223,6 +223,7 @@ async def test_client_that_ends_while_its_settings_wait_for_a_broker() -> None:
     connection: Any = SimpleNamespace(peer=("h", 1), sessions={})
     session = Session(connection, "vm@1")
     connection.sessions["vm@1"] = session
+    front._sessions[session] = None
     call: Any = SimpleNamespace()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(

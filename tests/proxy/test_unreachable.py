@@ -226,6 +226,7 @@ async def test_malformed_answers_are_not_the_clients_fault(autojump_clock: MockC
                 timeout_s=10.0,
                 metadata=lambda name: b"vm@1",
                 connection=SimpleNamespace(sessions={}, on_close=lambda callback: None),
+                received_at=0.0,
                 respond=answers.append,
                 respond_all=respond_all,
             )
