@@ -1,4 +1,5 @@
-"""Runs a request with an Admin client, and defines the flags --yes and --json of several commands."""
+"""Runs a request with an Admin client, reports what it could not ask, and defines the flags --yes and --json of several
+commands."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Annotated, TypeVar
 import anyio
 from cyclopts import Parameter
 
+from ha.cli.exits import EXIT_DONE, EXIT_UNREACHABLE
 from ha.cli.flags import ClientFlags
-from ha.cli.showing import notices
+from ha.cli.showing import notices, safe
 from ha.client import Admin, Client
 
 AnswerT = TypeVar("AnswerT")
@@ -29,6 +31,16 @@ def ask(question: Callable[[Admin, Client], Awaitable[AnswerT]], flags: ClientFl
             return await question(admin, client)
 
     return anyio.run(run, backend="trio")
+
+
+def report_unasked(brokers: list[str]) -> int:
+    """Says that the result lacks these broker sets, which have no master. Returns the command's exit code."""
+    if not brokers:
+        return EXIT_DONE
+    notices().print(
+        f"ha: {safe(', '.join(brokers))}: no master is registered, so the result lacks what is stored there"
+    )
+    return EXIT_UNREACHABLE
 
 
 def print_dry_run_notice() -> None:

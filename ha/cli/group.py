@@ -8,10 +8,10 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
+from ha.cli.asking import Json, Yes, ask, print_dry_run_notice, report_unasked
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, change_brokers, find_group, user_groups
+from ha.cli.names import All, change_brokers, find_group, user_groups, without_master
 from ha.cli.offsets import Progress, progress_of, show_progress
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
@@ -44,15 +44,23 @@ class Described(msgspec.Struct, frozen=True):
 
 
 @app.command(name="list")
-def list_groups(*, all_: All = False, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
-    """List the consumer groups of the masters."""
-    found = list(ask(lambda admin, _: admin.groups(), client))
+def list_groups(*, all_: All = False, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> int:
+    """List the consumer groups of the masters.
+
+    If a broker set has no master, the command exits with 69 after the list, which lacks its groups.
+    """
+
+    async def question(admin: Admin, _: Client) -> tuple[list[str], list[str]]:
+        return list(await admin.groups()), await without_master(admin)
+
+    found, unasked = ask(question, client)
     groups = found if all_ else user_groups(found)
     if json:
         print_json(groups)
     else:
         for group in groups:
             print(safe(group))
+    return report_unasked(unasked)
 
 
 @app.command
@@ -63,13 +71,16 @@ def describe(
     all_: All = False,
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
-) -> None:
-    """Show a group's settings, members, subscriptions and offsets."""
+) -> int:
+    """Show a group's settings, members, subscriptions and offsets.
 
-    async def question(admin: Admin, _: Client) -> Described:
+    If a broker set has no master, the command exits with 69 after the result, which lacks its part.
+    """
+
+    async def question(admin: Admin, _: Client) -> tuple[Described, list[str]]:
         config = await find_group(admin, group)
         online = await admin.consumer_connections(group)
-        return Described(
+        described = Described(
             group,
             config.consume_enable,
             config.consume_broadcast_enable,
@@ -83,16 +94,21 @@ def describe(
             [Member(each.client_id, each.client_addr, each.language) for each in online.connection_set],
             await progress_of(admin, group, None, all_=all_),
         )
+        return described, await without_master(admin)
 
-    found = ask(question, client)
+    found, unasked = ask(question, client)
     if json:
         print_json(found)
-        return
+    else:
+        _show(found)
+    return report_unasked(unasked)
+
+
+def _show(found: Described) -> None:
     console = output()
     state = "enabled" if found.consume_enabled else "disabled"
-    console.print(
-        f"{safe(group)}: {state}, {found.retry_max_times} retries, {(found.message_model or 'no members').lower()}"
-    )
+    model = (found.message_model or "no members").lower()
+    console.print(f"{safe(found.group)}: {state}, {found.retry_max_times} retries, {model}")
     for member in found.members:
         console.print(f"  {safe(member.client_id)} at {safe(member.address)}, {safe(member.language)}")
     for topic, tags in found.subscriptions.items():
@@ -168,18 +184,21 @@ def delete(
     yes: Yes = False,
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
-) -> None:
-    """Delete a consumer group on all brokers. Without --yes, show its members and lag."""
+) -> int:
+    """Delete a consumer group on all brokers. Without --yes, show its members and lag.
 
-    async def question(admin: Admin, _: Client) -> tuple[int, int]:
+    If a broker set has no master, the command exits with 69 after it has done this for the others.
+    """
+
+    async def question(admin: Admin, _: Client) -> tuple[int, int, list[str]]:
         await find_group(admin, group)
         members = len((await admin.consumer_connections(group)).connection_set)
         lag = (await progress_of(admin, group, None)).lag
         if yes:
             await admin.delete_group(group, forget_offsets=not keep_offsets)
-        return members, lag
+        return members, lag, await without_master(admin)
 
-    members, lag = ask(question, client)
+    members, lag, unasked = ask(question, client)
     if json:
         print_json({"group": group, "is_done": yes, "member_count": members, "lag": lag})
     else:
@@ -188,3 +207,4 @@ def delete(
         )
     if not yes:
         print_dry_run_notice()
+    return report_unasked(unasked)

@@ -12,7 +12,7 @@ from ha.cli.exits import UsageError
 from ha.cli.showing import safe
 from ha.client import Admin
 from ha.client.admin import check_masters
-from ha.errors import RouteNotFound
+from ha.errors import ConnectionFailed, RouteNotFound
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID
 from ha.protocol.topic_names import REPLY_SUFFIX, is_system_topic
@@ -96,10 +96,22 @@ async def change_brokers(
     return changed
 
 
+async def without_master(admin: Admin) -> list[str]:
+    """Returns the names of the broker sets that have no master. What they hold is missing in the answers of `admin`."""
+    return [broker.name for broker in await admin.brokers() if MASTER_ID not in broker.addresses]
+
+
 async def find_group(admin: Admin, group: str) -> GroupConfig:
-    """Returns the settings of a group. Raises UsageError if no broker has it."""
+    """Returns the settings of a group.
+
+    Raises UsageError if no broker has it; ConnectionFailed if no master has it, and a broker set has no master.
+    """
     groups = await admin.groups()
     if group not in groups:
+        if unasked := await without_master(admin):
+            raise ConnectionFailed(
+                ", ".join(unasked), f"no master is registered, and no other broker has group {group}"
+            )
         raise UsageError(f"no consumer group {safe(group)}; ha group list shows the groups, ha group create adds one")
     return groups[group]
 

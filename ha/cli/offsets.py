@@ -11,10 +11,10 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
+from ha.cli.asking import Json, Yes, ask, print_dry_run_notice, report_unasked
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, find_group
+from ha.cli.names import All, find_group, without_master
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import local_time, time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
@@ -111,20 +111,24 @@ def show(
     all_: All = False,
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
-) -> None:
-    """Show a group's offset and lag in each of its queues."""
+) -> int:
+    """Show a group's offset and lag in each of its queues.
 
-    async def question(admin: Admin, _: Client) -> Progress:
+    If a broker set has no master, the command exits with 69 after the result, which lacks its queues.
+    """
+
+    async def question(admin: Admin, _: Client) -> tuple[Progress, list[str]]:
         if topic is not None:
             await admin.route(topic)
         await _check_exists(admin, group)
-        return await progress_of(admin, group, topic, all_=all_)
+        return await progress_of(admin, group, topic, all_=all_), await without_master(admin)
 
-    progress = ask(question, client)
+    progress, unasked = ask(question, client)
     if json:
         print_json(progress)
     else:
         show_progress(output(), progress)
+    return report_unasked(unasked)
 
 
 @app.command

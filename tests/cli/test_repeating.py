@@ -10,7 +10,7 @@ import anyio.from_thread
 import pytest
 
 from ha.cli import run
-from ha.protocol.codes import RequestCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.java_json import dumps
 from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import route_body, serving
@@ -72,6 +72,13 @@ class FakeCluster:
                 group = json.loads(bytes(command.body))
                 self.groups[name][group["groupName"]] = group
                 return command.reply(0)
+            case RequestCode.GET_CONSUMER_CONNECTION_LIST:
+                return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, "no member")
+            case RequestCode.GET_CONSUME_STATS:
+                key = f'{{"brokerName":"{name}","queueId":0,"topic":"T"}}'
+                return command.reply(
+                    0, body=f'{{"offsetTable":{{{key}:{{"brokerOffset":9,"consumerOffset":4}}}}}}'.encode()
+                )
             case RequestCode.AUTH_LIST_ACL:
                 return command.reply(0, body=b"[]")
         return command.reply(MISSING, "topic[T] not exist")
@@ -179,6 +186,28 @@ def test_so_is_a_topic_or_group_that_one_did_not_get(
     nodes.without_master = set()
     assert nodes.ha(kind, "create", "new") == 0
     assert list(held["b"]) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("group", "list"), ("group", "describe", "G"), ("offsets", "show", "G"), ("group", "delete", "G")],
+    ids=" ".join,
+)
+def test_what_a_broker_without_a_master_holds_is_missing(
+    words: tuple[str, ...], nodes: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes.groups["a"]["G"] = {"groupName": "G"}
+    assert nodes.ha(*words) == 0
+    assert "registered" not in capfd.readouterr().err
+    nodes.without_master = {"b"}
+    assert nodes.ha(*words) == 69
+    captured = capfd.readouterr()
+    assert "G" in captured.out or "lag 5 messages" in captured.out
+    assert "ha: b: no master is registered, so the result lacks what is stored there\n" in captured.err
+    nodes.groups["a"].clear()
+    if words[1] in ("describe", "delete"):
+        assert nodes.ha(*words) == 69
+        assert "b: no master is registered, and no other broker has group G" in capfd.readouterr().err
 
 
 def test_a_group_keeps_the_settings_of_each_broker(nodes: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
