@@ -95,11 +95,13 @@ class World:
 
 
 @asynccontextmanager
-async def opened(folder: Path, **options: int) -> AsyncIterator[World]:
+async def opened(folder: Path, sessions_per_connection_max: int = 1_024) -> AsyncIterator[World]:
     clock = WallClock()
     async with (
         open_node(folder, wall_clock_ms=clock) as node,
-        open_front(node, clock, FrontOptions(polling_ms_min=200, **options)) as front,
+        open_front(
+            node, clock, FrontOptions(polling_ms_min=200, sessions_per_connection_max=sessions_per_connection_max)
+        ) as front,
         trio.open_nursery() as nursery,
     ):
         yield World(node, front, nursery)
