@@ -179,12 +179,12 @@ def _first_behind(source: LogSource, queue: QueueKey, physical_offset: int, expe
     while low < high:
         at = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
         probes = [offset for offset in probes if offset != at]
-        place = source.physical_offset(queue, at)
+        place = source.first_physical_offset(queue, at, high)  # of the next message, if this one can't be read
         if place == UNWRITTEN:
             raise OptionError(
                 "path", f"a node recovers, and is yet to write {queue} again", "the same once it is ready"
             )
-        if place < physical_offset:
+        if place != -1 and place < physical_offset:
             low = at + 1
         else:
             high = at

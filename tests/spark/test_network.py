@@ -720,12 +720,16 @@ class Timed:
         return timestamp_ms - 1
 
     def search(self, timestamp_ms: int, topic: str = "T") -> int | None:
+        source, key = self.source(topic)
+        return source.offset_for_time(key, timestamp_ms)
+
+    def source(self, topic: str) -> tuple[NetworkSource, QueueKey]:
         source = object.__new__(NetworkSource)
         key = QueueKey(topic, "a", 0)
         source._settings = NetworkSettings(servers=("s:1",))
         source._ranges = {key: QueueRange(0, 64)}
         source._client = cast(Any, SimpleNamespace(consumer=self, call_with_retries=anyio.run))
-        return source.offset_for_time(key, timestamp_ms)
+        return source, key
 
 
 class Skipping(LeavingOut):
@@ -737,11 +741,27 @@ class Skipping(LeavingOut):
         return await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
 
 
-@pytest.mark.parametrize("broker", [LeavingOut, Skipping])
+class Garbled(LeavingOut):
+    """A broker that sends the records of `lost`, although they are damaged."""
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        raw = await super().pull_raw(queue, at, max_messages=max_messages, tags=tags)
+        damaged = b"\xff" * 100 if at in self.lost else b""
+        return msgspec.structs.replace(raw, status=PullStatus.FOUND, body=damaged + raw.body) if damaged else raw
+
+
+@pytest.mark.parametrize("broker", [LeavingOut, Skipping, Garbled])
 def test_a_time_is_found_although_messages_can_not_be_read(broker: type[LeavingOut]) -> None:
     consumer = Timed(broker(range(40, 45), range(60, 64)))
     assert [consumer.search(time_ms) for time_ms in (1, 20, 39, 46, 59)] == [1, 20, 39, 46, 59]
     assert consumer.search(42) in range(40, 46)
+
+
+@pytest.mark.parametrize("broker", [LeavingOut, Skipping, Garbled])
+def test_a_physical_offset_is_that_of_the_first_message_that_can_be_read(broker: type[LeavingOut]) -> None:
+    source, key = Timed(broker(range(40, 45), range(20, 60))).source("T")
+    assert [source.physical_offset(key, offset) for offset in (1, 42, 50, 63)] == [1, -1, -1, 63]
+    assert [source.first_physical_offset(key, begin, 64) for begin in (1, 20, 42, 63)] == [1, 60, 60, 63]
 
 
 @pytest.mark.parametrize("broker", [LeavingOut, Skipping])

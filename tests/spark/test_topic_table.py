@@ -17,15 +17,19 @@ from ha.errors import OptionError
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.jobs.archive.manifest import Scope, State
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from ha.spark.restarts import with_restarts
 from ha.spark.sink.options import COMMIT_TOPIC
+from ha.spark.source.log_source import QueueKey
+from ha.spark.topic_table import start_offsets
 from tests.scenarios.brokers import Broker
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import KilledError, LiveStore, flights_and_others, live_store, message
 from tests.spark.test_archive_spark import skip_without_delta
 from tests.spark.test_archived_source import first_rows
+from tests.spark.test_offsets import FakeLog
 
 pytestmark = pytest.mark.spark
 
@@ -182,6 +186,30 @@ def test_a_stream_reads_the_archive_then_the_log(spark: SparkSession, tmp_path: 
             delete_archived(live)
             with_restarts(run_query)
             assert numbers(spark.read.parquet(str(out))) == list(range(archived + 10))
+
+
+class PartlyUnreadable(FakeLog):
+    """A queue in which message n is at physical offset 100 n, as far as the broker can read it."""
+
+    def __init__(self, unreadable: range) -> None:
+        super().__init__()
+        self.queue = self.add("flights", 0, 100)
+        self.unreadable = unreadable
+
+    def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
+        return -1 if queue_offset in self.unreadable else 100 * queue_offset
+
+
+@pytest.mark.parametrize("covered_end", [0, 1, 2950, 3000, 8000, 9900, 20_000])
+@pytest.mark.parametrize("unreadable", [range(0), range(50, 51), range(50, 100), range(30)])
+def test_messages_that_a_broker_can_not_read_do_not_hide_others(unreadable: range, covered_end: int) -> None:
+    """They were taken for archived ones, and so were all messages before them."""
+    log = PartlyUnreadable(unreadable)
+    state = State(broker_name="a", scope=Scope("parquet"), covered_begin=0, covered_end=covered_end)
+    [start] = start_offsets(log, "flights", [state]).values()
+    behind = [offset for offset in range(100) if 100 * offset >= covered_end and offset not in unreadable]
+    archived = [offset for offset in range(100) if 100 * offset < covered_end and offset not in unreadable]
+    assert max(archived, default=-1) < start <= min(behind, default=100)
 
 
 @pytest.mark.parametrize(

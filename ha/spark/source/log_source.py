@@ -127,6 +127,12 @@ class LogSource(Protocol):
         """Returns the physical offset (bytes) of a message; -1 if that is unknown, or the message no longer exists;
         UNWRITTEN if its queue entry is not written, for example because a recovering node has yet to write it again."""
 
+    def first_physical_offset(self, queue: QueueKey, begin: int, end: int) -> int:
+        """Returns the physical offset (bytes) of the first message at queue offsets [begin, end) for which it is known,
+        possibly of a later one; -1 if there is none; UNWRITTEN as in `physical_offset`."""
+        found = (self.physical_offset(queue, offset) for offset in range(begin, end))
+        return next((physical_offset for physical_offset in found if physical_offset != -1), -1)
+
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Returns the size of the records [begin, end) in bytes; None if that is unknown without reading them."""
 

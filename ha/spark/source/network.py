@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
+from operator import attrgetter
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -29,10 +30,18 @@ from ha.arrow import decode_pull_body
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
-from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable, OptionError, RouteNotFound
+from ha.errors import (
+    BrokerError,
+    ClientError,
+    ConnectionFailed,
+    NameServersUnreachable,
+    OptionError,
+    RemoteProtocolError,
+    RouteNotFound,
+)
 from ha.protocol.codes import ResponseCode
 from ha.protocol.properties import find_property
-from ha.protocol.record import decode_records
+from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
@@ -240,17 +249,20 @@ class NetworkSource(LogSource):
         while low < high:
             middle = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
             probes = [offset for offset in probes if offset != middle]
-            at, stored_ms = self._next_stored_ms(target, middle, high)  # the next message that can be read decides
+            # The next message that can be read decides.
+            at, stored_ms = self._next(target, middle, high, attrgetter("store_timestamp_ms"))
             if stored_ms is None or stored_ms >= timestamp_ms:
                 high = middle
             else:
                 low = at + 1
         return low if low < end else None
 
-    def _next_stored_ms(self, queue: MessageQueue, at: int, end: int) -> tuple[int, int | None]:
-        """Pulls from `at` on until the broker returns a message. Returns the queue offset of the last pull, and the
-        store time in ms of its first message; as the time, -1 (earlier than any other) if the message at this offset
-        was deleted, and None if no pull before `end` returned a message.
+    def _next(
+        self, queue: MessageQueue, at: int, end: int, value_of: Callable[[MessageRecord], int]
+    ) -> tuple[int, int | None]:
+        """Pulls from `at` on until the broker returns a message that can be decoded. Returns the queue offset of the
+        last pull, and `value_of` its first message; as the value, -1 (lower than any other) if the message at this
+        offset was deleted, and None if no pull before `end` returned such a message.
 
         The message may be at a later offset than the pull. Its record does not always have that offset: records of
         light queues have offsets of other queues, and those of inner batches the offset of the first message.
@@ -260,20 +272,27 @@ class NetworkSource(LogSource):
             raw = self._pull(queue, at, max_messages)
             if at < raw.min_offset:
                 return at, -1
-            if raw.status is PullStatus.FOUND:
-                return at, decode_records(raw.body, verify_crc=False)[0].store_timestamp_ms
-            at = max(at + 1, raw.next_offset)
-            max_messages = self._settings.pull_count  # halog's brokers examine no more messages than requested
+            record = _first_record(raw)
+            if record is not None:
+                return at, value_of(record)
+            is_damaged = raw.status is PullStatus.FOUND
+            if not is_damaged or max_messages == 1:
+                at = max(at + 1, raw.next_offset)
+            # halog's brokers examine no more messages than requested.
+            max_messages = 1 if is_damaged else self._settings.pull_count
         return at, None
 
     def physical_offset(self, queue: QueueKey, queue_offset: int) -> int:
         """Pulls a message and returns its physical offset; -1 if it no longer exists or can't be read, or if its record
         has another queue offset (light queues, inner batches)."""
-        raw = self._pull(_message_queue(queue), queue_offset, max_messages=1)
-        if raw.status is not PullStatus.FOUND:
-            return -1
-        record = decode_records(raw.body, verify_crc=False)[0]
-        return record.physical_offset if record.queue_offset == queue_offset else -1
+        record = _first_record(self._pull(_message_queue(queue), queue_offset, max_messages=1))
+        return record.physical_offset if record is not None and record.queue_offset == queue_offset else -1
+
+    def first_physical_offset(self, queue: QueueKey, begin: int, end: int) -> int:
+        """Pulls from `begin` on until the broker returns a message that can be decoded, and returns its physical
+        offset; -1 if no pull before `end` does, or if messages were deleted meanwhile."""
+        _, found = self._next(_message_queue(queue), begin, end, attrgetter("physical_offset"))
+        return -1 if found is None else found
 
     def _pull(self, queue: MessageQueue, queue_offset: int, max_messages: int) -> RawPull:
         consumer = self._client.consumer
@@ -460,6 +479,16 @@ def _result_of(future: Future[Any], what: str, settings: NetworkSettings) -> Any
         if settings.read_from is ReadFrom.SLAVE and "no slave" in str(error):
             raise OptionError("readFrom", f"{what}: {error}", "master or suggested") from None
         raise
+
+
+def _first_record(raw: RawPull) -> MessageRecord | None:
+    """Returns the first record of an answer; None if there is none, or if it is damaged."""
+    if raw.status is not PullStatus.FOUND:
+        return None
+    try:
+        return decode_record(raw.body, verify_crc=False)
+    except RemoteProtocolError:
+        return None
 
 
 def _message_queue(key: QueueKey) -> MessageQueue:
