@@ -170,7 +170,7 @@ class AclPolicyFiles:
                 continue  # a file of an editor, or the target of a mounted secret's link
             if name.endswith((".yml", ".yaml")):
                 yield path
-            elif depth and "." not in name:
+            elif depth:
                 try:
                     yield from self._found(path, depth - 1)
                 except NotADirectoryError:

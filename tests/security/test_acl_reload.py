@@ -44,10 +44,11 @@ async def test_files_of_the_directory_take_precedence(tmp_path: Path, caplog: py
         "globalWhiteRemoteAddresses: [10.0.0.1]\naccounts: [{accessKey: account-2, secretKey: another, admin: true}]"
     )
     write(tmp_path / "acl" / "team" / "b.yaml", "account-3")
+    write(tmp_path / "acl" / "team.of.europe" / "c.yml", "account-6")
     write(tmp_path / "acl" / "notes.txt", "account-4")
     write(tmp_path / "acl" / ".hidden.yml", "account-5")
     policy = await files_in(tmp_path).load()
-    assert sorted(policy.accounts) == ["account-1", "account-2", "account-3"]
+    assert sorted(policy.accounts) == ["account-1", "account-2", "account-3", "account-6"]
     assert policy.accounts["account-2"].is_admin
     assert policy.global_white_hosts.matches("10.0.0.1")
     assert "accessKey 'account-2' is in another file" in caplog.text
