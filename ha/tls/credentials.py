@@ -128,8 +128,8 @@ class Credentials:
 
     def _warn_about_expiry(self) -> None:
         now = self._wall_clock_ms()
-        if self._expires_at_ms is None or not self._is_expiring() or now - self._warned_at_ms < DAY_MS:
-            return
+        if self._expires_at_ms is None or not self._is_expiring() or abs(now - self._warned_at_ms) < DAY_MS:
+            return  # abs: the clock may have been set back
         self._warned_at_ms = now
         days = (self._expires_at_ms - now) / DAY_MS
         logger.warning(

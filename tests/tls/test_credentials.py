@@ -177,6 +177,18 @@ def test_the_end_is_warned_of(days: float, line: str | None, pki: Pki, caplog: p
     assert len(caplog.records) == 2 * (line is not None)
 
 
+def test_the_end_is_warned_of_after_the_clock_was_set_back(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    """A machine without a battery for its clock may begin years ahead."""
+    clock = Clock()
+    clock.now_ms += 1000 * DAY_MS
+    kept = credentials(pki.files("server", valid_for=timedelta(days=3)), clock)
+    kept.refresh()
+    clock.now_ms -= 1000 * DAY_MS
+    kept.refresh()
+    lines = [r.getMessage().split()[0] for r in caplog.records]
+    assert lines == ["tls.certificate_expired", "tls.certificate_expiring"]
+
+
 def test_a_new_certificate_ends_the_warning(pki: Pki) -> None:
     kept = credentials(pki.files("server", valid_for=timedelta(days=3)))
     assert kept.status().is_expiring
