@@ -145,7 +145,7 @@ def _rate(points: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _slave(samples: Sequence[_Sample], slave: Slave, written: float | None) -> SlaveFlow:
-    acked = _rate([(sample.at_s, sample.acks[slave.identity]) for sample in samples if slave.identity in sample.acks])
+    acked = _ack_rate(samples, slave.identity)
     eta_s: float | None = None
     if slave.ack_offset >= 0 and slave.lag_bytes <= 0:
         eta_s = 0.0
@@ -163,6 +163,18 @@ def _slave(samples: Sequence[_Sample], slave: Slave, written: float | None) -> S
         counts=slave.is_in_sync,
         why_not=slave.why_not_in_sync,
     )
+
+
+def _ack_rate(samples: Sequence[_Sample], identity: str) -> float | None:
+    """Returns at how many bytes per second a slave acknowledges, since it last connected or began to copy again."""
+    points: list[tuple[float, int]] = []
+    for sample in samples:
+        ack = sample.acks.get(identity, -1)
+        if points and ack < points[-1][1]:
+            points.clear()
+        if ack >= 0:
+            points.append((sample.at_s, ack))
+    return _rate(points) if points else None
 
 
 def _lag_s(samples: Sequence[_Sample], slave: Slave, written: float | None) -> float | None:

@@ -56,6 +56,21 @@ def test_beyond_what_was_seen_lag_is_told_by_the_rate() -> None:
     assert found.eta_s == 5000 / (5000 - 1000)
 
 
+def test_the_rate_of_a_slave_begins_with_its_connection() -> None:
+    flow = Flow()
+    for at_s, ack, rate in (
+        (0, 9000, None),
+        (1, 9500, 500),
+        (2, -1, None),  # connected again, and has not acknowledged anything
+        (3, 9600, None),
+        (4, 9700, 100),
+        (5, 0, None),  # copies the log from its beginning
+        (6, 2000, 2000),
+    ):
+        found = slave_of(flow, at_s, master(10_000, a=ack))
+        assert (found.ack_bytes_per_s, found.eta_s) == (rate, rate and (10_000 - ack) / rate), at_s
+
+
 def test_a_slave_can_be_ahead_of_the_log_end_that_was_read_before_it() -> None:
     """A remoting port reports both in separate responses."""
     flow = Flow()
