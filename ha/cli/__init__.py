@@ -28,7 +28,7 @@ from ha.cli.exits import (
     EXIT_USAGE,
     UsageError,
 )
-from ha.cli.pipes import drop_output, open_missing_outputs, unread_output_dropped
+from ha.cli.pipes import drop_output, open_missing_streams, unread_output_dropped
 from ha.cli.servers import SERVERS, server_of
 from ha.cli.unreachable import explain_unreachable
 from ha.cli.usage import explain_usage
@@ -133,7 +133,7 @@ def version() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its exit code."""
-    open_missing_outputs()
+    open_missing_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack some characters
     sys.exit(run(arguments))

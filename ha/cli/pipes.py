@@ -1,4 +1,4 @@
-"""Handles standard output that is closed, or whose reader is gone, as in `ha … | head`.
+"""Handles standard streams that are closed, and standard output whose reader is gone, as in `ha … | head`.
 
 A command that reports a result continues without output, and ends with its usual exit code. Commands that print
 messages or records end when their output is no longer read.
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def open_missing_outputs() -> None:
-    """Opens /dev/null as standard output or error if the process was started without it (`>&-`)."""
-    for name in ("stdout", "stderr"):
+def open_missing_streams() -> None:
+    """Opens /dev/null as standard input, output or error if the process was started without it (`<&-`, `>&-`)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 @contextmanager

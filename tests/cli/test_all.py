@@ -195,6 +195,12 @@ def test_a_process_without_an_output() -> None:
         assert subprocess.run(["bash", "-c", script], check=False, timeout=60).returncode == 4
 
 
+def test_a_process_without_an_input(broker: OneBroker) -> None:
+    script = f"{sys.executable} -m ha.cli produce T --servers {broker.name_server} <&-"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.partition(" in ")[0]) == (0, "sent 0")
+
+
 def test_a_terminal_need_not_have_all_characters() -> None:
     command = [sys.executable, "-m", "ha.cli", "doctor", "--servers", "127.0.0.1:1", "--admin", "127.0.0.1:1"]
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
