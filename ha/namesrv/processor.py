@@ -282,7 +282,7 @@ class NameServerProcessor:
         known = self._routes.data_version(header.cluster_name, header.broker_addr)
         is_changed = known is None or known != given
         if not is_changed:
-            self._routes.touch(header.cluster_name, header.broker_addr, trio.current_time())
+            self._touch(connection, header)
         return request.reply(
             ResponseCode.SUCCESS,
             None,
@@ -292,8 +292,12 @@ class NameServerProcessor:
 
     def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(HeartbeatRequest, request.ext_fields)
-        self._routes.touch(header.cluster_name, header.broker_addr, trio.current_time())
+        self._touch(connection, header)
         return request.reply(ResponseCode.SUCCESS)
+
+    def _touch(self, connection: RemotingConnection, header: UnregisterBrokerRequest | HeartbeatRequest) -> None:
+        self._routes.touch(header.cluster_name, header.broker_addr, connection, trio.current_time())
+        self._watch(connection)
 
     def _member_group(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         group = self._routes.group(parse_header(BrokerNameRequest, request.ext_fields).broker_name)

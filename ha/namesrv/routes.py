@@ -47,7 +47,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the slave with the lowest ID may act as a read-only master; None for brokers without this feature
     (4.9)."""
     channel: Hashable
-    """Connection of the registration; when it closes, the broker is removed."""
+    """Connection of the registration."""
 
 
 class MasterAddresses(msgspec.Struct, frozen=True):
@@ -70,6 +70,7 @@ class LiveBroker(msgspec.Struct, kw_only=True):
     deadline: float
     """Time on the trio clock at which the broker is dropped, unless it registers again or sends a heartbeat."""
     channel: Hashable
+    """Connection of its last registration or heartbeat; when it closes, the broker is removed."""
 
 
 class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,7 +283,7 @@ class RouteTable:
         return True
 
     def channel_closed(self, channel: Hashable) -> list[LiveBroker]:
-        """Removes and returns the brokers whose last registration used `channel`."""
+        """Removes and returns the brokers whose last registration or heartbeat used `channel`."""
         return self._remove_all([broker for broker in self._live.values() if broker.channel is channel])
 
     def expire(self, now: float) -> list[LiveBroker]:
@@ -326,11 +327,14 @@ class RouteTable:
 
     # Heartbeats
 
-    def touch(self, cluster_name: str, address: str, now: float) -> None:
-        """Extends a broker's deadline, if it is registered."""
+    def touch(self, cluster_name: str, address: str, channel: Hashable, now: float) -> None:
+        """Extends a broker's deadline, if it is registered. From then on, the broker is removed when `channel` closes
+        instead of its earlier connection, which may already be lost. RocketMQ removes it when the earlier one
+        closes."""
         broker = self._live.get((cluster_name, address))
         if broker is not None:
             broker.deadline = now + broker.timeout_s
+            broker.channel = channel
 
     def data_version(self, cluster_name: str, address: str) -> DataVersion | None:
         """Returns the version of a broker's topics; None if it is not registered."""

@@ -242,6 +242,23 @@ async def test_a_closed_connection_drops_what_it_registered_last(site: Site) -> 
     assert await addresses(client) is None
 
 
+@pytest.mark.parametrize("code", [322, 904])
+async def test_a_heartbeat_on_another_connection_keeps_the_broker(code: int, site: Site) -> None:
+    """A broker with forceRegister=false does not register again after it has lost its connection: it asks whether its
+    version is still known."""
+    client, first, second = site.connect(), site.connect(), site.connect()
+    await first.ask(register())
+    fields = broker_fields("b0", 0, "10.0.0.1:10911")
+    heartbeat = RemotingCommand(code, ext_fields=fields, body=json.dumps(VERSION).encode())
+    assert (await second.ask(heartbeat)).code == 0
+    await first.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert await addresses(client) == {"0": "10.0.0.1:10911"}
+    await second.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert await addresses(client) is None
+
+
 async def test_statistics() -> None:
     async with open_site(NameServerOptions()) as site:
         await site.connect().ask(register())
