@@ -251,25 +251,35 @@ def _drop_repeated(facts: Facts) -> None:
 
 
 async def _ask_cluster(facts: Facts, servers: Sequence[str], options: ClientOptions, timeout_s: float) -> None:
-    facts.name_servers = [await reach(server, timeout_s) for server in servers]
     known: dict[tuple[str, int, str], str] = {}
     async with Client(list(servers), options=options) as client:
-        for server in facts.name_servers:
-            if not server.is_open:
-                continue
-            try:
-                answer = await _ask(client, server.address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s)
-                for each in read_as(ClusterInfo, answer.body).broker_addr_table.values():
-                    for broker_id, address in each.broker_addrs.items():
-                        known[each.broker_name, broker_id, address] = each.cluster
-            except (HalogError, OSError) as error:
-                facts.name_server_errors[server.address] = str(error)
-                continue
-            await _ask_duplicates(facts, client, server.address, timeout_s)
+        async with anyio.create_task_group() as tasks:
+            for server in servers:
+                tasks.start_soon(_ask_name_server, facts, known, client, server, timeout_s)
+        facts.name_servers.sort(key=lambda each: servers.index(each.address))
         async with anyio.create_task_group() as tasks:
             for (name, broker_id, address), cluster in sorted(known.items()):
                 tasks.start_soon(_ask_broker, facts, client, (cluster, name, broker_id, address), timeout_s)
     facts.brokers.sort(key=lambda broker: (broker.cluster, broker.name, broker.broker_id, broker.address))
+
+
+async def _ask_name_server(
+    facts: Facts, known: dict[tuple[str, int, str], str], client: Client, server: str, timeout_s: float
+) -> None:
+    """Adds a name server, and the brokers it knows: to `known`, their clusters by name, ID and address."""
+    found = await reach(server, timeout_s)
+    facts.name_servers.append(found)
+    if not found.is_open:
+        return
+    try:
+        answer = await _ask(client, server, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s)
+        for each in read_as(ClusterInfo, answer.body).broker_addr_table.values():
+            for broker_id, address in each.broker_addrs.items():
+                known[each.broker_name, broker_id, address] = each.cluster
+    except (HalogError, OSError) as error:
+        facts.name_server_errors[server] = str(error)
+        return
+    await _ask_duplicates(facts, client, server, timeout_s)
 
 
 async def _ask_duplicates(facts: Facts, client: Client, server: str, timeout_s: float) -> None:

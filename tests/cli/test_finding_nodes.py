@@ -3,7 +3,8 @@
 import json
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ha.cli.nodes import BrokerFacts, Outcome, Reach, token_for
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
 from tests.cli.cluster import cluster
-from tests.cli.doctoring import closed_port
+from tests.cli.doctoring import closed_port, diagnose, named
 from tests.cli.test_status import MASTER, admin_port
 from tests.client.fake_broker import serving
 
@@ -186,6 +187,30 @@ def test_a_name_server_that_is_gone_is_an_error_unless_it_is_the_default(
         monkeypatch.setattr(node_pages, "LOCAL", ClusterFlags(servers=gone))
         assert run(["status", "--servers", gone, "--sample", "0"]) == 0
         assert capsys.readouterr().err == ""
+
+
+def test_a_name_server_is_not_waited_for_before_the_next_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: set[int] = set()
+
+    with anyio.from_thread.start_blocking_portal("trio") as portal:
+        all_asked = portal.call(anyio.Event)
+
+        async def answer(number: int, command: RemotingCommand) -> RemotingCommand:
+            asked.add(number)
+            if len(asked) == 3:
+                all_asked.set()
+            await all_asked.wait()
+            return command.reply(0, body=b"{}")
+
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(portal.wrap_async_context_manager(serving(partial(answer, number))))
+                for number in range(3)
+            ]
+            addresses = ";".join(server.address for server in servers)
+            result = diagnose(capsys, "--servers", addresses, "--timeout", "5", code=1)
+    assert named(result) == {"no-broker"}
+    assert ";".join(each["address"] for each in result["name_servers"]) == addresses
 
 
 def test_nobody_is_found(capsys: pytest.CaptureFixture[str]) -> None:
