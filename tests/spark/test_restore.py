@@ -404,15 +404,23 @@ def test_wrong_options_are_named(flights_store: Path, tmp_path: Path, changes: d
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"tags": ("a",)}, "^tags: .* tags"), ({"keys": ("k",)}, "^keys: .* uniqKey")]
+    ("changes", "words"),
+    [
+        ({"tags": ("a",)}, "^tags: .* tags"),
+        ({"keys": ("k",)}, "^keys: .* uniqKey"),
+        ({"topic": "flight"}, "^topic: .* none of the requested queues of flight"),
+        ({"queues": (4, 5)}, "^topic: .* none of the requested queues"),
+        ({"broker_name": "broker-t"}, "^topic: .* none of the requested queues"),
+    ],
 )
-def test_an_archive_without_the_columns_of_a_filter_is_refused(
+def test_an_archive_without_what_is_requested_is_refused(
     flights_store: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     target = str(tmp_path / "archive")
     archive(SPARK, ArchiveOptions(path=str(flights_store), archive=target, extra_columns=("keys",)))
+    given: dict[str, Any] = {"archive": target, "topic": "flights", "dry_run": True}
     with pytest.raises(OptionError, match=words):
-        restore(SPARK, RestoreOptions(archive=target, topic="flights", dry_run=True, **changes))
+        restore(SPARK, RestoreOptions(**given | changes))
 
 
 def test_a_state_file_of_another_replay_is_refused(flights_store: Path, servers: str, tmp_path: Path) -> None:

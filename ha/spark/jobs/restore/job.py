@@ -271,7 +271,7 @@ class _ArchiveSource:
         self._topic = options.topic
         folder = archive_path(options.archive)
         states = archive_states(folder)
-        _check_columns(states, options)
+        _check_archive(folder, states, options)
         rows = read_states(spark.newSession(), folder, states)
         rows.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH_ROWS))
         rows.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(_BATCH_BYTES))
@@ -331,17 +331,26 @@ class _ArchiveSource:
         return queues
 
 
-def _check_columns(states: Iterable[State], options: RestoreOptions) -> None:
-    """Raises OptionError if the archive of a broker lacks a column that the filters compare: without it, no message of
-    this broker would be selected."""
+def _check_archive(folder: Path, states: Iterable[State], options: RestoreOptions) -> None:
+    """Raises OptionError if the archive has none of the requested queues, or if a broker's part of it lacks a column
+    that the filters compare: without it, no message of this broker would be selected."""
+    scopes = {
+        state.broker_name: state.scope
+        for state in states
+        for topic, span in state.spans()
+        if topic == options.topic
+        and options.broker_name in (None, state.broker_name)
+        and (options.queues is None or span.queue_id in options.queues)
+    }
+    if not scopes:
+        reason = f"{folder} has none of the requested queues of {options.topic}"
+        raise OptionError("topic", reason, "a topic archived there")
     needed = {"tags": ("tags",), "keys": ("keys", "uniqKey")}
-    for state in states:
-        if state.scope is None or options.broker_name not in (None, state.broker_name):
-            continue
+    for broker_name, scope in scopes.items():
         for option, columns in needed.items():
-            lacking = [name for name in columns if name not in state.scope.columns]
+            lacking = [name for name in columns if scope is None or name not in scope.columns]
             if lacking and getattr(options, option) is not None:
-                reason = f"the archive of {state.broker_name} has no column {', '.join(lacking)}"
+                reason = f"the archive of {broker_name} has no column {', '.join(lacking)}"
                 raise OptionError(option, reason, "None, or an archive made with this column (extra_columns)")
 
 
