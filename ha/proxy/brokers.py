@@ -93,7 +93,8 @@ class Brokers(Protocol):
     """The brokers behind a front."""
 
     def known_route(self, topic: str) -> Route | None:
-        """Returns a topic's route if it is known without asking; None if it is not, or no broker has the topic."""
+        """Returns a topic's route if it is known without asking and its brokers take requests without waiting; None
+        otherwise, and if no broker has the topic."""
         ...
 
     async def route(self, topic: str) -> Route | None:

@@ -85,12 +85,6 @@ class _Answers(Generic[T]):
         """Name -> the answer, and the time from which it is too old (Trio's clock)"""
         self._log_limiter = LogRateLimiter()
 
-    def find(self, name: str) -> tuple[T] | None:
-        """Returns the answer about a name, in a tuple because it can be None; None if there is no answer, or it is too
-        old."""
-        known = self._answers.get(name)
-        return None if known is None or known[1] < trio.current_time() else known[:1]
-
     async def get(self, name: str) -> T:
         """Returns the answer about a name: the cached one, or a new one if there is none or it is too old.
 
@@ -98,9 +92,10 @@ class _Answers(Generic[T]):
         returns the old answer. An old answer that is None is never returned, because the topic may exist now. Raises
         BrokerUnreachable if asking fails and there is no old answer to return.
         """
-        if (known := self.find(name)) is not None:
+        known = self._answers.get(name)
+        if known is not None and known[1] >= trio.current_time():
             return known[0]
-        old, _ = self._answers.get(name, (None, 0.0))
+        old = None if known is None else known[0]
         if old is not None:
             self._add(name, old)
         try:
@@ -141,8 +136,8 @@ class Cluster:
         """Called with the access key of a user that a broker has refused: the user may have been changed or deleted"""
 
     def known_route(self, topic: str) -> Route | None:
-        known = self._routes.find(topic)
-        return None if known is None else known[0]
+        """Returns None, because no request is sent without waiting (`invoke_nowait`)."""
+        return None
 
     async def route(self, topic: str) -> Route | None:
         return await self._routes.get(topic)
