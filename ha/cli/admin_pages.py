@@ -19,6 +19,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.exits import UsageError
+from ha.cli.flags import check_timeout
 from ha.cli.unreachable import NOT_REACHABLE, reason_of_os
 from ha.client.credentials import read_secret_key
 from ha.protocol.addresses import split_address
@@ -261,8 +262,7 @@ class AdminFlags:
                 split_address(address)
             except ValueError as error:
                 raise UsageError(f"--admin: {error}") from None
-        if not 0 < self.timeout <= 3600:
-            raise UsageError("--timeout must be greater than 0 and at most 3600 s")
+        check_timeout(self.timeout)
         return self.admin or DEFAULT_ADMINS
 
     def token(self) -> str:

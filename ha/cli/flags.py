@@ -21,6 +21,12 @@ SERVERS_NAMES = ("--servers", "--namesrv", "-n")
 """Spellings of the flag for the name servers; -n is mqadmin's"""
 
 
+def check_timeout(timeout_s: float) -> None:
+    """Raises UsageError unless a value of --timeout is above 0 and at most 3600."""
+    if not 0 < timeout_s <= 3600:
+        raise UsageError("--timeout must be greater than 0 and at most 3600 s")
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ClusterFlags:
@@ -114,8 +120,7 @@ class WaitFlags:
 
     def timeout_s(self) -> float:
         """Returns the timeout in seconds. Raises UsageError unless it is above 0 and at most 3600."""
-        if not 0 < self.timeout <= 3600:
-            raise UsageError("--timeout must be greater than 0 and at most 3600 s")
+        check_timeout(self.timeout)
         return self.timeout
 
 

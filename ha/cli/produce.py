@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ha.cli.exits import EXIT_DONE, EXIT_STORED_WEAKLY, UsageError
-from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
+from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags, check_timeout
 from ha.cli.pipes import unread_output_dropped
 from ha.cli.showing import notices, safe, safe_json
 from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
@@ -67,6 +67,7 @@ def produce(
         raise UsageError("--count, --size and --in-flight must be at least 1")
     if skip < 0:
         raise UsageError("--skip must not be negative")
+    check_timeout(timeout)
     if chosen == 0 and sys.stdin.isatty():
         raise UsageError("no message: use --body TEXT, --file FILE, --size BYTES, or lines on standard input")
 

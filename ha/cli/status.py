@@ -48,6 +48,8 @@ def status(
     a node does not report whether they are or whether it is ready; 2 usage; 4 a node is not ready; 69 a registered
     node, a node given by --admin or a name server given by --servers can't be reached, or there is no node.
     """
+    if events < 0:
+        raise UsageError("--events must not be negative")
     if not 0 <= sample <= 3600:
         raise UsageError("--sample must be from 0 to 3600 s")
     fetch = partial(fetch_node_pages, cluster, admins, tls)

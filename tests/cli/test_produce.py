@@ -166,6 +166,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["produce", "T", "--file", __file__, "--count", "1"], "--count requires --body or --size"),
         (["produce", "T", "--stdin", "--count", "1"], "--count requires --body or --size"),
         (["produce", "T", "--body", "x", "--count", "many"], "count"),
+        (["produce", "T", "--body", "x", "--timeout", "0"], "--timeout must be greater than 0"),
         (["produce", "T", "--body", "x", "--servers", "nowhere"], "host:port"),
         (["produce", "T", "--body", "x", "--bodi", "y"], "bodi"),
         (["prodduce", "T"], "prodduce"),

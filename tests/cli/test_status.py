@@ -353,9 +353,12 @@ def test_a_token_can_have_any_characters(monkeypatch: pytest.MonkeyPatch) -> Non
     assert token.encode("latin-1") == "Bearer a-tökén-жизнь-for-us".encode()
 
 
-def test_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["status", "--admin", "here"]) == 2
-    assert "host:port" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "says"), [(["--admin", "here"], "host:port"), (["--events", "-1"], "--events must not be negative")]
+)
+def test_usage_error(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", *words]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_damage_is_shown_with_what_to_do_about_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,7 @@ from ha.cli.cluster.running import (
     wait_settled,
 )
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
+from ha.cli.flags import check_timeout
 from ha.cli.node_pages import answers_of
 from ha.cli.nodes import reach
 from ha.cli.showing import notices, output, print_json, safe
@@ -95,7 +96,7 @@ def up(
     for name, value, limit in (("groups", groups, GROUPS_MAX), ("replicas", replicas, REPLICAS_MAX)):
         if value is not None and not 1 <= value <= limit:
             raise UsageError(f"--{name} must be from 1 to {limit}")
-    _check(timeout)
+    check_timeout(timeout)
     if port is not None and not 1 <= port <= PORT_MAX:
         raise UsageError(f"--port must be from 1 to {PORT_MAX}")
     if failover:
@@ -210,7 +211,7 @@ def down(
 
     Exit codes: 0 it has stopped, or did not run; 2 usage; 69 it is still stopping after --timeout.
     """
-    _check(timeout)
+    check_timeout(timeout)
     if group is not None:
         return _stop_group(dir_, group, timeout, json=json)
     runner = runner_of(dir_)
@@ -247,7 +248,7 @@ def status(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 3.0, json: Json =
 
     Nodes that don't run count as errors, even if the name server no longer knows them.
     """
-    _check(timeout)
+    check_timeout(timeout)
     nodes = read_nodes(dir_)
     others = {NAME_SERVER: name_server_of(nodes)}
     if any(node.name == ETCD for node in nodes):
@@ -263,8 +264,3 @@ def status(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 3.0, json: Json =
             notices().print(f"ha: {name} does not respond at {address}")
             exit_code = EXIT_UNREACHABLE
     return exit_code
-
-
-def _check(timeout: float) -> None:
-    if not 0 < timeout <= 3600:
-        raise UsageError("--timeout must be greater than 0 and at most 3600 s")
