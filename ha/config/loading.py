@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from ha.errors import ConfigError
 
@@ -107,7 +108,7 @@ def load_config(
     for key, text in texts.items():
         try:
             if key in known:
-                if text == "" and known[key].default in ("", None):
+                if text == "" and (known[key].default is None or isinstance(known[key].type, inspect.StrType)):
                     continue  # an empty value unsets a key
                 value = parse(given_as.get(key, key), known[key].type, text)
                 errors += check_value(given_as.get(key, key), known[key].type, value)

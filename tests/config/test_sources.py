@@ -8,7 +8,7 @@ import pytest
 
 import ha.master
 import ha.slave
-from ha.config import Config, load_config, render
+from ha.config import Config, ProxyConfig, load_config, render
 from ha.errors import ConfigError
 
 SOURCES = ("default", "file", "environment", "set")
@@ -104,6 +104,15 @@ def test_an_empty_value_unsets_text(tmp_path: Path) -> None:
     config = load_config(Config, file=file).config
     assert config.embeds_name_server
     assert config.broker_name
+
+
+def test_an_empty_value_of_text_with_a_default_gives_the_default() -> None:
+    """As from `HA_namesrvAddr: ${ADDRESSES}` in a compose file without ADDRESSES."""
+    environment = {"HA_namesrvAddr": "", "HA_bindAddress": ""}
+    front = load_config(ProxyConfig, environment=environment).config
+    assert (front.name_servers, front.bind_address) == (["127.0.0.1:9876"], "127.0.0.1")
+    node = load_config(Config, settings=["adminBindAddress=", "brokerClusterName="]).config
+    assert (node.admin_bind_address, node.cluster_name) == ("127.0.0.1", "DefaultCluster")
 
 
 def test_an_empty_value_of_a_later_source_takes_back_an_earlier_one(tmp_path: Path) -> None:
