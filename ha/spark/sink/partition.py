@@ -44,7 +44,7 @@ from ha.errors import (
 )
 from ha.protocol.properties import find_property
 from ha.protocol.record import MessageRecord, decode_records
-from ha.spark.sink.calls import bounded_calls, unwrapped_tasks
+from ha.spark.calls import bounded_calls, unwrapped_tasks
 from ha.spark.sink.control import (
     PASSING,
     PAUSE_S,
@@ -220,7 +220,7 @@ class PartWriter:
     async def _write_batch(self, batch: pa.RecordBatch) -> None:
         """Stores the rows of one Arrow batch. All requests are answered on return, as Spark may then block the event
         loop for its next batch, during which no answer could be handled in time."""
-        async with bounded_calls(self._options.in_flight) as sending:
+        async with bounded_calls(self._send, self._options.in_flight) as start_sending:
             for row in read_rows(batch, self._options.topic):
                 topic = self._topics.get(row.message.topic)
                 if topic is None:
@@ -231,9 +231,9 @@ class PartWriter:
                     self._claim(row_hash, found)
                     continue
                 for request in self._join(row, topic, row_hash):
-                    await sending.start(self._send, request)
+                    await start_sending(request)
             for request in self._drain():
-                await sending.start(self._send, request)
+                await start_sending(request)
 
     def _claim(self, row_hash: str, found: list[_Found]) -> None:
         claimed = found.pop(0)

@@ -24,9 +24,10 @@ import msgspec
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.client import MessageQueue, PullConsumer, PullStatus, RawPull
-from ha.errors import BrokerError, ConnectionFailed, HalogError, RecordsGone, RequestTimedOut
+from ha.errors import BrokerError, ConnectionFailed, RecordsGone, RequestTimedOut
 from ha.protocol.codes import ResponseCode, SysFlag
 from ha.protocol.record import RECORD_SIZE_MIN
+from ha.spark.calls import unwrapped_tasks
 
 T = TypeVar("T")
 
@@ -98,20 +99,9 @@ async def pull_slots(
     if len(slots) == 1:
         await _fill(consumer, queue, slots[0], settings)
         return slots
-    failures: list[HalogError] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def fill(slot: Slot) -> None:
-            try:
-                await _fill(consumer, queue, slot, settings)
-            except HalogError as error:
-                failures.append(error)  # stored, as the task group would wrap it
-                tasks.cancel_scope.cancel()
-
+    async with unwrapped_tasks() as tasks:
         for slot in slots:
-            tasks.start_soon(fill, slot)
-    if failures:
-        raise failures[0]
+            tasks.start_soon(_fill, consumer, queue, slot, settings)
     return slots
 
 
