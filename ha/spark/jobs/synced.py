@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,17 +30,19 @@ def create_file(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def sync_file(path: Path) -> None:
-    """Syncs the content of an existing file."""
-    _sync(path, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Syncs the content of an existing file, or the entries of a directory. Raises OSError."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def sync_folder(folder: Path) -> None:
     """Syncs the directory entries of `folder`; does nothing if it no longer exists."""
-    try:
-        _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return
+    with suppress(FileNotFoundError):
+        sync_path(folder)
 
 
 @contextmanager
@@ -55,11 +57,3 @@ def _draft(path: Path, content: bytes) -> Iterator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _sync(path: Path, flags: int) -> None:
-    number = os.open(path, flags)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

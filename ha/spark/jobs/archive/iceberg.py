@@ -33,7 +33,7 @@ from ha.errors import ArchiveConflict, OptionError
 from ha.spark.jobs.archive.files import readable_statistics
 from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, ArchivedFile, State
 from ha.spark.jobs.archive.read import archive_schema_of
-from ha.spark.jobs.synced import create_file, replace_file, sync_file, sync_folder
+from ha.spark.jobs.synced import create_file, replace_file, sync_folder, sync_path
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog
@@ -310,5 +310,5 @@ class FolderCatalog(NoopCatalog):
         manifests = snapshot.manifests(table.io)
         new = [each.manifest_path for each in manifests if each.added_snapshot_id == snapshot.snapshot_id]
         for path in (snapshot.manifest_list, *new):
-            sync_file(Path(path.removeprefix("file://")))
+            sync_path(Path(path.removeprefix("file://")))
         sync_folder(self._metadata)

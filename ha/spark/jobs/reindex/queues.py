@@ -17,6 +17,7 @@ import msgspec
 
 from ha.protocol.record_digest import QueueRun
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
+from ha.spark.jobs.synced import sync_path
 from ha.store.consume_queue import QUEUE_OFFSET_MAX, ConsumeQueue
 from ha.store.files import OsDisk
 from ha.store.open_files import OpenFiles
@@ -111,7 +112,6 @@ def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | b
             while piece:
                 written = os.pwrite(descriptor, piece, at)
                 at += written
-                position += written // ENTRY_SIZE
                 piece = piece[written:]
         finally:
             os.close(descriptor)
@@ -165,11 +165,7 @@ def clear_queue(root: Path, file_entries: int, part: QueuePart, before: int) -> 
 def sync_files(directory: Path) -> None:
     """Syncs the files in a directory, the entries of its subdirectories, and the directory itself."""
     for path in (*directory.iterdir(), directory):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(path)
 
 
 class OrderedQueue:
