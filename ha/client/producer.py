@@ -101,10 +101,10 @@ class Producer(ClientUser):
 
         Raises BrokerError if the broker rejected the message, RouteNotFound, ConnectionFailed, RequestTimedOut,
         RemoteProtocolError for a malformed response, ValueError for a message that no broker would accept,
-        LocalProtocolError for one that can't be encoded, TypeError for a body that isn't bytes. The error is that of
-        the last attempt; `was_sent` of BrokerError and ConnectionFailed says whether any attempt may have stored the
-        message. After RequestTimedOut or RemoteProtocolError, it may be stored. A retried send may be stored more than
-        once. A cancelled one may be stored, unless batching had not sent it yet."""
+        LocalProtocolError for one that can't be encoded, TypeError for a body that isn't bytes or a property that isn't
+        text. The error is that of the last attempt; `was_sent` of BrokerError and ConnectionFailed says whether any
+        attempt may have stored the message. After RequestTimedOut or RemoteProtocolError, it may be stored. A retried
+        send may be stored more than once. A cancelled one may be stored, unless batching had not sent it yet."""
         _check_topic(queue, message)
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:

@@ -163,6 +163,8 @@ class Sender:
         ):
             return None
         tags, keys = message.tags, message.keys
+        if tags is not None and type(tags) is not str:
+            return None  # `prepare` raises the error
         properties = b"" if tags is None else _tags_property(tags)
         if keys:
             text = keys if type(keys) is str else names.KEY_SEPARATOR.join(keys)
@@ -188,8 +190,7 @@ class Sender:
             text = known.pop(names.MAX_RECONSUME_TIMES, None)
             max_reconsume_times = None if text is None else int(text)
         options = self._client.options
-        self._check_body(message.body)
-        body = message.body
+        body = self._body_of(message)
         if len(body) >= options.compress_from_bytes and not sys_flag & SysFlag.COMPRESSED:
             if len(body) > _COMPRESSED_HERE_MAX:
                 body, added = await anyio.to_thread.run_sync(compressed, body, options.compression)
@@ -200,7 +201,6 @@ class Sender:
         waits = names.WAIT not in known
         is_batchable = (
             _UNBATCHABLE.isdisjoint(known)
-            and type(body) is bytes
             and -0x80000000 <= message.flag <= 0x7FFFFFFF
             and (waits or known[names.WAIT] == "false")
             and len(properties) <= PROPERTIES_SIZE_MAX
@@ -232,11 +232,10 @@ class Sender:
             is_special = not _UNBATCHABLE.isdisjoint(known)
             if message.topic != first.topic or message.wait_stored != first.wait_stored or is_special:
                 raise ValueError("the messages of a batch share topic and wait_stored and have no delay or priority")
-            self._check_body(message.body)
-            parts.append((message.flag, message.body, encode_properties(known)))
+            parts.append((message.flag, self._body_of(message), encode_properties(known)))
             message_ids.append(known[names.UNIQ_KEY])
         body = encode_batch(parts)
-        self._check_body(body)
+        self._check_size(body)
         return Outgoing(
             RequestCode.SEND_BATCH_MESSAGE,
             first.topic,
@@ -390,7 +389,7 @@ class Sender:
 
     def _properties(self, message: Message) -> dict[str, str]:
         """Returns the properties of `message`, including its unique id. Raises ValueError for invalid delays or
-        priorities."""
+        priorities, and TypeError for a name or value that isn't text."""
         known = dict(message.properties)
         if message.tags is not None:
             known[names.TAGS] = message.tags
@@ -415,15 +414,26 @@ class Sender:
             if not 0 <= message.priority <= _PRIORITY_MAX:
                 raise ValueError(f"priority={message.priority}; accepted: 0 … {_PRIORITY_MAX}")
             known[PRIORITY] = str(message.priority)
+        for name, value in known.items():
+            if not isinstance(name, str) or not (value is None or isinstance(value, str)):
+                raise TypeError(f"property {name!r} has the value {value!r}; tags, property names and values are str")
         if names.UNIQ_KEY not in known:
             known[names.UNIQ_KEY] = self._client.unique_ids.next()
         return known
 
-    def _check_body(self, body: object) -> None:
+    def _body_of(self, message: Message) -> bytes:
+        """Returns the body as it is now: the program may change a bytearray or memoryview later. Raises TypeError if it
+        isn't bytes, and ValueError if its size is not accepted."""
+        body: object = message.body
         if isinstance(body, str):
             raise TypeError("a body is bytes, not str: use text.encode()")
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError(f"a body is bytes, not {type(body).__name__}: encode it first, for example as JSON")
+        content = bytes(body)
+        self._check_size(content)
+        return content
+
+    def _check_size(self, body: bytes) -> None:
         size_max = self._client.options.message_size_max
         if not 0 < len(body) <= size_max:
             raise ValueError(f"a body of {len(body)} bytes; accepted: 1 … {size_max}")

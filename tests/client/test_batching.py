@@ -159,15 +159,14 @@ async def test_incompatible_messages_are_not_batched(world: World, broker: Broke
         Message("T", b"strange wish", properties={"WAIT": "no"}),
         Message("T", b"far too many properties", properties={"long": "x" * 40_000}),
         Message("T", b"a flag too large", flag=1 << 31),
-        Message("T", bytearray(b"bytes of another kind")),  # type: ignore[arg-type]
     ]
     for message in alone:
         await world.send(message)
-    await world.came(16)
+    await world.came(15)
     assert broker.sent[5:] == [[message.body] for message in alone]
     broker.release()
-    await world.until_all(26)
-    assert sorted(broker.sent[16:]) == [
+    await world.until_all(25)
+    assert sorted(broker.sent[15:]) == [
         [b"Other 0", b"Other 1"],
         [b"T 0", b"T 1"],
         [b"queue 1 0", b"queue 1 1"],

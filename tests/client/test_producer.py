@@ -2,6 +2,7 @@
 
 import math
 import re
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -500,6 +501,32 @@ async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, c
     ):
         with pytest.raises(ValueError, match="batch"):
             await producer.send_batch(batch)
+    assert cluster.sends() == []
+
+
+@on_both_backends(open_producer, [stored])
+async def test_bodies_are_any_bytes(producer: Producer, cluster: Cluster) -> None:
+    """Also views of items longer than a byte, whose number is not the number of bytes."""
+    text = b"sixteen bytes..."
+    for body in (text, bytearray(text), memoryview(text), memoryview(array("I", text)), memoryview(text * 2)[::2]):
+        message = Message("T", body)  # type: ignore[arg-type]
+        await producer.send(message)
+        await producer.send_batch([message])
+        await producer.send_many([message, message])
+        single, batch, many = (command.body for command in cluster.sends()[-3:])
+        assert bytes(single) == bytes(body)
+        assert [body for _, body, _ in decode_batch(batch) + decode_batch(many)] == [single] * 3
+
+
+@on_both_backends(open_producer, [stored])
+async def test_properties_that_are_not_text_are_rejected_by_the_client(producer: Producer, cluster: Cluster) -> None:
+    for name, value in (("amount", 5), ("attempt", 0), ("items", ["a"]), ("raw", b"x"), (7, "x")):
+        properties = {name: value}
+        with pytest.raises(TypeError, match=re.escape(f"property {name!r} has the value {value!r}; ")):
+            await producer.send(Message("T", b"x", properties=properties))  # type: ignore[arg-type]
+    for tags in (("a", "b"), ["a"], 5):
+        with pytest.raises(TypeError, match="property 'TAGS'"):
+            await producer.send(Message("T", b"x", tags=tags))  # type: ignore[arg-type]
     assert cluster.sends() == []
 
 
