@@ -27,7 +27,7 @@ class NodePages(NamedTuple):
 
     pages: dict[str, Page]
     errors: dict[str, str]
-    """Address -> why a node or name server that should respond doesn't"""
+    """Address -> why a node or name server that should respond doesn't; and broker name -> what nodes it lacks"""
     tried: dict[str, str]
     """`errors`, and the same for name servers and admin ports that need not respond"""
 
@@ -65,6 +65,10 @@ def pages_of(facts: Facts, *, is_default: bool) -> NodePages:
             pages[broker.address] = remoting_page(broker, _why_no_admin_page(facts, broker))
         else:
             errors[broker.address] = f"{broker.name}:{broker.broker_id}: {broker.error or broker.reach.detail}"
+    with_master = {(broker.cluster, broker.name) for broker in facts.brokers if broker.is_master}
+    for broker in facts.brokers:
+        if (broker.cluster, broker.name) not in with_master:
+            errors[broker.name] = "no master is registered"
     pages |= {address: page for address, page in facts.admins.items() if isinstance(page, Page)}
     servers = {each.address: f"name server: {each.detail}" for each in facts.name_servers if not each.is_open}
     servers |= {address: f"name server: {error}" for address, error in facts.name_server_errors.items()}

@@ -46,7 +46,8 @@ def status(
 
     Exit codes: 0 every node is reachable, and none reports that it is not ready; 1 with --check, sends are degraded, or
     a node does not report whether they are or whether it is ready; 2 usage; 4 a node is not ready; 69 a registered
-    node, a node given by --admin or a name server given by --servers can't be reached, or there is no node.
+    node, a node given by --admin or a name server given by --servers can't be reached, slaves are registered without a
+    master, or there is no node.
     """
     if events < 0:
         raise UsageError("--events must not be negative")

@@ -47,7 +47,8 @@ def registered(
     replication: bytes = b"",
     duplicates: bytes = b"",
 ) -> Iterator[tuple[str, str]]:
-    """A name server that knows a broker, by default a master, and `other` as its slave. Yields the addresses of both.
+    """A name server that knows a broker, by default a master, and `other` as its slave or master. Yields both addresses:
+    of the name server and of the broker.
 
     The broker answers 28, with `admin_url` as halog does, and 26 with `config`, if access control does not reject it.
     """
@@ -56,7 +57,7 @@ def registered(
     def handle(command: RemotingCommand) -> RemotingCommand:
         match command.code:
             case RequestCode.GET_BROKER_CLUSTER_INFO:
-                addresses = {str(broker_id): address} | ({} if other is None else {"1": other})
+                addresses = {str(broker_id): address} | ({} if other is None else {str(1 - broker_id): other})
                 group = {"brokerAddrs": addresses, "brokerName": "broker-a", "cluster": "C"}
                 body = {"brokerAddrTable": {"broker-a": group}, "clusterAddrTable": {"C": ["broker-a"]}}
                 return command.reply(0, body=json.dumps(body).encode())
@@ -125,9 +126,10 @@ def test_a_slave_whose_admin_port_can_t_be_read_does_not_pass_the_check(
     """The master's page is read. The slave, which is the same server here, names an admin port that is closed."""
     with (
         closed_port() as gone,
-        registered(config="brokerRole=SLAVE\n", admin_url=f"http://{gone}", broker_id=1) as (names, _),
+        closed_port() as master_at,
+        registered(config="brokerRole=SLAVE\n", admin_url=f"http://{gone}", broker_id=1, other=master_at) as (names, _),
     ):
-        master = MASTER | {"degraded_reason": "", "broker_name": "broker-b", "addresses": {"remoting": "x:1"}}
+        master = MASTER | {"degraded_reason": "", "addresses": {"remoting": master_at}}
         with admin_port(json.dumps(master).encode()) as admin:
             monkeypatch.setattr(admin_pages, "DEFAULT_ADMINS", (admin,))
             assert run(["status", "--servers", names]) == 0
@@ -172,6 +174,15 @@ def test_a_registered_broker_that_is_gone_is_an_error(capsys: pytest.CaptureFixt
         captured = capsys.readouterr()
         assert broker in captured.out
         assert captured.err == f"ha: {gone}: broker-a:1: connection refused\n"
+
+
+def test_a_slave_without_a_registered_master_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(config="brokerRole=SLAVE\n", broker_id=1) as (names, _):
+        for words in (["status"], ["status", "--check"], ["top", "--once", "--interval", "0.1"]):
+            assert run([*words, "--servers", names]) == 69
+            captured = capsys.readouterr()
+            assert " broker-a:1 " in captured.out
+            assert captured.err == "ha: broker-a: no master is registered\n"
 
 
 def test_a_name_server_that_is_gone_is_an_error_unless_it_is_the_default(
