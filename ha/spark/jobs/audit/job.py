@@ -24,7 +24,7 @@ from ha.audit.findings import Finding, Findings
 from ha.audit.fold import CopyFold
 from ha.audit.planning import PlannedRange, check_tails, plan_ranges, range_tasks, unjoined_tasks
 from ha.audit.range import CopyPlace, RangeTask, examine_range
-from ha.errors import OptionError, StoreUnreadable
+from ha.errors import OptionError
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.audit.archive import ARCHIVE, ArchivePlace, ArchiveTask, archive_tasks, compare_archive, open_archive
 from ha.spark.jobs.finished import LogFiles, finished_tasks, task_key
@@ -328,6 +328,3 @@ def _only_in(ranges: list[PlannedRange], folds: list[CopyFold]) -> tuple[Coverag
         else:
             found.append(Coverage(planned.begin, planned.end, names))
     return tuple(found)
-
-
-__all__ = ["AuditOptions", "AuditResult", "StoreUnreadable", "audit"]

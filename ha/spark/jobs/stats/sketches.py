@@ -11,7 +11,7 @@ every value that occurs more than `error` times is kept.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import ceil, exp, floor, log
 
 import msgspec
@@ -41,15 +41,6 @@ class LogHistogram(msgspec.Struct):
     total: int = 0
     minimum: int = 0
     maximum: int = 0
-
-    @classmethod
-    def of(cls, values: Int64s) -> LogHistogram:
-        """Returns the histogram of `values`."""
-        made = cls()
-        if len(values):
-            buckets, counts = np.unique(buckets_of(values), return_counts=True)
-            made.add(zip(buckets.tolist(), counts.tolist(), strict=True), int(values.min()), int(values.max()))
-        return made
 
     def add(self, counts: Iterable[tuple[int, int]], minimum: int, maximum: int) -> None:
         """Adds values, given as (bucket, count) pairs (see `buckets_of`), with the smallest and the largest of them."""
@@ -92,9 +83,9 @@ class HeavyHitters(msgspec.Struct):
     error: int = 0
     total: int = 0
 
-    def add(self, counts: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
+    def add(self, counts: Iterable[tuple[str, int]]) -> None:
         """Adds (value, count) pairs, with exact counts."""
-        for value, count in counts.items() if isinstance(counts, Mapping) else counts:
+        for value, count in counts:
             self.counts[value] = self.counts.get(value, 0) + count
             self.total += count
         self._prune()
