@@ -47,8 +47,9 @@ def registered(
     replication: bytes = b"",
     duplicates: bytes = b"",
 ) -> Iterator[tuple[str, str]]:
-    """A name server that knows a broker, by default a master, and `other` as its slave or master. Yields both addresses:
-    of the name server and of the broker.
+    """A name server that knows a broker, by default a master, and `other` as its slave or master.
+
+    Yields the addresses of the name server and of the broker.
 
     The broker answers 28, with `admin_url` as halog does, and 26 with `config`, if access control does not reject it.
     """
