@@ -107,7 +107,7 @@ def examine_range(task: RangeTask) -> RangeFacts:
     if not any(is_gone):
         return facts
     kept = [index for index, gone in enumerate(is_gone) if not gone]
-    copies = [CopyFacts(copy.name, b"", None, None, 0, 0, [], {}, {}, 0, -1, 0, True) for copy in task.copies]
+    copies = [gone_facts(copy.name) for copy in task.copies]
     findings = Findings(task.examples_max)
     if kept:
         narrowed = msgspec.structs.replace(
@@ -120,6 +120,11 @@ def examine_range(task: RangeTask) -> RangeFacts:
         for index, copy_facts in zip(kept, rest.copies, strict=True):
             copies[index] = copy_facts
     return RangeFacts(task.begin, task.end, copies, findings)
+
+
+def gone_facts(copy: str) -> CopyFacts:
+    """Returns the facts of a range that retention deleted."""
+    return CopyFacts(copy, b"", None, None, 0, 0, [], {}, {}, 0, -1, 0, is_gone=True)
 
 
 def _examine(task: RangeTask) -> RangeFacts:

@@ -113,8 +113,8 @@ class TlsFlags:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class WaitFlags:
-    """Timeout of requests."""
+class ClientFlags(TlsFlags, ClusterFlags):
+    """Flags of a command that uses the SDK."""
 
     timeout: Annotated[float, Parameter(help="Timeout of each request to a name server or broker, in seconds.")] = 5.0
 
@@ -122,12 +122,6 @@ class WaitFlags:
         """Returns the timeout in seconds. Raises UsageError unless it is above 0 and at most 3600."""
         check_timeout(self.timeout)
         return self.timeout
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class ClientFlags(WaitFlags, TlsFlags, ClusterFlags):
-    """Flags of a command that uses the SDK."""
 
     def options(self) -> ClientOptions:
         """Returns the SDK's options. Raises UsageError if a flag is invalid or a file can't be used."""

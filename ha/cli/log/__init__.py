@@ -22,7 +22,7 @@ from ha.cli.exits import (
     UsageError,
     needs_extra,
 )
-from ha.cli.showing import bars, notices, output, print_json, safe, size, stoppable
+from ha.cli.showing import bars, notices, output, print_json, safe, safe_json, size, stoppable
 from ha.cli.times import time_ms
 from ha.protocol.compression import BODY_SIZE_MAX
 
@@ -270,10 +270,4 @@ def _show_first(first: Difference) -> None:
         if side.record is None:
             console.print("  no record" if first.record_offset is not None else "  bytes after the last record")
         else:
-            console.print(f"  {_one_line(side.record)}", soft_wrap=True)
-
-
-def _one_line(record: dict[str, object]) -> str:
-    from ha.cli.showing import safe_json
-
-    return safe_json(record).decode()
+            console.print(f"  {safe_json(side.record).decode()}", soft_wrap=True)

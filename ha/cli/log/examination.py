@@ -15,7 +15,7 @@ import msgspec
 from ha.arrow import LogReader
 from ha.audit.findings import Findings
 from ha.audit.fold import CopyFold
-from ha.audit.range import CopyFacts, CopyPlace, RangeFacts, RangeTask, examine_range
+from ha.audit.range import CopyPlace, RangeFacts, RangeTask, examine_range, gone_facts
 from ha.cli.log.stores import Span
 
 RANGE_BYTES = 16 << 20
@@ -69,7 +69,7 @@ class Examination:
             if start_is_unknown:
                 # The end of a record that began before the span is not damage.
                 for fold in self.folds:
-                    fold.add(low, low, _no_facts(fold.place.name))
+                    fold.add(low, low, gone_facts(fold.place.name))
             starts = tuple(fold.last_end for fold in self.folds)
             audit_id = f"{os.getpid()} {id(self)}"
             facts = examine_range(
@@ -86,7 +86,3 @@ class Examination:
         for fold, reader in zip(self.folds, self.readers, strict=True):
             fold.place = msgspec.structs.replace(fold.place, end=self.reached)
             fold.finish(reader)
-
-
-def _no_facts(copy: str) -> CopyFacts:
-    return CopyFacts(copy, b"", None, None, 0, 0, [], {}, {}, 0, -1, 0, is_gone=True)
