@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import DEFAULT_COLUMNS, RowFilter
 from ha.arrow.schema import QUEUE_COLUMNS
-from ha.heap import keep_heap
 from ha.spark.source.log_source import LogPartition, LogSource
 from ha.spark.source.offsets import check_topics_exist, ending_positions, starting_positions, subscribed
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import queue_tasks, slices_between
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
-from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
-from ha.spark.source.worker import freeze_imports
+from ha.spark.source.worker import TaskReader
 from ha.spark.worker_errors import without_traceback
 
 logger = logging.getLogger("ha.spark")
 
 
-class HalogReader(DataSourceReader):
-    """Reads the rows that the options select. The constructor raises OptionError as in `columns_of`.
+class HalogReader(TaskReader, DataSourceReader):
+    """Reads the rows that the options select.
 
     Does not accept a query's filters (`pushFilters`), so Spark applies them to the rows. Spark 4.2 keeps one plan for
     each loaded DataFrame: if a filter reduced what is read, other queries of the DataFrame, and other branches of the
     same query, would lack rows. A reader learns neither of these queries nor of their filters.
     """
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self.options = options
-        self._selected = columns_of(schema, kafka=options.kafka_columns)
-        self.columns = read_columns(self._selected, kafka=options.kafka_columns)
-        self.schema: pa.Schema = batch_schema(schema)
 
     @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
@@ -53,17 +43,6 @@ class HalogReader(DataSourceReader):
             if self.options.servers:
                 logger.info("source.brokers_read brokers=%s", ",".join(source.brokers()))
             return plan_batch(source, self.options, self.columns)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields a task's rows; none for a partition of another class, which Spark passes to a task if none was
-        planned. Errors as in `LogPartition.read`."""
-        if not isinstance(partition, LogPartition):
-            return
-        keep_heap()
-        with without_traceback():
-            for batch in partition.read(self.options.read_options(self.columns)):
-                yield conform(batch, self.schema, self._selected)
-        freeze_imports()
 
 
 def plan_batch(

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -25,7 +24,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ha.arrow.queues import UNWRITTEN
-from ha.heap import keep_heap
 from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records, record_count
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey
 from ha.spark.source.offsets import (
@@ -42,8 +40,7 @@ from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import queue_tasks, report_loss, slices_between, wait_for
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
-from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
-from ha.spark.source.worker import freeze_imports
+from ha.spark.source.worker import TaskReader
 from ha.spark.worker_errors import without_traceback
 
 logger = logging.getLogger("ha.spark")
@@ -274,15 +271,11 @@ class StreamPlanner:
         self._source.close()
 
 
-class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Implements Spark's stream reader. The driver uses a planner, created at the first call; tasks only `read`. The
-    constructor raises OptionError as in `columns_of`."""
+class HalogStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Implements Spark's stream reader. The driver uses a planner, created at the first call; tasks only `read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self.options = options
-        self._selected = columns_of(schema, kafka=options.kafka_columns)
-        self.columns = read_columns(self._selected, kafka=options.kafka_columns)
-        self.schema: pa.Schema = batch_schema(schema)
+        super().__init__(options, schema)
         self._planner: StreamPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -322,15 +315,6 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Returns the tasks of a batch."""
         return self.planner.partitions(start, end)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields a task's rows. Errors as in `LogPartition.read`."""
-        assert isinstance(partition, LogPartition)
-        keep_heap()
-        with without_traceback():
-            for batch in partition.read(self.options.read_options(self.columns)):
-                yield conform(batch, self.schema, self._selected)
-        freeze_imports()
 
     def stop(self) -> None:
         """Closes the log."""
