@@ -50,7 +50,17 @@ class Call:
     """A received call. Messages are sent whole, in the order of the method calls. Once the call has ended, sending does
     nothing."""
 
-    __slots__ = ("_stream", "connection", "message", "messages_in", "messages_out", "method", "received_at", "scope")
+    __slots__ = (
+        "_stream",
+        "connection",
+        "message",
+        "messages_in",
+        "messages_out",
+        "method",
+        "received_at",
+        "scope",
+        "unanswered_bytes",
+    )
 
     def __init__(self, connection: GrpcConnection, stream: Stream, message: bytes) -> None:
         self.connection = connection
@@ -59,6 +69,8 @@ class Call:
         """The method's name without its service, such as "SendMessage"."""
         self.message = message
         """The message; empty for a streaming call, whose messages come through `messages_out`"""
+        self.unanswered_bytes = len(message)
+        """Size of `message` until the call is answered, then 0"""
         self.received_at = trio.current_time()
         """Time at which its only or first message was complete (Trio's clock)"""
         self.scope: trio.CancelScope | None = None
@@ -88,6 +100,7 @@ class Call:
         """Queues the call's only message, however long it is, and the status OK. Closes the connection if more than
         `pending_bytes_max` then wait for the peer's window."""
         self.connection.protocol.respond(self._stream, message)
+        self.connection.note_answered(self)
         self.connection.flush_soon()
 
     async def respond_all(self, messages: Iterable[bytes]) -> None:
@@ -168,9 +181,12 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     `connections_max`, but can only take the place of one from the same address."""
     chunk_size_max: int = 262_144
     """Maximum bytes of one read."""
-    partial_total_bytes_max: int = 256 << 20
-    """Maximum bytes of incomplete messages on all connections together, but at least twice `message_size_max`. Beyond
-    it, the connection with the most of these bytes is closed."""
+    unanswered_bytes_max: int = 32 << 20
+    """Bytes of the messages of unary calls that are not answered yet, above which nothing is read from the
+    connection."""
+    request_total_bytes_max: int = 256 << 20
+    """Maximum bytes of incomplete messages and of unanswered unary calls on all connections together, but at least
+    twice `message_size_max`. Beyond it, the connection with the most of these bytes is closed."""
     outbox_high_bytes: int = 1 << 20
     """Bytes queued for the kernel above which nothing is read from the connection, and streaming responses wait."""
     idle_timeout_s: float = 120.0
@@ -202,25 +218,26 @@ class EndCause(StrEnum):
     EVICTED = "evicted"
     TLS_HANDSHAKE_FAILED = "TLS handshake failed"
     NOT_SERVING = "not serving"
-    PARTIAL_MESSAGES = "incomplete messages"
+    REQUEST_BYTES = "bytes of requests"
 
 
-class PartialMessages:
-    """Counts the bytes of incomplete messages on all connections, and enforces `partial_total_bytes_max`."""
+class RequestBytes:
+    """Counts the bytes of incomplete and unanswered requests on all connections, and enforces
+    `request_total_bytes_max`."""
 
     def __init__(self, bytes_max: int, connections: Iterable[GrpcConnection]) -> None:
         self._bytes_max = bytes_max
         self._connections = connections
-        self.byte_count = 0
+        self._byte_count = 0
 
     def add(self, byte_count: int) -> None:
-        """Adds the change in one connection's incomplete bytes, which may be negative. If the total then exceeds the
-        limit, closes the connection that has the most."""
-        self.byte_count += byte_count
-        if self.byte_count > self._bytes_max:
-            fullest = max(self._connections, key=lambda each: each.protocol.partial_bytes, default=None)
+        """Adds the change in one connection's bytes, which may be negative. If the total then exceeds the limit, closes
+        the connection that has the most."""
+        self._byte_count += byte_count
+        if self._byte_count > self._bytes_max:
+            fullest = max(self._connections, key=lambda each: each.request_bytes, default=None)
             if fullest is not None:
-                fullest.close(EndCause.PARTIAL_MESSAGES, f"{self.byte_count} bytes on all connections")
+                fullest.close(EndCause.REQUEST_BYTES, f"{self._byte_count} bytes on all connections")
 
 
 class GrpcConnection:
@@ -234,11 +251,14 @@ class GrpcConnection:
         *,
         tls: PortTls | None = None,
         poller: Poller | None = None,
-        partial_messages: PartialMessages | None = None,
+        total_bytes: RequestBytes | None = None,
     ) -> None:
-        self._partial_messages = partial_messages
-        self._partial_bytes = 0
-        """Bytes of this connection that `_partial_messages` has counted"""
+        self._total_bytes = total_bytes
+        """Counts the requests of this connection, too; None after its end"""
+        self.request_bytes = 0
+        """Bytes of incomplete and unanswered requests, as counted by `_total_bytes`"""
+        self._unanswered_bytes = 0
+        """Bytes of unary calls that are not answered yet"""
         self.peer = peer_of(stream)
         """The client's host and port."""
         self.is_encrypted = False
@@ -316,7 +336,9 @@ class GrpcConnection:
                     self.close(EndCause.CONNECTION_LOST, str(group.exceptions[0]))
         finally:
             self.close(EndCause.CANCELLED)
-            self._count_partial(0)
+            if self._total_bytes is not None:
+                self._total_bytes.add(-self.request_bytes)
+                self._total_bytes = None
             for stream in list(self.protocol.streams.values()):
                 stream.is_closed = True
             for callback in self._close_callbacks:
@@ -355,22 +377,33 @@ class GrpcConnection:
     async def _read_until_end(self, chunk: bytes) -> None:
         self._serve_now(chunk)
         while chunk:
-            await self._flushed(self._options.outbox_high_bytes)
+            await self._wait_may_read()
             while self._unserved is not None:
                 await trio.lowlevel.checkpoint()
                 self._serve_slice()
-                await self._flushed(self._options.outbox_high_bytes)
+                await self._wait_may_read()
             chunk = await self._transport.receive(self._serve_now)
         self.close(EndCause.END_OF_STREAM)
 
+    async def _wait_may_read(self) -> None:
+        """Waits until enough responses are sent, and enough calls answered, to read on."""
+        await self._flushed(self._options.outbox_high_bytes)
+        while self._has_many_unanswered:
+            await self._sent.park()
+            await self._flushed(self._options.outbox_high_bytes)
+
+    @property
+    def _has_many_unanswered(self) -> bool:
+        return self._unanswered_bytes > self._options.unanswered_bytes_max
+
     def _serve_now(self, chunk: bytes) -> bool:
         """Serves a chunk for at most one time slice, because it may contain thousands of calls. Returns False if the
-        reader must serve the rest, or wait until responses are sent. Raises RemoteProtocolError if the peer has
-        violated the protocol."""
+        reader must serve the rest, or wait until responses are sent or calls answered. Raises RemoteProtocolError if
+        the peer has violated the protocol."""
         self.received_at, self.pinged_at = trio.current_time(), None
         self._unserved = self._steps(chunk)
         self._serve_slice()
-        return self._unserved is None and not self.is_congested
+        return self._unserved is None and not self.is_congested and not self._has_many_unanswered
 
     def _serve_slice(self) -> None:
         """Serves the rest of the chunk for at most one time slice. Raises RemoteProtocolError."""
@@ -396,15 +429,25 @@ class GrpcConnection:
                 self._unserved = None
         except RemoteProtocolError as error:
             self._error = error
-        self._count_partial(self.protocol.partial_bytes)
+        self._count_requests()
         if self._sent:
             self._sent.unpark_all()  # the peer may have opened its window
         self.flush_soon()
 
-    def _count_partial(self, byte_count: int) -> None:
-        if self._partial_messages is not None and byte_count != self._partial_bytes:
-            more, self._partial_bytes = byte_count - self._partial_bytes, byte_count
-            self._partial_messages.add(more)
+    def _count_requests(self) -> None:
+        byte_count = self.protocol.partial_bytes + self._unanswered_bytes
+        if self._total_bytes is not None and byte_count != self.request_bytes:
+            more, self.request_bytes = byte_count - self.request_bytes, byte_count
+            self._total_bytes.add(more)
+
+    def note_answered(self, call: Call) -> None:
+        """Stops counting the message of a call as unanswered."""
+        had_many = self._has_many_unanswered
+        self._unanswered_bytes -= call.unanswered_bytes
+        call.unanswered_bytes = 0
+        self._count_requests()
+        if had_many and not self._has_many_unanswered:
+            self._sent.unpark_all()
 
     def _steps(self, chunk: bytes) -> Iterator[Event | None]:
         """Yields the events of a chunk, and None after each piece, because frames without events take time, too.
@@ -439,6 +482,7 @@ class GrpcConnection:
     def _start(self, call: Call) -> None:
         self.call_count += 1
         self.busy_at = call.received_at
+        self._unanswered_bytes += call.unanswered_bytes
         if call._stream.is_streaming or not self._service.take(call):
             assert self._nursery is not None
             call._stream.owner = call
@@ -448,8 +492,11 @@ class GrpcConnection:
 
     async def _serve(self, call: Call) -> None:
         assert call.scope is not None
-        with call.scope:
-            await self._service.serve(call)
+        try:
+            with call.scope:
+                await self._service.serve(call)
+        finally:
+            self.note_answered(call)
 
     def _pass_on(self, stream: Stream, message: bytes) -> None:
         """Passes a message of a streaming call to the call's task, which is started at the first message."""

@@ -15,7 +15,7 @@ from ha.remoting import PortTls
 from ha.remoting.open_connections import ConnectionCounts, OpenConnections
 from ha.transport import peer_of
 
-from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, PartialMessages, Service
+from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, RequestBytes, Service
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class GrpcServer:
         )
         self.connections = self._open.all
         """The open connections. For reading only."""
-        partial_bytes_max = max(options.partial_total_bytes_max, 2 * options.message_size_max)
-        self._partial_messages = PartialMessages(partial_bytes_max, self.connections)
+        bytes_max = max(options.request_total_bytes_max, 2 * options.message_size_max)
+        self._total_bytes = RequestBytes(bytes_max, self.connections)
 
     def statistics(self) -> GrpcStatistics:
         """Returns a snapshot of the server's counters."""
@@ -113,7 +113,7 @@ class GrpcServer:
             self._options,
             tls=self._tls,
             poller=self._poller,
-            partial_messages=self._partial_messages,
+            total_bytes=self._total_bytes,
         )
         self._opened += 1
         try:

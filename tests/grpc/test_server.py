@@ -362,7 +362,7 @@ async def test_call_that_is_cancelled_when_its_task_is_about_to_send_the_rest() 
 
 async def test_incomplete_messages_of_all_connections_are_limited() -> None:
     """The connection that has most of them is closed, and what it had is free again."""
-    server = GrpcServer(Echo(), GrpcOptions(partial_total_bytes_max=50_000, message_size_max=25_000))
+    server = GrpcServer(Echo(), GrpcOptions(request_total_bytes_max=50_000, message_size_max=25_000))
     async with trio.open_nursery() as nursery:
         peers = []
         for size in (20_000, 15_000, 16_000, 16_000):
@@ -377,7 +377,77 @@ async def test_incomplete_messages_of_all_connections_are_limited() -> None:
             await trio.testing.wait_all_tasks_blocked()
             peers.append(ours)
         assert sorted(each.protocol.partial_bytes for each in server.connections) == [15_000, 16_000, 16_000]
-        assert server.statistics().ended == {"incomplete messages": 1}
+        assert server.statistics().ended == {"bytes of requests": 1}
+        nursery.cancel_scope.cancel()
+
+
+class Slow(Echo):
+    """Answers unary calls when the test allows it, in a task (method Task) or without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Call] = []
+        self.goes_on = trio.Event()
+
+    def take(self, call: Call) -> bool:
+        self.waiting.append(call)
+        return call.method != "Task"
+
+    async def serve(self, call: Call) -> None:
+        await self.goes_on.wait()
+        call.respond(b"")
+
+    def answer(self) -> None:
+        self.goes_on.set()
+        for call in self.waiting:
+            if call.method != "Task":
+                call.respond(b"")
+        self.waiting.clear()
+
+
+@pytest.mark.parametrize("method", ["Take", "Task"])
+async def test_unanswered_calls_of_a_connection_are_limited(method: str) -> None:
+    """While the service does not answer, for example because the disk is stuck, it keeps the messages of a few calls
+    only; all are answered in the end."""
+    service = Slow()
+    answers = []
+
+    def client(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            calls = [channel.unary_unary(f"/s/{method}").future(b"x" * 100_000, timeout=TIMEOUT_S) for _ in range(100)]
+            answers.extend([call.result() for call in calls])
+
+    async with serving(service, GrpcOptions(unanswered_bytes_max=1_000_000)) as (server, address):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, client, address)
+            await until(lambda: len(service.waiting) > 10)
+            await trio.sleep(0.5)
+            assert len(service.waiting) < 20
+            [connection] = server.connections
+            assert connection.request_bytes < 3_000_000
+            while len(answers) < 100:
+                service.answer()
+                await trio.sleep(0.01)
+        assert connection.request_bytes == 0
+
+
+async def test_unanswered_calls_of_all_connections_are_limited() -> None:
+    server = GrpcServer(Slow(), GrpcOptions(request_total_bytes_max=50_000, message_size_max=25_000))
+    async with trio.open_nursery() as nursery:
+        for size in (20_000, 15_000, 16_000, 16_000):
+            ours, theirs = trio.testing.memory_stream_pair()
+            nursery.start_soon(server.handle, theirs)
+            client = H2Connection(H2Configuration(client_side=True))
+            client.initiate_connection()
+            client.send_headers(1, [(name, "/s/Take" if name == ":path" else value) for name, value in HEADERS])
+            for begin in range(0, size, 10_000):
+                end = min(begin + 10_000, size)
+                client.send_data(1, framed(b"x" * (size - 5))[begin:end], end_stream=end == size)
+            await ours.send_all(client.data_to_send())
+            await trio.testing.wait_all_tasks_blocked()
+        left = sorted(each.request_bytes for each in server.connections)
+        assert left == [15_000 - 5, 16_000 - 5, 16_000 - 5]
+        assert server.statistics().ended == {"bytes of requests": 1}
         nursery.cancel_scope.cancel()
 
 
