@@ -72,8 +72,10 @@ def lost_end(reader: LogReader) -> Iterator[LostBytes]:
         begin = max(begin, oldest)  # retention has deleted older segments meanwhile
     for path in _files(reader):
         start = segment_start(path.name)
+        if start is None or start < begin:
+            continue
         head, raw = _read(path)
-        if start is None or start < begin or head is None or head.segment_start != start:
+        if head is None or head.segment_start != start:
             continue
         lengths = ((number, _entry(head, raw, number)) for number in range(head.block_count - 1, -1, -1))
         covered = next((number * head.block_size + known[1] for number, known in lengths if known and known[1]), 0)
@@ -87,7 +89,7 @@ def lost_end(reader: LogReader) -> Iterator[LostBytes]:
 
 def segment_size(reader: LogReader) -> int:
     """Returns the size of a complete segment in bytes, as the segments and the checksum files show it."""
-    heads = (_read(path)[0] for path in _files(reader))
+    heads = (_read(path, GROUP_SIZE)[0] for path in _files(reader))
     sizes = [head.segment_size for head in heads if head is not None]
     return max([*sizes, *(segment.size for segment in reader.segments())], default=0)
 
@@ -96,10 +98,12 @@ def _files(reader: LogReader) -> list[Path]:
     return sorted((reader.path / FOLDER).glob("*"))
 
 
-def _read(path: Path) -> tuple[ChecksumHead | None, bytes]:
-    """Returns the head and the bytes of a checksum file; without a head if it can't be read or is damaged."""
+def _read(path: Path, size: int = -1) -> tuple[ChecksumHead | None, bytes]:
+    """Returns the head and the first `size` bytes of a checksum file, -1: all of it. Without a head if the file can't be
+    read or is damaged."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as opened:
+            raw = opened.read(size)
     except OSError:
         return None, b""
     return unpack_head(raw), raw
