@@ -99,8 +99,10 @@ def _files(reader: LogReader) -> list[Path]:
 
 
 def _read(path: Path, size: int = -1) -> tuple[ChecksumHead | None, bytes]:
-    """Returns the head and the first `size` bytes of a checksum file, -1: all of it. Without a head if the file can't be
-    read or is damaged."""
+    """Returns the head and the first `size` bytes of a checksum file; -1 for all of them.
+
+    There is no head if the file can't be read or is damaged.
+    """
     try:
         with path.open("rb") as opened:
             raw = opened.read(size)
