@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
+
+from ha.spark.jobs.synced import replace_file
 
 logger = logging.getLogger("ha.spark")
 
@@ -19,9 +20,7 @@ def replace_metrics(file: Path, text: str) -> None:
 
     If writing fails, a warning is logged and the old file remains.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
-        temporary.replace(file)
+        replace_file(file, text.encode())
     except OSError as error:
         logger.warning("metrics.not_written file=%r error=%r", str(file), str(error))

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, Q
 from ha.arrow import LogReader
 from ha.errors import OptionError
 from ha.protocol.record import MessageRecord
+from ha.spark.metrics import replace_metrics
 from ha.spark.source.listener import LagListener, LagReport, QueueLag, prometheus_text
 from tests.spark.stores import ODD_TIMES_MS, live_store, make_store, message, records_of, set_store_time
 
@@ -245,6 +246,20 @@ def test_errors_of_publish_are_logged(tmp_path: Path, caplog: pytest.LogCaptureF
     assert 'halog_stream_active{query="delays"} 1' in metrics.read_text()
     assert "lag.not_published query='delays'" in caplog.text
     assert "RuntimeError: the application's" in caplog.text
+
+
+def test_metrics_that_can_not_be_written_leave_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    file = tmp_path / "lag.prom"
+    replace_metrics(file, "a 1\n")
+    monkeypatch.setattr(Path, "replace", full)
+    replace_metrics(file, "a 2\n")
+    assert "metrics.not_written" in caplog.text
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("lag.prom", "a 1\n")]
 
 
 def test_names_in_metrics_are_quoted() -> None:
