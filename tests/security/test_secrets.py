@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import ha
+from ha.acl.secret_file import read_secret_file
 from ha.config import load_config, render
 from ha.config.secret import SecretStr
 from ha.errors import BrokerError, ConfigError, HalogError
@@ -216,6 +217,13 @@ async def test_secret_file_without_a_secret(tmp_path: Path, content: bytes | Non
     shown = "".join(traceback.TracebackException.from_exception(caught.value).format())
     assert secrets_in(shown) == []
     assert SHARED[:15] not in shown
+
+
+async def test_secret_file_of_a_windows_editor(tmp_path: Path) -> None:
+    """It begins with a byte order mark, and its line ends with two characters."""
+    path = tmp_path / "secret"
+    path.write_bytes(f"\ufeff{SHARED}\r\n".encode())
+    assert await read_secret_file("haSharedSecretFile", str(path), 1) == SHARED
 
 
 async def test_world_readable_secret_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
