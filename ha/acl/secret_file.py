@@ -24,7 +24,8 @@ async def read_secret_file(
     run_blocking: RunBlocking = run_in_thread,
     is_open_to_others: Callable[[Path], bool] = is_open_to_others,
 ) -> str:
-    """Returns the line in `file`, without a byte order mark. Logs a warning if every user of the machine can read the file.
+    """Returns the line in `file`, without a byte order mark. Logs a warning if every user of the machine can read the
+    file.
 
     Raises ConfigError for the configuration key `key`, without the content, if the file can't be read, exceeds
     SECRET_FILE_SIZE_MAX bytes, is not one line of UTF-8, or has fewer than `length_min` characters."""
