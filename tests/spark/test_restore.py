@@ -600,6 +600,42 @@ def test_a_message_that_the_producer_refuses_is_unsendable(monkeypatch: pytest.M
         anyio.run(partial(take_row, skip=False), backend="trio", backend_options=clock)
 
 
+class TimedBroker(UnavailableBroker):
+    """Stores everything at once, and records when it got each message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_s: list[float] = []
+
+    async def send_batch(self, messages: list[Message], *, queue: MessageQueue) -> SendResult:
+        begin = len(self.times_s)
+        self.times_s += [anyio.current_time()] * len(messages)
+        return SendResult(SendStatus.SEND_OK, "", "", queue, begin, "")
+
+    async def send(self, message: Message, *, queue: MessageQueue) -> SendResult:
+        return await self.send_batch([message], queue=queue)
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.5, 1), (10.0, 10), (25.5, 25), (1000.0, 120)])
+def test_a_low_rate_is_kept_in_each_second(rate: float, most: int) -> None:
+    async def send_rows() -> list[float]:
+        broker = TimedBroker()
+        plan = msgspec.structs.replace(PLAN, messages_per_s=rate)
+        task = restore_send._Task(plan, cast(Any, broker), cast(Any, broker), 1000)
+        for number in range(120):
+            row: dict[str, object] = dict.fromkeys(restore_send.SENT_COLUMNS, 0)
+            row |= {"topic": "flights", "brokerName": "b", "body": b"x", "propertiesString": "", "crcOk": True}
+            await task.take(row | {"queueOffset": number, "physicalOffset": number})
+        await task.flush()
+        return broker.times_s
+
+    clock = {"clock": MockClock(autojump_threshold=0)}
+    times_s = anyio.run(send_rows, backend="trio", backend_options=clock)
+    assert len(times_s) == 120
+    assert max(sum(begin <= at < begin + 0.9 for at in times_s) for begin in times_s) == most
+    assert times_s[-1] - times_s[0] < 120 / rate
+
+
 class GroupBroker:
     """The brokers of a failover group, as producer and consumer. The first request is answered FLUSH_SLAVE_TIMEOUT.
     20 s later, or with the next request, its messages can be read, or, if `is_truncated`, another master has replaced

@@ -363,9 +363,12 @@ class _Task:
         topic, broker_name, queue_id = self._queue
         return f"{topic} queue {queue_id} of {broker_name}, from queue offset {offset} on"
 
-    @staticmethod
-    def _request_messages(topic: str) -> int:
-        return 1 if topic.startswith(RETRY_PREFIX) else _REQUEST_MESSAGES  # brokers refuse batches of retries
+    def _request_messages(self, topic: str) -> int:
+        """Returns the maximum number of messages of a request: at most those of one second."""
+        if topic.startswith(RETRY_PREFIX):
+            return 1  # brokers refuse batches of retries
+        rate = self._plan.messages_per_s
+        return _REQUEST_MESSAGES if rate is None else max(1, min(_REQUEST_MESSAGES, int(rate)))
 
     async def _keep_pace(self, messages: int) -> None:
         if self._plan.messages_per_s is None:
