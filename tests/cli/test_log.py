@@ -548,6 +548,13 @@ def test_damaged_last_record_is_reported(one: Golden, out: Out) -> None:
     assert result["findings"][0]["physical_offset"] == one.records[-1]["offset"]
 
 
+def test_a_log_is_read_anew_by_each_command_in_a_process(tmp_path: Path, out: Out) -> None:
+    store = make_store(tmp_path / "store", [message(n) for n in range(40)])
+    for _ in range(5):
+        assert out.json("log", "verify", store)["is_clean"]
+        make_store(store, [message(n) for n in range(40)])
+
+
 def test_parts_of_a_log_add_up_to_the_whole(golden: Golden, out: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever --from and --to cut: a record counts where it begins, and the rest of one is no damage."""
     monkeypatch.setattr(examination, "RANGE_BYTES", 1024)

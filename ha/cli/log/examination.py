@@ -6,9 +6,9 @@ the record where the one before it ended.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ha.cli.log.stores import Span
 RANGE_BYTES = 16 << 20
 """Number of bytes examined at a time; Ctrl-C takes effect after the current range, which takes about 0.1 s."""
 Watch = Callable[[RangeFacts], None]
+_numbers = count()
 
 
 class Examination:
@@ -37,6 +38,7 @@ class Examination:
             for name, reader in zip(names, readers, strict=True)
         ]
         self.folds = [CopyFold(place, self.findings) for place in self.places]
+        self._audit_id = f"examination {next(_numbers)}"
         self._starts_inside = all(reader.min_offset != span.begin for reader in readers)
 
     @property
@@ -71,9 +73,8 @@ class Examination:
                 for fold in self.folds:
                     fold.add(low, low, gone_facts(fold.place.name))
             starts = tuple(fold.last_end for fold in self.folds)
-            audit_id = f"{os.getpid()} {id(self)}"
             facts = examine_range(
-                RangeTask(low, high, tuple(self.places), starts, self.findings.examples_max, audit_id)
+                RangeTask(low, high, tuple(self.places), starts, self.findings.examples_max, self._audit_id)
             )
             self.findings.merge(facts.findings)
             for fold, copy_facts in zip(self.folds, facts.copies, strict=True):
