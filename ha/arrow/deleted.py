@@ -26,7 +26,7 @@ _ENTRIES_AT_ONCE = 1 << 16
 
 def deleted_topics(store: Path) -> Mapping[str, int]:
     """Returns the topics that halog has deleted, with the physical offset before which their messages are gone."""
-    return _topic_table(store).deleted_topics or {}
+    return topic_table(store).deleted_topics or {}
 
 
 def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
@@ -37,7 +37,7 @@ def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
     """
     if stored_broker_name(store) is not None or any((store / name / topic).exists() for name in QUEUE_FOLDERS):
         return False
-    known = _topic_table(store).topic_config_table
+    known = topic_table(store).topic_config_table
     return bool(known) and topic not in known
 
 
@@ -66,7 +66,8 @@ def _first_message(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
     return 0
 
 
-def _topic_table(store: Path) -> TopicConfigTable:
+def topic_table(store: Path) -> TopicConfigTable:
+    """Returns a store's table of topics; an empty one if it can't be read."""
     try:
         return read_as(TopicConfigTable, (store / "config" / "topics.json").read_bytes())
     except (OSError, RemoteProtocolError):

@@ -1,5 +1,6 @@
 """Lag of consumer groups: against what a real broker's store holds by its manifest, and against brokers that answer."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,17 @@ def test_lag_in_messages_bytes_and_seconds(store: Path) -> None:
     commit(store, shop_GoldenTopic={0: 4, 1: 0, 2: 12}, audit_GoldenTopic={0: 11})
     result = look(store)
     by_queue = {(queue.group, queue.queue_id): queue for queue in result.queues}
-    for (group, queue_id), committed in {("shop", 0): 4, ("shop", 1): 0, ("shop", 2): 12, ("audit", 0): 11}.items():
+    offsets = {"shop": [4, 0, 12, 0], "audit": [11, 0, 0, 0]}  # without an offset, all messages are behind
+    expected = {(group, queue_id): at for group, all_ in offsets.items() for queue_id, at in enumerate(all_)}
+    assert by_queue.keys() == expected.keys()
+    for (group, queue_id), committed in expected.items():
         left = entries("GoldenTopic", queue_id)[committed:]
         queue = by_queue[group, queue_id]
         assert (queue.committed, queue.messages, queue.bytes) == (committed, len(left), sum(size for _, size in left))
         assert queue.seconds == ((NOW_MS - STORED_MS[left[0][0]]) / 1000 if left else 0.0)
     shop = next(group for group in result.groups if group.group == "shop")
     parts = [queue for queue in result.queues if queue.group == "shop"]
-    assert (shop.topics, shop.queues, shop.lost) == (1, 3, 0)
+    assert (shop.topics, shop.queues, shop.lost) == (1, 4, 0)
     assert (shop.messages, shop.bytes) == (sum(q.messages for q in parts), sum(q.bytes or 0 for q in parts))
     assert shop.seconds == max(queue.seconds or 0 for queue in parts)
     assert [group.group for group in look(store, groups=("audit",)).groups] == ["audit"]
@@ -91,10 +95,19 @@ def test_lag_in_messages_bytes_and_seconds(store: Path) -> None:
             look(store, **misspelt)
 
 
+def test_queues_that_consumers_no_longer_read_are_not_behind(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", [message(number) for number in range(8)])
+    (store / "config").mkdir()
+    commit(store, shop_flights={0: 2})
+    topics = {"flights": {"topicName": "flights", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}}
+    (store / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    assert [(queue.queue_id, queue.messages) for queue in look(store).queues] == [(0, 0), (1, 2)]
+
+
 def test_messages_deleted_before_consumption_are_lost(store: Path) -> None:
     (store / "commitlog" / f"{0:020d}").unlink()
-    commit(store, shop_GoldenTopic={0: 2})
-    (queue,) = look(store).queues
+    commit(store, shop_GoldenTopic={0: 2, 1: 0, 2: 0, 3: 0})
+    queue = look(store).queues[0]
     held = entries("GoldenTopic", 0)
     begin = next(index for index, (at, _) in enumerate(held) if at >= 16_384)
     assert (queue.begin, queue.lost, queue.messages) == (begin, begin - 2, len(held) - begin)
@@ -103,11 +116,11 @@ def test_messages_deleted_before_consumption_are_lost(store: Path) -> None:
 
 
 def test_unknown_topics_and_offsets_beyond_the_end_are_reported(store: Path) -> None:
-    commit(store, shop_GoldenTopic={0: 999}, old_Gone={0: 7, 1: 8})
+    commit(store, shop_GoldenTopic={0: 999, 1: 0, 2: 0, 3: 0}, old_Gone={0: 7, 1: 8})
     result = look(store)
     gone = [queue for queue in result.queues if queue.topic == "Gone"]
     assert [(q.is_unknown, q.messages, q.lost, q.ahead, q.bytes) for q in gone] == [(True, 0, 0, 0, 0)] * 2
-    (ahead,) = (queue for queue in result.queues if queue.topic == "GoldenTopic")
+    ahead = next(queue for queue in result.queues if queue.topic == "GoldenTopic")
     assert (ahead.ahead, ahead.messages, ahead.seconds) == (999 - len(entries("GoldenTopic", 0)), 0, 0.0)
     old = next(group for group in result.groups if group.group == "old")
     assert (old.unknown_topics, old.queues, old.messages) == (("Gone",), 0, 0)
@@ -164,7 +177,7 @@ class Broker:
                 return command.reply(0, ext_fields={"offset": "10"})
             case RequestCode.QUERY_CONSUMER_OFFSET:
                 place = fields["consumerGroup"], fields["topic"], fields["queueId"]
-                known = {("g", "T", "0"): "5", ("g", "T", "1"): "1"}.get(place)
+                known = {("g", "T", "0"): "5", ("g", "T", "1"): "1", ("half", "T", "0"): "10"}.get(place)
                 return command.reply(22) if known is None else command.reply(0, ext_fields={"offset": known})
             case RequestCode.PULL_MESSAGE:
                 assert fields["consumerGroup"] == "halog-lag"
@@ -208,6 +221,8 @@ def test_lag_over_the_network(servers: str) -> None:
         ("g", "T", 0, 5, 0, None, 15.0),
         ("g", "T", 1, 7, 2, None, 17.0),
     ]
+    half = lag_with(inline_runner(), msgspec.structs.replace(options, groups=("half",), topics=("T",))).queues
+    assert [figures(queue) for queue in half] == [("half", "T", 0, 0, 0, 0, 0.0), ("half", "T", 1, 7, 0, None, 17.0)]
     (g,) = result.groups
     assert (g.group, g.messages, g.lost, g.bytes, g.seconds, g.unknown_topics) == ("g", 12, 2, None, 17.0, ("Gone",))
 

@@ -3,6 +3,9 @@
 For a store directory, `config/consumerOffset.json` has the offsets of every group (with RocketMQ 5 also a second table,
 for pull consumers). Over the network, brokers are asked for the given groups and topics; bytes are unknown there.
 
+A group is measured in each topic in which it has committed an offset, in all queues that consumers read. In a queue in
+which it has committed none, it is behind by all messages, as in brokers' own figures.
+
 Seconds are the age of the oldest message that the group has not consumed: `now` minus its store timestamp.
 """
 
@@ -19,6 +22,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from ha.arrow import LogReader, ReadOptions
+from ha.arrow.deleted import topic_table
 from ha.audit.range import has_plain_entries
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
 from ha.client.options import name_server_addresses
@@ -57,7 +61,7 @@ class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     """The lag of one group in one queue. `committed`, `begin` and `end` are queue offsets.
 
-    `committed`: queue offset of the next message to consume.
+    `committed`: queue offset of the next message to consume; `begin` if the group has committed none in this queue.
     """
 
     group: str
@@ -204,6 +208,7 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
         ]
         _check_named("groups", options.groups, {row[0] for row in wanted}, {row[0] for row in known})
         _check_named("topics", options.topics, {row[1] for row in wanted}, {row[1] for row in known})
+        wanted += _without_offset(reader, wanted)
         now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
         newest_ms = _newest_ms(reader)
         broker_name = reader.broker_name
@@ -220,6 +225,21 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
         progress("queues", len(found), len(wanted))
     found.sort(key=lambda queue: (queue.group, queue.topic, queue.queue_id))
     return _result(str(path), found, now_ms, newest_ms)
+
+
+def _without_offset(reader: LogReader, rows: Sequence[tuple[str, str, int, int]]) -> list[tuple[str, str, int, int]]:
+    """Returns rows for the queues in which a group has no offset although it has one in the topic, with the queue
+    offset of the first message. Queues that consumers no longer read are omitted."""
+    topics = topic_table(reader.path).topic_config_table
+    committed: dict[tuple[str, str], set[int]] = {}
+    for group, topic, queue_id, _ in rows:
+        committed.setdefault((group, topic), set()).add(queue_id)
+    return [
+        (group, topic, queue_id, reader.queue_range(topic, queue_id).begin)
+        for (group, topic), queue_ids in committed.items()
+        for _, queue_id in reader.queues([topic])
+        if queue_id not in queue_ids and (topic not in topics or queue_id < topics[topic].read_queue_nums)
+    ]
 
 
 def _look(task: _QueueTask) -> list[QueueLag]:
@@ -341,14 +361,15 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
                         nowhere = MessageQueue(topic, "", -1)
                         found.append(_lag_in(nowhere, group, 0, (0, 0), None, None, is_known=False))
                         continue
-                    for queue in queues:
-                        committed = await consumer.committed_offset(queue)
-                        if committed is None:
-                            continue
-                        known.add(group)
+                    offsets = {queue: await consumer.committed_offset(queue) for queue in queues}
+                    if not any(offset is not None for offset in offsets.values()):
+                        continue
+                    known.add(group)
+                    for queue, offset in offsets.items():
                         if queue not in bounds:
                             bounds[queue] = (await looking.min_offset(queue), await looking.max_offset(queue))
                         begin, end = bounds[queue]
+                        committed = begin if offset is None else offset
                         first = min(max(committed, begin), end)
                         stored_ms = await _oldest_ms(looking, queue, first) if first < end else None
                         age_s = _age_s(stored_ms, now_ms) if first < end else 0.0
