@@ -14,8 +14,8 @@ account counts. The checks are in RocketMQ's order (PlainPermissionManager.valid
 A refusal has the response code and text of RocketMQ 4.9 for accounts of the file, and of RocketMQ 5 for users of ACL
 2.0.
 
-A remoting connection is closed after repeated authentication failures. Denied permissions do not count, as the client
-has proved who it is.
+A remoting connection is closed after several authentication failures within a minute. Denied permissions do not count,
+as the client has proved who it is.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 NO_TLS = "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
 NOT_FROM_HERE = "aclAdminFrom: request code={} is not taken from here; it needs TLS or an address that is listed"
+FAILURES_WITHIN_S = 60.0
+"""Time in seconds after which the authentication failures of a connection are counted from 0 again"""
 _SHOWN_MAX = 64
 """Maximum number of characters of an unknown access key that a refusal repeats."""
 
@@ -56,7 +58,8 @@ class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a guard."""
 
     failures_per_connection_max: int = 10
-    """Maximum number of authentication failures of a remoting connection; one with more is closed."""
+    """Maximum number of authentication failures of a remoting connection within FAILURES_WITHIN_S; one with more is
+    closed."""
     requires_tls: bool = False
     """Whether requests on connections without TLS are refused."""
     admin_origins: AdminOrigins | None = None
@@ -149,7 +152,8 @@ class AclGuard:
         self.users = users
         """The users of ACL 2.0; None if ACL 2.0 is off."""
         self._options = options or AclGuardOptions()
-        self._failures: WeakKeyDictionary[RemotingConnection, int] = WeakKeyDictionary()
+        self._failures: WeakKeyDictionary[RemotingConnection, tuple[float, int]] = WeakKeyDictionary()
+        """Time of the first of the failures that are counted (Trio's clock), and their number"""
         self._log_limiter = LogRateLimiter()
         self._failed_count = 0
         self._denied_count = 0
@@ -350,7 +354,12 @@ class AclGuard:
         self._note(connection.peer, command.code, refusal)
         if not refusal.is_authentication:
             return
-        failures = self._failures[connection] = self._failures.get(connection, 0) + 1
+        now = trio.current_time()
+        since, failures = self._failures.get(connection, (now, 0))
+        if now - since >= FAILURES_WITHIN_S:
+            since, failures = now, 0
+        failures += 1
+        self._failures[connection] = since, failures
         if failures > self._options.failures_per_connection_max:
             self._closed_count += 1
             connection.close(CloseCause.FAILED_AUTHENTICATIONS, f"{failures} requests failed authentication")

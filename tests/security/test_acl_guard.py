@@ -289,6 +289,20 @@ async def test_connection_closes_after_repeated_auth_failures(
     assert "secret" not in caplog.text
 
 
+async def test_connection_outlives_a_few_auth_failures_from_time_to_time(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """All clients of a gRPC front share one: each change of a user's password may make a request of it fail."""
+    async with guarded_broker(tmp_path) as node:
+        wrong = Client(node, AclCredentials("alice-key", "the-secret-of-bob"))
+        for _ in range(3):
+            for _ in range(10):
+                assert (await wrong.ask(310, b"x", **SEND_V2)).code == 1
+            await trio.sleep(60)
+        assert node.broker.acl_guard is not None
+        assert node.broker.acl_guard.statistics().closed_count == 0
+
+
 async def test_denied_permissions_do_not_close_the_connection(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         for _ in range(30):
