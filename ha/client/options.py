@@ -14,6 +14,8 @@ from ha.protocol.acl import AclCredentials
 from ha.protocol.addresses import split_address
 from ha.protocol.compression import BODY_SIZE_MAX, Compression, check_installed
 
+_MAY_BE_ZERO = frozenset({"send_retries", "default_topic_queue_nums", "compress_from_bytes", "outbox_size_max"})
+
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a client. Times are in seconds, sizes in bytes. The defaults are those of RocketMQ's clients, except
@@ -64,8 +66,19 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Function that opens the streams of connections; TLS, if configured, is added on top. None: TCP."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if `compression` needs a package that is not installed."""
+        """Raises ValueError for a negative value, for 0 where the client could not work with it, and if `compression`
+        needs a package that is not installed."""
+        check_numbers(self, _MAY_BE_ZERO)
         check_installed(self.compression)
+
+
+def check_numbers(options: msgspec.Struct, may_be_zero: frozenset[str]) -> None:
+    """Raises ValueError if a number in `options` is negative, or is 0 and its field is not in `may_be_zero`."""
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not (value > 0 or (value == 0 and name in may_be_zero)):
+            raise ValueError(f"{name}={value}; accepted: {'0 or more' if name in may_be_zero else 'more than 0'}")
 
 
 def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:

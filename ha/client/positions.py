@@ -150,6 +150,8 @@ def _read(file: Path) -> dict[tuple[str, str, int], int]:
         return decode_queue_offsets(file.read_bytes())
     except FileNotFoundError:
         return {}
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"position file {file}: {error}") from None
 
 
 def _replace(file: Path, content: bytes) -> None:

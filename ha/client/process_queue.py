@@ -107,11 +107,6 @@ class ProcessQueue:
         return self._bytes
 
     @property
-    def waiting_count(self) -> int:
-        """Number of messages not taken yet."""
-        return len(self._waiting)
-
-    @property
     def last_offset(self) -> int:
         """The highest queue offset of the messages held; 0 if there are none."""
         return self._unfinished[-1] if self._unfinished else 0

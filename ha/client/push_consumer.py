@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from ha.client.callbacks import check_async
-from ha.client.client import Client, ClientUser, NameServers
+from ha.client.client import NOT_OPEN, Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.consumer_requests import ConsumerRequests
 from ha.client.feeding import Feeder
@@ -112,6 +112,7 @@ class PushConsumer(ClientUser):
         self._start_from = start_from
         self._position_file = position_file
         self._push = push or PushOptions()
+        self._has_parts = False
         version = self._client.wall_clock_ms()
         self._subscriptions = checked_subscriptions(group, subscriptions, version)
         if model is MessageModel.CLUSTERING:
@@ -138,11 +139,14 @@ class PushConsumer(ClientUser):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues assigned to this consumer, sorted."""
+        """The queues assigned to this consumer, sorted. Raises RuntimeError before it is opened."""
+        if not self._has_parts:
+            raise RuntimeError(NOT_OPEN)
         return sorted(self._rebalancer.held)
 
     def statistics(self) -> PushStatistics:
-        """Returns a snapshot of the assigned queues, and of the held and handled messages."""
+        """Returns a snapshot of the assigned queues, and of the held and handled messages. Raises RuntimeError before
+        the consumer is opened."""
         return PushStatistics(self.assigned, self._feeder.budget.statistics(), self._handling.statistics())
 
     def describe(self) -> ConsumerData:
@@ -219,6 +223,7 @@ class PushConsumer(ClientUser):
             client.options.message_size_max,
             client.wall_clock_ms,
         )
+        self._has_parts = True
 
     async def _check_conditions(self, client: Client) -> None:
         """Makes brokers check the SQL92 conditions, because an invalid one would silently match nothing. Raises

@@ -6,6 +6,8 @@ from enum import Enum
 
 import msgspec
 
+from ha.client.options import check_numbers
+
 
 class MessageModel(Enum):
     """Which members receive a message; RocketMQ's names."""
@@ -89,7 +91,4 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raises ValueError for a negative value, and for 0 where the consumer could not work with it."""
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and (value < 0 or (value == 0 and name not in _MAY_BE_ZERO)):
-                raise ValueError(f"{name}={value}; accepted: {'0 or more' if name in _MAY_BE_ZERO else 'more than 0'}")
+        check_numbers(self, _MAY_BE_ZERO)

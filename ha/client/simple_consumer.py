@@ -66,9 +66,10 @@ class SimpleConsumer(ClientUser):
     acknowledged; one that was given back, or not acknowledged in time, is delivered again before later ones. All
     members of the group have to use the same mode.
 
-    `subscriptions` and `start_from` are those of PushConsumer. A message that was redelivered more than
-    `reconsume_times_max` times becomes a dead letter (topic %DLQ%group) instead of being received. The other arguments
-    are those of Producer. Leaving the block gives back the messages that an iteration has not returned.
+    `subscriptions` and `start_from` are those of PushConsumer, but `start_from` can't be a datetime. A message that was
+    redelivered more than `reconsume_times_max` times becomes a dead letter (topic %DLQ%group) instead of being
+    received. The other arguments are those of Producer. Leaving the block gives back the messages that an iteration has
+    not returned.
     """
 
     def __init__(
@@ -83,6 +84,10 @@ class SimpleConsumer(ClientUser):
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
     ) -> None:
+        if not isinstance(start_from, StartFrom):
+            raise TypeError(f"start_from={start_from!r}; accepted: StartFrom.FIRST, StartFrom.LAST")
+        if reconsume_times_max < 0:
+            raise ValueError(f"reconsume_times_max={reconsume_times_max}; accepted: 0 or more")
         super().__init__(name_servers, options, credentials)
         self._subscriptions = checked_subscriptions(group, subscriptions, self._client.wall_clock_ms())
         self._group = group

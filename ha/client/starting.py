@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -17,6 +18,8 @@ from typing import Any, Self
 import anyio
 
 from ha.client.parking import is_trio
+
+_log = logging.getLogger(__name__)
 
 _tasks: set[asyncio.Task[None]] = set()
 """The running asyncio tasks, kept here because asyncio itself has only weak references to them."""
@@ -79,9 +82,9 @@ class Startable(ABC):
         """Closes the object as leaving the block would; may be called from any task. Does nothing if the object is not
         started.
 
-        Raises the error that ended the block, if one did. If the call is cancelled, it also cancels the block and does
-        not wait until everything is closed: the block may itself be waiting for the calling task, for example if a
-        handler of the consumer calls `stop`."""
+        Raises the error that ended the block, if one did; it was logged at that time. If the call is cancelled, it also
+        cancels the block and does not wait until everything is closed: the block may itself be waiting for the calling
+        task, for example if a handler of the consumer calls `stop`."""
         holder, self._holder = self._holder, None
         if holder is not None:
             holder.is_closing.set()
@@ -108,6 +111,8 @@ class _Holder:
                     await self.is_closing.wait()
         except Exception as error:  # raised by start() or stop()
             self._error = error
+            if self.is_open.is_set() and not self.is_closing.is_set():
+                _log.error("client.ended kind=%s", type(self._manager).__name__, exc_info=error)
         finally:
             self.is_open.set()
             self.is_closed.set()

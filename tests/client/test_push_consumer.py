@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import zlib
 from collections import Counter
 from functools import partial, wraps
@@ -674,7 +675,7 @@ async def test_broadcasting_member_stores_its_positions(world: World, *, tmp_pat
         await until(lambda: world.bodies == [b"x", b"y"])
     assert os.listdir(tmp_path) == ["positions.json"]
     file.write_bytes(b"{")
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError, match=f"position file {re.escape(str(file))}: "):
         async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
             pass
 
@@ -730,6 +731,17 @@ def test_handler_that_is_not_async_is_refused() -> None:
     made_async = wraps(plain.handle)(partial(handle_badly, world))
     for handler in (decorated, made_async, partial(handle_badly, world), lambda message: world.handle(message)):
         world.consumer(handler)
+
+
+@on_both_backends(open_world)
+async def test_a_started_consumer_that_ends_is_logged(world: World, *, caplog: pytest.LogCaptureFixture) -> None:
+    """Until `stop` is called, nothing else says that no messages are handled."""
+    world.master.put(0, b"x")
+    consumer = await world.consumer(Plain(world)).start()
+    await until(lambda: "client.ended kind=PushConsumer" in caplog.text)
+    assert "TypeError: the handler is not async: it returned None" in caplog.text
+    with pytest.raises(ExceptionGroup):
+        await consumer.stop()
 
 
 @on_both_backends(open_world)

@@ -3,6 +3,7 @@
 import math
 import pickle
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -566,6 +567,10 @@ async def test_a_failed_ack_can_be_repeated(world: PopWorld) -> None:
 async def test_arguments_are_checked(world: PopWorld) -> None:
     with pytest.raises(ValueError, match="name at least one topic"):
         world.consumer(subscriptions={})
+    with pytest.raises(TypeError, match=r"accepted: StartFrom\.FIRST, StartFrom\.LAST"):
+        world.consumer(start_from=datetime.now(UTC))
+    with pytest.raises(ValueError, match="reconsume_times_max=-1; accepted: 0 or more"):
+        world.consumer(reconsume_times_max=-1)
     async with world.consumer() as consumer:
         with pytest.raises(ValueError, match="accepted: 1 … 32"):
             await consumer.receive(33)

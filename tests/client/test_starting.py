@@ -7,7 +7,17 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 
-from ha.client import Admin, Client, ClientOptions, Message, Producer, PullConsumer, SimpleConsumer
+from ha.client import (
+    Admin,
+    Client,
+    ClientOptions,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    SimpleConsumer,
+)
 from ha.client.starting import Startable
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import stored
@@ -166,6 +176,16 @@ async def test_reading_before_the_block_says_what_to_do() -> None:
     for use in uses:
         with pytest.raises(RuntimeError, match="not open: use it inside"):
             await use()
+
+
+def test_state_of_a_push_consumer_before_the_block_says_what_to_do() -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        raise AssertionError
+
+    consumer = PushConsumer(NAMES, handle, group="g", subscriptions={"T": "*"})
+    for look in (lambda: consumer.assigned, consumer.statistics):
+        with pytest.raises(RuntimeError, match="use it inside"):
+            look()
 
 
 @on_both_backends(open_producer, [stored])

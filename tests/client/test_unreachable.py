@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -217,6 +218,15 @@ def test_what_users_catch_can_be_imported_from_the_package() -> None:
 
     assert names(ClientError) | {"HalogError", "RemoteProtocolError"} <= set(ha.client.__all__)
     assert set(ha.client.__all__) <= set(dir(ha.client))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"heartbeat_interval_s": 0}, {"route_refresh_interval_s": -1.0}, {"outbox_size_max": -1}], ids=str
+)
+def test_options_with_which_a_client_would_not_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"=(0|-1|-1\.0); accepted: (0 or more|more than 0)"):
+        ClientOptions(**wrong)
+    ClientOptions(send_retries=0, default_topic_queue_nums=0, compress_from_bytes=0, outbox_size_max=0)
 
 
 def test_pauses_double_up_to_their_maximum() -> None:
