@@ -223,19 +223,35 @@ def test_a_kill_leaves_all_rows_or_none(tmp_path: Path) -> None:
         number += 1
 
 
+def damage_record(store: Path, text: bytes) -> None:
+    """Makes the first record with `text` in its properties unreadable: its magic code."""
+    [file] = (store / "commitlog").iterdir()
+    raw = bytearray(file.read_bytes())
+    at = raw.rindex(b"\xda\xa3\x20\xa7", 0, raw.index(text))
+    raw[at : at + 4] = bytes(4)
+    file.write_bytes(raw)
+
+
 def test_rows_that_cannot_be_searched_are_counted(tmp_path: Path) -> None:
     archived = Archived(tmp_path)
     make_store(archived.store, messages(0, 20))
-    [file] = (archived.store / "commitlog").iterdir()
-    raw = bytearray(file.read_bytes())
-    at = raw.index(b"U00000007") - 300
-    # The first record of number 7 becomes unreadable: its magic code.
-    at = raw.rindex(b"\xda\xa3\x20\xa7", 0, at + 300)
-    raw[at : at + 4] = bytes(4)
-    file.write_bytes(raw)
+    damage_record(archived.store, b"U00000007")
     archived.run_archive()
     result = archived.erase("k3")
     assert result.rows == 1
+    assert (result.not_searched, result.exit_code) == (1, 3)
+
+
+@pytest.mark.parametrize("keys", [(), ("k3",)])
+def test_copies_that_cannot_be_searched_are_counted(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    archived = Archived(tmp_path)
+    retries = [message(number, topic="%RETRY%g", queue_id=0, RETRY_TOPIC="flights") for number in (3, 4)]
+    others = [message(5, topic="other")]
+    make_store(archived.store, [message(3), *retries, *others])
+    damage_record(archived.store, b"U00000004")
+    archived.run_archive()
+    result = archived.erase(*keys)
+    assert result.rows == 2
     assert (result.not_searched, result.exit_code) == (1, 3)
 
 

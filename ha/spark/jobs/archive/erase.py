@@ -67,7 +67,7 @@ class ErasedTopic(msgspec.Struct, frozen=True, kw_only=True):
     rewritten_files: int
     deleted_files: int
     not_searched: int
-    """Number of rows that may have one of the keys but can't be searched: damaged ones, and compressed batches"""
+    """Number of rows that may have to be erased but can't be searched: damaged ones, and compressed batches"""
 
 
 class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_searched(self) -> int:
-        """Number of rows that may have one of the keys but can't be searched."""
+        """Number of rows that may have to be erased but can't be searched."""
         return sum(topic.not_searched for topic in self.topics)
 
     @property

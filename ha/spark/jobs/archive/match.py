@@ -29,11 +29,10 @@ class Match(msgspec.Struct, frozen=True):
         """Returns whether files of `topic` may have rows that match."""
         return topic is None or topic == self.topic or topic in INTERNAL_TOPICS or is_system_topic(topic)
 
-    def hidden_count(self, topic: str | None, rows: pa.RecordBatch) -> int:
-        """Returns the number of rows that may have one of the keys but can't be searched: rows without a readable
-        property string, and compressed batches. 0 without keys, and for files of other topics."""
-        if not self.keys or topic not in (self.topic, None):
-            return 0
+    @staticmethod
+    def hidden_count(rows: pa.RecordBatch) -> int:
+        """Returns the number of rows that may match but can't be searched: rows without a readable property string, and
+        compressed batches."""
         flags = pc.fill_null(rows["sysFlag"], 0).to_numpy(zero_copy_only=False)
         is_compressed_batch = (flags & SysFlag.INNER_BATCH != 0) & (flags & SysFlag.COMPRESSED != 0)
         is_unknown = rows["propertiesString"].is_null().to_numpy(zero_copy_only=False)
@@ -84,7 +83,7 @@ class Finds:
 
     def add(self, match: Match, topic: str | None, rows: pa.RecordBatch) -> None:
         """Adds the matching ones of `rows`, which are from a file of `topic` and have the columns `SEARCHED`."""
-        self._not_searched += match.hidden_count(topic, rows)
+        self._not_searched += match.hidden_count(rows)
         chosen = rows.filter(pa.array(match.find(topic, rows)))
         self._places += chosen["physicalOffset"].to_pylist()
         for queue_id, offset in zip(chosen["queueId"].to_pylist(), chosen["queueOffset"].to_pylist(), strict=True):
