@@ -467,6 +467,23 @@ def test_a_damaged_row_of_the_archive_is_treated_as_one_of_the_log(tmp_path: Pat
             view.all_rows(damagedRecords="fail")
 
 
+@pytest.mark.parametrize("place", ["end", "middle"])
+def test_a_damaged_file_of_the_archive_is_named(tmp_path: Path, place: str) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 20))
+        view.run_archive()
+        live.put([message(n, topic="other", body=bytes(500)) for n in range(200)])
+        live.clean()
+        [file] = view.archive.glob("topic=flights/*/*.parquet")
+        raw = bytearray(file.read_bytes())
+        at = len(raw) - 8 if place == "end" else len(raw) // 4
+        raw[at : at + 8] = bytes(8)
+        file.write_bytes(raw)
+        with pytest.raises(ArchiveDamaged, match=file.name):
+            view.all_rows()
+
+
 def test_lag_counts_archived_messages(tmp_path: Path) -> None:
     view = View(tmp_path)
     with live_store(view.store, SEGMENT) as live:

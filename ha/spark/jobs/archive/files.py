@@ -194,7 +194,7 @@ def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 
     damaged; OSError."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     first = task.sources[0]
-    with _reading(Path(task.archive), first.path):
+    with reading(Path(task.archive), first.path):
         schema = pq.read_schema(Path(task.archive, first.path))
     with _Files(task, folder, schema, attempt) as files:
         for batch in rows:
@@ -206,12 +206,12 @@ def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 
 def file_batches(archive: Path, path: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yields the rows of the file at `path` in `archive`. Raises ArchiveDamaged if the file is damaged, and OSError if
     it is missing or the disk fails."""
-    with _reading(archive, path), pq.ParquetFile(archive / path) as parquet:
+    with reading(archive, path), pq.ParquetFile(archive / path) as parquet:
         yield from row_batches(parquet, range(parquet.num_row_groups), columns)
 
 
 @contextmanager
-def _reading(archive: Path, path: str) -> Iterator[None]:
+def reading(archive: Path, path: str) -> Iterator[None]:
     """Raises ArchiveDamaged for errors in the contents of a file, which PyArrow raises as ArrowException or as OSError
     without an errno."""
     try:

@@ -24,7 +24,7 @@ from ha.arrow.read_options import ReadOptions
 from ha.arrow.schema import COLUMNS
 from ha.errors import ArchiveDamaged, CorruptLog, OptionError
 from ha.protocol.codes import SysFlag
-from ha.spark.jobs.archive.files import RAW_PROPERTIES, row_batches
+from ha.spark.jobs.archive.files import RAW_PROPERTIES, reading, row_batches
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest
 from ha.spark.jobs.archive.read import steady_state
 
@@ -60,8 +60,8 @@ def read_files(part: FileRange, options: ReadOptions) -> Iterator[pa.RecordBatch
     """Yields the rows of `part` with `options.columns`, in physical order. `options.where` is not applied.
 
     Raises OptionError for a column that the archive lacks, or if decompression requires a package that is not
-    installed; ArchiveDamaged for a missing file; CorruptLog for a damaged record with `on_damage="fail"`. Also raises
-    the errors of `steady_state`.
+    installed; ArchiveDamaged for a missing or damaged file; CorruptLog for a damaged record with `on_damage="fail"`.
+    Also raises the errors of `steady_state`.
     """
     manifest = Manifest(Path(part.archive), part.broker_name)
     at = part.begin
@@ -70,13 +70,14 @@ def read_files(part: FileRange, options: ReadOptions) -> Iterator[pa.RecordBatch
         state = steady_state(manifest)
         for file in _files_of(state.files, part, at):
             try:
-                parquet = pq.ParquetFile(manifest.archive / file.path)
+                with reading(manifest.archive, file.path):
+                    parquet = pq.ParquetFile(manifest.archive / file.path)
             except FileNotFoundError:
                 if state.sequence == missing:
                     raise ArchiveDamaged(manifest.archive, f"{file.path} is missing") from None
                 missing = state.sequence  # a merge may have replaced it
                 break
-            with parquet:
+            with reading(manifest.archive, file.path), parquet:
                 yield from _read_file(parquet, part, at, options)
             at = file.physical_end
         else:
