@@ -184,7 +184,7 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     unanswered_bytes_max: int = 32 << 20
     """Bytes of the messages of unary calls that are not answered yet, above which nothing is read from the
     connection."""
-    request_total_bytes_max: int = 256 << 20
+    request_total_bytes_max: int = 512 << 20
     """Maximum bytes of incomplete messages and of unanswered unary calls on all connections together, but at least
     twice `message_size_max`. Beyond it, the connection with the most of these bytes is closed."""
     outbox_high_bytes: int = 1 << 20
