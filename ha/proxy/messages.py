@@ -21,7 +21,7 @@ PACKAGE = "apache.rocketmq.v2"
 
 
 class Code(IntEnum):
-    """Codes of a response's status."""
+    """Some of the codes of a response's status."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000
@@ -43,10 +43,8 @@ class Code(IntEnum):
     UNRECOGNIZED_CLIENT_TYPE = 40015
     MESSAGE_CORRUPTED = 40016
     CLIENT_ID_REQUIRED = 40017
-    ILLEGAL_POLLING_TIME = 40018
     UNAUTHORIZED = 40100
     FORBIDDEN = 40300
-    NOT_FOUND = 40400
     MESSAGE_NOT_FOUND = 40401
     TOPIC_NOT_FOUND = 40402
     CONSUMER_GROUP_NOT_FOUND = 40403
@@ -54,14 +52,12 @@ class Code(IntEnum):
     MESSAGE_BODY_EMPTY = 41302
     TOO_MANY_REQUESTS = 42900
     MESSAGE_PROPERTIES_TOO_LARGE = 43101
-    INTERNAL_ERROR = 50000
     INTERNAL_SERVER_ERROR = 50001
     HA_NOT_AVAILABLE = 50002
     NOT_IMPLEMENTED = 50100
     PROXY_TIMEOUT = 50400
     MASTER_PERSISTENCE_TIMEOUT = 50401
     SLAVE_PERSISTENCE_TIMEOUT = 50402
-    UNSUPPORTED = 50500
 
 
 class MessageType(IntEnum):
@@ -77,14 +73,10 @@ class MessageType(IntEnum):
 
 
 class ClientType(IntEnum):
-    """Types of clients."""
+    """Some of the types of clients."""
 
-    PRODUCER = 1
     PUSH_CONSUMER = 2
-    SIMPLE_CONSUMER = 3
-    PULL_CONSUMER = 4
     LITE_PUSH_CONSUMER = 5
-    LITE_SIMPLE_CONSUMER = 6
 
 
 class Permission(IntEnum):
