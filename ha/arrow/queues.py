@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +88,9 @@ class QueueFiles:
                     with suppress(FileNotFoundError):  # deleted since it was listed
                         files.append(_File(start // width, os.stat(path).st_size // width, path))
             files.sort()
-            self._listed = files
+            # Surplus entries of a file that is too long are damage; the next file has those positions.
+            cut = (file._replace(room=min(file.room, after.start - file.start)) for file, after in pairwise(files))
+            self._listed = [*cut, *files[-1:]]
         return self._listed
 
     @property

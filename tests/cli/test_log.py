@@ -497,6 +497,15 @@ def test_a_segment_that_is_too_long_is_damage_with_its_last_bytes(one: Golden, o
     assert findings(result) == [("overlap", FIRST, SEGMENT, 20_000)]
 
 
+def test_surplus_entries_of_a_queue_file_are_not_used(one: Golden, out: Out) -> None:
+    """They are at positions of the next file."""
+    first, _ = sorted((one.path / "consumequeue/GoldenTopic/0").iterdir())
+    with first.open("ab") as file:
+        file.write(b"\xff" * 100)
+    assert out.json("log", "verify", one.path)["is_clean"]
+    out.text("log", "diff", one.path, one.path)
+
+
 def test_a_segment_that_was_deleted_meanwhile_is_no_damage(tmp_path: Path) -> None:
     """RocketMQ, on a store that halog wrote before, leaves the checksum file."""
     store = make_store(tmp_path / "store", [message(n) for n in range(300)])
