@@ -10,14 +10,16 @@ import pyarrow as pa
 import pytest
 
 from ha.arrow.read_options import ReadOptions
-from ha.client import MessageQueue, SendStatus
+from ha.client import MessageQueue, PullStatus, RawPull, SendStatus
 from ha.errors import OptionError, RouteNotFound, SinkFailed
 from ha.protocol.properties import encode_properties
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.spark.sink.commit import commit_record, merged
 from ha.spark.sink.commits import Commits
 from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import CommitTopic, ControlRecord, History, decode_control
-from ha.spark.sink.identity import SinkPart, UniqueKeys, parse_sink_property
+from ha.spark.sink.identity import SINK_PROPERTY, SinkPart, UniqueKeys, parse_sink_property
 from ha.spark.sink.options import COMMIT_TOPIC, SinkOptions, parse_sink_options
 from ha.spark.sink.partition import PartResult, PartWriter
 from ha.spark.sink.rows import check_columns, read_rows
@@ -357,6 +359,35 @@ class RestartingBrokers:
         return 0
 
     min_offset = max_offset
+
+
+class DamagedBroker:
+    """A queue with messages of a sink and of others; of each, one has a damaged body."""
+
+    async def pull_raw(self, queue: MessageQueue, at: int, **_: object) -> RawPull:
+        owners = ["other", "other", "sink", "sink"]
+        records = [
+            encode_record(
+                Message("t", 0, b"row", properties=encode_properties({SINK_PROPERTY: f"{owner}/1/0"})),
+                queue_offset=number,
+                physical_offset=number,
+                store_timestamp_ms=number,
+                store_host=encode_host("127.0.0.1", 10911),
+            ).replace(b"row", b"raw" if number % 2 else b"row")
+            for number, owner in enumerate(owners)
+        ]
+        return RawPull(PullStatus.FOUND, b"".join(records), 4, 0, 4, 0, "FOUND")
+
+
+def test_damaged_messages_do_not_stop_the_search_for_rows() -> None:
+    """A query could not be restarted while the message was in the log."""
+
+    async def found() -> list[int]:
+        clients = (cast(Any, None), cast(Any, DamagedBroker()), cast(Any, None))
+        writer = PartWriter(SinkOptions(servers=("s:1",)), SinkPart("sink", 1, 0), clients)
+        return [record.queue_offset async for record in writer._own_records(MessageQueue("t", "a", 0), 0, 4)]
+
+    assert anyio.run(found) == [2]
 
 
 async def history_of(consumer: RestartingBrokers) -> None:

@@ -17,6 +17,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Iterable, Set
 from contextlib import asynccontextmanager
+from zlib import crc32
 
 import anyio
 import msgspec
@@ -43,7 +44,7 @@ from ha.errors import (
     SinkFailed,
 )
 from ha.protocol.properties import find_property
-from ha.protocol.record import MessageRecord, decode_records
+from ha.protocol.record import CRC_MASK, MessageRecord, decode_records
 from ha.spark.calls import bounded_calls, unwrapped_tasks
 from ha.spark.sink.control import (
     PASSING,
@@ -417,8 +418,8 @@ class PartWriter:
             self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
 
     async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
-        """Yields the messages of this part in queue offsets [begin, end). Raises SinkFailed if a message can't be
-        decoded."""
+        """Yields the messages of this part in queue offsets [begin, end), except those with a damaged body, which are
+        sent again. Raises SinkFailed if a message can't be decoded."""
         settings = PullSettings(retry_s=self._options.send_timeout_s, fail_on_data_loss=False)
         mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
         at = begin
@@ -429,11 +430,12 @@ class PartWriter:
                     if mark not in body:
                         continue  # no message of this part
                     try:
-                        records = decode_records(body)
+                        records = decode_records(body, verify_crc=False)
                     except RemoteProtocolError as error:
                         raise SinkFailed(f"{queue.topic} queue {queue.queue_id} can't be read: {error}") from None
                     for record in records:
-                        if find_property(record.properties, SINK_PROPERTY_BYTES) == self._part.text:
+                        is_own = find_property(record.properties, SINK_PROPERTY_BYTES) == self._part.text
+                        if is_own and crc32(record.body) & CRC_MASK == record.body_crc:
                             yield record
 
     async def _send(self, request: _Request) -> None:
