@@ -177,9 +177,9 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
     Asks the admin ports that `admins` names; if it names none, those of the brokers found and of this machine. Raises
     UsageError if a flag is invalid or a file can't be used.
     """
-    servers, files = cluster.addresses(), tls.client_tls()
+    servers, files, asked = cluster.addresses(), tls.client_tls(), admins.checked()
     options = client_options(cluster, tls, admins.timeout)
-    context, token, asked = None if files is None else files.context(), admins.token(), admins.checked()
+    context, token = None if files is None else files.context(), admins.token()
     facts = Facts(named_admins=bool(admins.admin))
 
     async def ask_admins(addresses: Sequence[str], token: str) -> None:
@@ -207,7 +207,8 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
 
 
 def client_options(cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> ClientOptions:
-    """Returns the options of a client whose connection attempts and requests each have the timeout `timeout_s`.
+    """Returns the options of a client whose connection attempts and requests each have the timeout `timeout_s`, which
+    has been checked.
 
     Raises UsageError if a flag is invalid or a file can't be used.
     """
