@@ -42,7 +42,10 @@ class Lease:
         self._settling = anyio.Lock(fast_acquire=True)
         """Serializes the requests about the message: brokers ignore an acknowledgement whose handle another request has
         replaced."""
-        self.expires_at = anyio.current_time() + receipt.handle.invisible_ms / 1000
+        now, invisible_s = anyio.current_time(), receipt.handle.invisible_ms / 1000
+        self.expires_at = now + invisible_s
+        self.half_over_at = now + invisible_s / 2
+        """Time at which half of the first invisible time has passed, on the event loop's clock."""
 
     @property
     def is_expired(self) -> bool:

@@ -97,6 +97,8 @@ class SimpleConsumer(ClientUser):
         self._send_back = SendBack(self._client, group, reconsume_times_max)
         self._next_source = 0
         self._buffer: deque[PoppedMessage] = deque()
+        self._return_at = math.inf
+        """Time at which `_return_unread` looks at the buffer again, on the event loop's clock."""
         self._receiving = anyio.Lock()
         self._arrivals: Arrivals | None = None
         self._tasks: TaskGroup | None = None
@@ -109,6 +111,8 @@ class SimpleConsumer(ClientUser):
         async with anyio.create_task_group() as tasks:
             self._arrivals = arrivals = Arrivals(self._requests, self._subscriptions, tasks)
             self._tasks = tasks
+            self._sooner = anyio.Event()
+            tasks.start_soon(self._return_unread)
             try:
                 yield
             finally:
@@ -186,11 +190,11 @@ class SimpleConsumer(ClientUser):
         a shared one.
 
         `max_messages` (at most 32) and `invisible_s` are those of the underlying `receive`: up to `max_messages`
-        messages are buffered, invisible to other members. A buffered message whose invisible time ends is skipped; it
-        is delivered again. With mode ORDERLY, messages are received one at a time, so that tasks that share the
-        iteration get messages of different queues. Brokers that can't be reached, or time out, are retried
-        indefinitely; the iteration raises the other errors of `receive`, and ConnectionFailed or the last error once
-        the consumer is closed."""
+        messages are buffered, invisible to other members. Those that are still buffered when half of `invisible_s`
+        has passed are given back, which doesn't count as a redelivery. With mode ORDERLY, messages are received one
+        at a time, so that tasks that share the iteration get messages of different queues. Brokers that can't be
+        reached, or time out, are retried indefinitely; the iteration raises the other errors of `receive`, and
+        ConnectionFailed or the last error once the consumer is closed."""
         return Messages(self, 1 if self._is_ordered else max_messages, invisible_s)
 
     async def ack(self, message: PoppedMessage) -> None:
@@ -243,6 +247,25 @@ class SimpleConsumer(ClientUser):
                         await self._give_back([message.lease for message in messages])
                         raise self._closed()
                     self._buffer.extend(messages)
+                    if messages and messages[0].lease.half_over_at < self._return_at:
+                        self._sooner.set()
+
+    async def _return_unread(self) -> None:
+        """Gives back messages that are still buffered when half of their invisible time has passed, until cancelled.
+
+        The program needs the rest of the time for a message that it gets. Messages that expire in the buffer would
+        count as redelivered each time, and in the end become dead letters that the program has never received."""
+        while True:
+            now = anyio.current_time()
+            unread = [message.lease for message in self._buffer if message.lease.half_over_at <= now]
+            if unread:
+                self._buffer = deque(message for message in self._buffer if message.lease.half_over_at > now)
+                await self._give_back(unread)
+                continue
+            self._return_at = min((message.lease.half_over_at for message in self._buffer), default=math.inf)
+            self._sooner = anyio.Event()
+            with anyio.move_on_after(self._return_at - now):
+                await self._sooner.wait()
 
     async def _give_back(self, leases: Iterable[Lease]) -> None:
         """Gives back the messages of `leases` that have not expired, concurrently, because each request may wait for a

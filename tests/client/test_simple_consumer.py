@@ -40,6 +40,7 @@ from tests.broker.node import Node
 from tests.client.backends import on_both_backends
 from tests.client.our_broker import NAMES, run_with_our_broker
 from tests.client.pop_broker import POP_TIME_MS, QUICK, PopWorld, open_world
+from tests.client.push_world import until
 
 ACK, CHANGE, POP = RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, RequestCode.POP_MESSAGE
 NOTIFICATION = RequestCode.NOTIFICATION
@@ -647,6 +648,18 @@ async def test_iteration_leaves_out_expired_messages(world: PopWorld) -> None:
 
 
 @on_both_backends(open_world)
+async def test_iteration_gives_back_what_it_has_not_returned_by_half_the_time(world: PopWorld) -> None:
+    for number in range(3):
+        world.broker.put(b"%d" % number)
+    async with world.consumer() as consumer:
+        message = await anext(consumer.messages(invisible_s=2))
+        await until(lambda: len(world.broker.of(CHANGE)) == 2)
+        await message.ack()
+    given_back = sorted((fields["offset"], fields["suspend"]) for fields in world.broker.of(CHANGE))
+    assert given_back == [("1", "true"), ("2", "true")]
+
+
+@on_both_backends(open_world)
 async def test_iteration_survives_unreachable_brokers(world: PopWorld) -> None:
     world.broker.put(b"x")
     refused = iter(range(8))
@@ -794,6 +807,25 @@ def test_life_of_a_message_on_a_broker(tmp_path: Path) -> None:
             [message] = await consumer.receive(invisible_s=10)
             await message.ack()
             assert await consumer.receive(wait_s=60) == []
+
+    run_with_our_broker(tmp_path, body)
+
+
+def test_slow_handlers_on_a_broker(tmp_path: Path) -> None:
+    """Messages that wait in the consumer for a slow handler are neither late nor count as redelivered."""
+
+    async def body(node: Node, options: ClientOptions) -> None:
+        async with Producer(NAMES, options=options) as producer:
+            await producer.send_many([Message("T", b"%d" % number) for number in range(6)])
+        handled: list[tuple[bytes, int]] = []
+        async with reading(options) as consumer:
+            async for message in consumer.messages(invisible_s=10):
+                await anyio.sleep(4)
+                await message.ack()
+                handled.append((message.body, message.reconsume_times))
+                if len(handled) == 6:
+                    break
+        assert sorted(handled) == [(b"%d" % number, 0) for number in range(6)]
 
     run_with_our_broker(tmp_path, body)
 
