@@ -69,7 +69,7 @@ class Replication(msgspec.Struct, frozen=True, kw_only=True):
 
     ha_service: HAService | None = None
     ha_client: HAClient | None = None
-    """The client of a slave; used only for statistics"""
+    """The client of a slave, for statistics and to know whether the slave follows its master"""
     client: RemotingClient | None = None
     """Client with which a slave copies its master's tables from `master_address`, which returns None while the address
     is unknown"""
@@ -123,7 +123,8 @@ class Broker:
         )
         self.slave_sync: SlaveSync | None = None
         if replication.client is not None and replication.master_address is not None:
-            self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
+            ha_client = None if options.keeps_tables_in_log else replication.ha_client
+            self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options, ha_client)
         self.group_log: GroupLog | None = None
         """Keeps the tables in the log; None outside a failover group"""
         if options.keeps_tables_in_log:

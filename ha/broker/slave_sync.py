@@ -6,11 +6,15 @@
     delay offsets         GET_ALL_DELAY_OFFSET (45)
     users, policies       AUTH_LIST_USER (3005) and AUTH_LIST_ACL (3010), only with authenticationEnabled
 
-The tables are copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are
-replaced as a whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The
-queues of topics that a halog master lists as deleted are cleared, too. A topic that is only missing in the master's
-table keeps its queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends
-GET_ALL_TOPIC_CONFIG to the master's fast port, which gives the same answer).
+The tables are copied at start, when the slave begins to follow the master, and every `slave_sync_interval_s`. A slave
+that has messages copies them only while it follows the master. Otherwise its log may differ from the master's, and be
+the one that is kept: consumer offsets of another history would let consumers skip messages of this one.
+
+Topics and groups are replaced as a whole when their data version differs, delay offsets when they differ; consumer
+offsets are merged. The queues of topics that a halog master lists as deleted are cleared, too. A topic that is only
+missing in the master's table keeps its queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every
+10 s in 4.9, also while the logs differ; it sends GET_ALL_TOPIC_CONFIG to the master's fast port, which gives the same
+answer).
 
 Offsets committed to this slave are sent to the master as commits (UPDATE_CONSUMER_OFFSET, 15). If the master can't be
 reached, the slave serves what it has. In a failover group nothing is copied once the tables come from the group's log
@@ -45,6 +49,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import NAME_SIZE_MAX
 from ha.remoting import RemotingClient
+from ha.replication.ha_client import HAClient
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ _NOT_YET = (
 
 class SlaveSync:
     """Copies the master's tables. `master_address` returns the master's host:port for clients; None while it is
-    unknown."""
+    unknown. `ha_client`: of a slave outside a failover group."""
 
     def __init__(
         self,
@@ -70,8 +75,10 @@ class SlaveSync:
         master_address: Callable[[], str | None],
         tables: Tables,
         options: BrokerOptions,
+        ha_client: HAClient | None = None,
     ) -> None:
         self._client = client
+        self._ha_client = ha_client
         self._master_address = master_address
         self._tables = tables
         self._topics = tables.topics
@@ -99,8 +106,9 @@ class SlaveSync:
     async def sync_once(self) -> bool:
         """Copies all tables once, and sends the offsets committed here; returns whether that succeeded.
 
-        Also returns True if the tables come from the group's log, so that nothing is copied. Logs and returns False if
-        the master's address is unknown, or requests fail or are refused. Raises DiskFailed.
+        Also returns True if the tables come from the group's log, so that nothing is copied. Returns False if
+        the log may differ from the master's; also logs it if the address is unknown, or requests fail or are refused.
+        Raises DiskFailed.
         """
         address = self._master_address()
         if address is None:
@@ -108,6 +116,8 @@ class SlaveSync:
                 self._offsets.on_master_contact(is_reachable=False)
             self._is_address_missed = True  # the first time is normal: no name server has answered yet
             self._report("the master's address is not known yet", "")
+            return False
+        if self._ha_client is not None and self._ha_client.may_differ:
             return False
         try:
             topics = java_json.read_as(TopicConfigTable, await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG))

@@ -10,7 +10,6 @@ from ha.replication.group_transfer import ALL_IN_SYNC, AckRequest
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.handshake import HandshakeOptions
-from ha.replication.statistics import HAClientState
 
 from .master_address import ask_min_offset, master_broker_address
 from .node import Node
@@ -84,12 +83,12 @@ async def follow_master(node: Node, ha_client: HAClient) -> None:
 
 
 async def sync_tables(node: Node, ha_client: HAClient) -> None:
-    """Requests a sync of the tables whenever the link to the master has been established, until cancelled.
+    """Requests a sync of the tables whenever the slave begins to follow the master, until cancelled.
 
     The sync also sends the master the consumer offsets that were committed on this slave while the master was down.
     """
     while True:
-        await ha_client.state.wait_transition(HAClientState.TRANSFER)
+        await ha_client.wait_following()
         if node.broker.slave_sync is not None:
             node.broker.slave_sync.sync_soon()
 

@@ -123,7 +123,8 @@ class HAClient:
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" if there is none."""
-        self._condition = self._logged_condition = Condition.NOT_STARTED
+        self._logged_condition = Condition.NOT_STARTED
+        self._condition = AsyncValue(Condition.NOT_STARTED)
         self._detail = ""
         self._ended_counts: Counter[Condition] = Counter()
         self._connection_count = 0
@@ -168,6 +169,16 @@ class HAClient:
         if self._session is not None and self._session.epoch < epoch:
             detail = f"its last term is {self._session.epoch}, the group is in {epoch}"
             self._session.close(SessionEnd(Condition.STALE_MASTER, detail))
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether the log here may have another history than the master's: it is not empty, and the master is not
+        followed."""
+        return self._log.min_offset >= 0 and self._condition.value is not Condition.CONNECTED
+
+    async def wait_following(self) -> None:
+        """Waits until the master is followed on another connection than now."""
+        await self._condition.wait_transition(Condition.CONNECTED)
 
     def note_caught_up(self) -> None:
         """Sets `has_caught_up`."""
@@ -346,9 +357,10 @@ class HAClient:
         """Sets the condition NO_DATA_YET without logging it, so that a lasting obstacle is logged once, not once per
         attempt."""
         detail = "the connection is open, but no data has come yet"
-        if self._condition not in GOOD_CONDITIONS:
-            detail += f"; before that {self._condition.value}: {self._detail}"
-        self._condition, self._detail = Condition.NO_DATA_YET, detail
+        before = self._condition.value
+        if before not in GOOD_CONDITIONS:
+            detail += f"; before that {before.value}: {self._detail}"
+        self._condition.value, self._detail = Condition.NO_DATA_YET, detail
 
     def _set_condition(self, condition: Condition, detail: str) -> None:
         """Sets the condition; logs it if it differs from the last one logged."""
@@ -356,8 +368,9 @@ class HAClient:
             level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
             master = self._master.value
             logger.log(level, "ha.client_%s master=%s detail=%r", condition.value, master, detail)
-        self._condition = self._logged_condition = condition
+        self._logged_condition = condition
         self._detail = detail
+        self._condition.value = condition
 
     def statistics(self) -> HAClientStatistics:
         """Returns a snapshot."""
@@ -365,7 +378,7 @@ class HAClient:
         is_open = self.state.value is HAClientState.TRANSFER and session is not None
         return HAClientStatistics(
             state=self.state.value,
-            condition=self._condition,
+            condition=self._condition.value,
             detail=self._detail,
             master_address=self._master.value,
             max_offset=self._log.max_offset.value,

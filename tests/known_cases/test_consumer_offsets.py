@@ -2,6 +2,7 @@
 
 import trio
 
+from ha.replication.statistics import Condition
 from tests.load.memory_cluster import Host, MemoryNetwork, open_client
 
 MASTER, SLAVE = "10.0.0.1", "10.0.0.2"
@@ -122,3 +123,25 @@ async def test_1094_offsets_of_a_master_restarted_before_its_slave_are_kept() ->
             assert slave.broker.offsets.get("CG", "TT", 0) == 2
             assert master.broker.offsets.get("CG", "TT", 0) == 2
             assert slave.broker.offsets.local_commits() == []
+
+
+async def test_a_slave_keeps_its_offsets_while_its_log_differs_from_the_masters() -> None:
+    """A master returns without its log, and its consumers begin anew there. The slave, whose log may be the one that is
+    kept, copied the new offsets, so that consumers of the slave's log would have skipped messages or got others again.
+    """
+    network, _, other = await stopped_pair()
+    async with Host(network, MASTER).node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
+        assert (await client.send(b"of another history")).code == 0
+        await master.broker.groups.find_or_create("CG")
+        assert (await client.commit(1)).code == 0
+        async with other.node("SLAVE") as slave:
+            await trio.sleep(30)
+            assert slave.ha_client is not None
+            assert slave.ha_client.statistics().condition is Condition.MASTER_BEHIND
+            assert slave.broker.offsets.get("CG", "TT", 0) == 5
+            for _ in range(20):  # now the master's log is longer
+                assert (await client.send(bytes(500))).code == 0
+            await trio.sleep(30)
+            assert slave.ha_client.statistics().condition is Condition.DIVERGED
+            assert slave.broker.offsets.get("CG", "TT", 0) == 5
+            assert master.broker.offsets.get("CG", "TT", 0) == 1

@@ -129,6 +129,8 @@ class Cluster(Machines):
         self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s to {own.sound_end}")
         # The slave keeps what lies behind damage, and is emptied if it is stuck.
         self._may_be_apart |= image.name == self.damaged_node and image.sound_end < image.used_end
+        if _differ(own, image):
+            self._remove_config(self.master)  # consumer offsets of another history
         self._replace_log(image)
         self._restart_slaves()
 
@@ -225,11 +227,15 @@ class Cluster(Machines):
         self.watch.on_other_log(MASTER)
         self._replace_log(image)
         self._was_cut_off = image.name == MASTER
-        for path in [path for path in machine.disk.inodes if path.parent.name == "config"]:
-            del machine.disk.inodes[path]  # an unreadable table also stops a node; clients create it again
+        self._remove_config(machine)  # an unreadable table also stops a node
         self._may_be_apart = True
         self._restart_slaves()
         self.start(machine)
+
+    def _remove_config(self, machine: Machine) -> None:
+        """Removes the tables of a stopped node; clients create them again."""
+        for path in [path for path in machine.disk.inodes if path.parent.name == "config"]:
+            del machine.disk.inodes[path]
 
     def empty(self, machine: Machine) -> None:
         """Empties a slave's store and restarts it."""
@@ -270,9 +276,7 @@ class Cluster(Machines):
         nodes = [self.node(MASTER), self.node(slave.name)]
         if not self.may_be_hidden or any(node is None or node.store.damage.open for node in nodes):
             return False
-        ours, theirs = self.image(self.master), self.image(slave)
-        begin, end = max(ours.begin, theirs.begin), min(ours.sound_end, theirs.sound_end)
-        return first_difference(ours, theirs, begin, end) is not None
+        return _differ(self.image(self.master), self.image(slave))
 
     def _keeps_damage(self, slave: Machine) -> bool:
         """Whether a slave can't be repaired, because its master's bytes don't match the checksums of what was damaged:
@@ -329,3 +333,9 @@ class Cluster(Machines):
             self.world.timers.call_in(START_AGAIN_S, self._replace, machine)
         else:
             super()._restart(machine, errors, is_excused=is_excused)
+
+
+def _differ(left: StoreImage, right: StoreImage) -> bool:
+    """Whether two logs differ within the range that both have."""
+    begin, end = max(left.begin, right.begin), min(left.sound_end, right.sound_end)
+    return first_difference(left, right, begin, end) is not None
