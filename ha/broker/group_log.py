@@ -120,6 +120,8 @@ class GroupLog:
         self._is_snapshot_wanted = False
         self._begun = trio.Event()
         """Set while this broker writes records of its epoch"""
+        self._delays_before: dict[int, int] | None = None
+        """The progress of delayed messages when the epoch began; None unless this broker is or was just the master"""
         self._snapshot_began = self._part_bytes = self._snapshot_bytes = 0
         self._snapshot_segment = -1
         """Start (physical offset) of the last segment if the newest snapshot is in it. With any other value, a new
@@ -223,6 +225,7 @@ class GroupLog:
             for physical_offset, record in ahead:
                 self._tables.follow(record)
                 self._promised = LogPosition(epoch=epoch, physical_offset=physical_offset)
+            self._delays_before = dict(self._tables.delay_offsets.table)
             self.journal.open(epoch)
             self._tables.begin_epoch()
         logger.info("group_log.epoch_began epoch=%d position=%r ahead=%d", epoch, self._replica.position, len(ahead))
@@ -242,22 +245,31 @@ class GroupLog:
     def end_epoch(self) -> None:
         """Stops writing; requests that wait for an acknowledgement fail with NO_MASTER.
 
-        If the replica is whole, its content replaces the tables, so that they lose changes that are not confirmed. Does
-        nothing if the journal is closed.
+        Removes changes from the tables as `_drop_unconfirmed` does. Does nothing if the journal is closed.
         """
         if self.journal.is_open:
             self.journal.close()
             self._parts = None
             self._is_snapshot_wanted = False
             self._begun = trio.Event()
-            if self._replica.is_whole:
-                self._tables.adopt(self._replica.state)
+            self._drop_unconfirmed()
 
     async def step_down(self) -> None:
-        """Replaces the tables with the replica, if it is whole, after services of the former role have ended."""
+        """Removes changes from the tables as `_drop_unconfirmed` does, after services of the former role have ended."""
+        self._drop_unconfirmed()
+        self._delays_before = None
+        await trio.lowlevel.checkpoint()
+
+    def _drop_unconfirmed(self) -> None:
+        """Replaces the tables with the replica if it is whole, so that they lose changes that are not confirmed.
+
+        Otherwise they only lose this epoch's progress of delayed messages: the copies that it counts may be truncated,
+        and would never be delivered. Records of it that are confirmed later are applied as any others.
+        """
         if self._replica.is_whole:
             self._tables.adopt(self._replica.state)
-        await trio.lowlevel.checkpoint()
+        elif self._delays_before is not None:
+            self._tables.delay_offsets.adopt(self._delays_before, self._log.max_offset.value)
 
     # ---- reading
 

@@ -165,9 +165,10 @@ def tags_code(record: Rec) -> int:
     if record.topic == SCHEDULE_TOPIC and "DELAY" in record.property_map:
         level = min(int(record.property_map["DELAY"]), len(DELAY_LEVELS_S))
         return record.store_ms + DELAY_LEVELS_S[level - 1] * 1000
-    if record.topic == TIMER_TOPIC and "TIMER_OUT_MS" in record.property_map:
-        return 2 * int(record.property_map["TIMER_OUT_MS"]) + ("TIMER_DEL_UNIQKEY" not in record.property_map)
-    return java_hash(record.tags)
+    due = record.property_map.get("TIMER_OUT_MS", "") if record.topic == TIMER_TOPIC else ""
+    if due.isascii() and due.isdigit() and len(due) <= 19 and 1 << 31 <= int(due) < 1 << 61:
+        return 2 * int(due) + ("TIMER_DEL_UNIQKEY" not in record.property_map)
+    return java_hash(record.tags)  # also if a flipped bit that no node can notice made the time unusable
 
 
 @lru_cache(maxsize=1 << 16)  # Cached because the same keys are looked up after each crash.
