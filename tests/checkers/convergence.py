@@ -4,7 +4,8 @@ Promises, after the cluster had enough time: every slave's log ends where its ma
 slave's start on; queues are complete on every node; every message of the log was consumed, at its queue offset.
 
 Fault model: faults are over; links and disks work, every node runs. Slaves that lawfully diverged from their master (it
-lost its tail, see `prefix`) have been wiped, as an operator does.
+lost its tail, see `prefix`) have been wiped, as an operator does. Messages before the image's `misread_to` may not be
+shown to consumers.
 
 Not checked: how long it took (the driver limits it), the index (checked by derived, once the nodes have stopped).
 """
@@ -58,6 +59,7 @@ def check_consumed(history: History, image: StoreImage, topics: frozenset[str]) 
         for record in image.records()
         if record.topic in topics
         and record.is_queued
+        and record.physical_offset >= image.misread_to
         and (record.topic, record.queue_id, record.queue_offset, body_id_of(record.body)) not in had
     ]
     if missed:

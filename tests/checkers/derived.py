@@ -16,7 +16,8 @@ duplicates, and no entries beyond the log. With `is_complete` none is missing. E
 once by walking its chain; with `is_complete` every record is indexed.
 
 Fault model: any store that a node has opened since its last crash. A running node's queues may lag behind its log, and
-its index file behind its memory: use `is_complete` for queues after a pause, and for the index after a stop.
+its index file behind its memory: use `is_complete` for queues after a pause, and for the index after a stop. Records
+before the image's `misread_to` need no entry, and may have a wrong one.
 
 Not checked: entries of records deleted by retention, the order of keys within one record.
 """
@@ -69,7 +70,7 @@ def check_queues(image: StoreImage, *, is_complete: bool, flushed_end: int | Non
     found: list[Violation] = []
     expected: dict[tuple[str, int], dict[int, Rec]] = {}
     for record in image.records():
-        if record.is_queued:
+        if record.is_queued and record.physical_offset >= image.misread_to:
             expected.setdefault((record.topic, record.queue_id), {})[record.queue_offset] = record
     for queue, entries in sorted(read_queues(image).items()):
         found.extend(_check_queue(image, queue, entries, expected.get(queue, {}), flushed_end))
@@ -99,7 +100,7 @@ def _check_queue(
     flushed_end: int | None,
 ) -> list[Violation]:
     found = []
-    begin, end = image.begin, image.log_range()[1]
+    begin, end = max(image.begin, image.misread_to), image.log_range()[1]
     previous = min(entries, default=0) - 1
     for offset, (physical, size, code) in sorted(entries.items()):
         problem = ""
@@ -188,7 +189,8 @@ def check_index(image: StoreImage, *, is_complete: bool, slot_count: int, tags: 
     """Checks the index files: `slot_count` is maxHashSlotNum, `tags` whether tags are indexed."""
     found: list[Violation] = []
     held: Counter[tuple[int, int]] = Counter()  # (physical offset, hash)
-    records = {record.physical_offset: record for record in image.records()}
+    begin = max(image.begin, image.misread_to)
+    records = {record.physical_offset: record for record in image.records() if record.physical_offset >= begin}
     for name, content in image.folder("index"):
         found.extend(_check_index_file(image, name, content, slot_count, held, records))
         if len(found) >= _SHOWN_MAX:
@@ -258,7 +260,7 @@ def _check_index_file(
         found.append(Violation(CHECKER, f"{where}: {used} slots are used, the header says {used_slots}"))
     for number in range(1, next_entry):
         hashed, physical, seconds, _ = INDEX_ENTRY.unpack_from(content, entries_at + number * INDEX_ENTRY.size)
-        if physical < image.begin:
+        if physical < max(image.begin, image.misread_to):
             continue
         problem = ""
         record = records.get(physical)

@@ -4,7 +4,8 @@ Promises: within each topic and queue the messages of the log have consecutive q
 at 0. A stored message has the queue offset reported to its client. No two reported messages share a queue offset, and
 no node delivers two different messages at one queue offset, unless the first was lost lawfully.
 
-Fault model: as in durability: kills never free an offset, a power loss frees those of unflushed messages.
+Fault model: as in durability: kills never free an offset, a power loss frees those of unflushed messages. Records
+before the image's `misread_to` may have any queue and queue offset.
 
 Not checked: prepared and rolled-back transactions (they have none), the files of consume queues (derived).
 """
@@ -26,11 +27,12 @@ def check_log(image: StoreImage) -> list[Violation]:
     """Checks a log alone: offsets are dense."""
     found = []
     following: dict[tuple[str, int], int] = {}
+    begins_at_0 = image.begin == image.misread_to == 0
     for record in image.records():
-        if not record.is_queued:
+        if not record.is_queued or record.physical_offset < image.misread_to:
             continue
         queue = record.topic, record.queue_id
-        expected = following.get(queue, 0 if image.begin == 0 else record.queue_offset)
+        expected = following.get(queue, 0 if begins_at_0 else record.queue_offset)
         if record.queue_offset != expected:
             text = (
                 f"{image.name}: the record at {record.physical_offset} has offset {record.queue_offset} in queue "
@@ -50,7 +52,7 @@ def _answered_is_stored(history: History, image: StoreImage, node: str) -> list[
         record = records.get(accepted.answered.physical_offset)
         if record is None or body_id_of(record.body) != accepted.sent.body_id:
             continue  # lost, lawfully or not: checked by durability
-        if record.queue_offset != accepted.answered.queue_offset:
+        if record.queue_offset != accepted.answered.queue_offset and record.physical_offset >= image.misread_to:
             text = f"{accepted}: it is stored with queue offset {record.queue_offset}"
             found.append(Violation(CHECKER, text))
     return found

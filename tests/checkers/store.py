@@ -26,7 +26,8 @@ class StoreImage:
     """The files of one node; names are relative to the store's root, with slashes.
 
     `segment_size` (bytes) defaults to the size of the commitlog's files, which are all of one size. `end`: the physical
-    offset of the log's end, if known. `name` is the node's, for messages.
+    offset of the log's end, if known. `name` is the node's, for messages. `misread_to`: physical offset; a bit that no
+    node can notice may have flipped in a record before it, for example in its queue, its queue offset or a time.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class StoreImage:
         *,
         end: int | None = None,
         name: str = "store",
+        misread_to: int = 0,
     ) -> None:
         self.files = files
         self.name = name
+        self.misread_to = misread_to
         self.segments: dict[int, Bytes] = {}
         for path in sorted(files):
             folder, _, file = path.partition("/")

@@ -27,8 +27,9 @@ def record(topic: str, key: bytes, store_ms: int, properties: bytes) -> Rec:
 class Image:
     """A log of these records."""
 
-    def __init__(self, *records: Rec) -> None:
+    def __init__(self, *records: Rec, misread_to: int) -> None:
         self._records = records
+        self.misread_to = misread_to
 
     def records(self) -> tuple[Rec, ...]:
         return self._records
@@ -43,7 +44,7 @@ def found(
     clock_is_steady: bool = True,
     misread_to: int = 0,
 ) -> list[str]:
-    image: Any = Image(*records)
+    image: Any = Image(*records, misread_to=misread_to)
     violations = check(
         [TimerSent(b"k", DUE_MS, is_acknowledged)],
         image,
@@ -52,7 +53,6 @@ def found(
         may_lose=may_lose,
         may_repeat=may_repeat,
         clock_is_steady=clock_is_steady,
-        misread_to=misread_to,
     )
     return [text for _, text in violations]
 

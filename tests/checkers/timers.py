@@ -4,8 +4,7 @@ Promises for the log of the master at the end of a run, when nothing more is due
 - A message is delivered at or after its due time, by the clock of the node that stored the delivered copy. A clock may
   be set back between the decision to deliver and the put. Unless `clock_is_steady`, the time of the decision, which the
   copy has in its property TIMER_DEQUEUE_MS, counts as well. Exception: the message or its copy was in the log when a
-  bit flipped that no node can notice, such as one of its due time or store time (before `misread_to`, a physical
-  offset).
+  bit flipped that no node can notice, such as one of its due time or store time (before the image's `misread_to`).
 - A message that was answered with PUT_OK, and is due, is delivered. Exceptions: a fault lost it before, so that the log
   has neither the message in rmq_sys_wheel_timer nor a delivered copy (`may_lose`); or such a bit flipped.
 - A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced, could not save its progress
@@ -47,7 +46,6 @@ def check(
     may_lose: bool,
     may_repeat: bool,
     clock_is_steady: bool,
-    misread_to: int = 0,
 ) -> list[Violation]:
     """Checks the messages `sent` to `topic`. `now_ms`: what is due by then on the master must be delivered."""
     waiting: dict[bytes, Rec] = {}
@@ -60,7 +58,7 @@ def check(
             waiting[record.body] = record
         else:
             continue
-        if record.physical_offset < misread_to:
+        if record.physical_offset < image.misread_to:
             misread.add(record.body)
     found = []
     known = {message.key: message for message in sent}

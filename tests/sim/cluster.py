@@ -79,8 +79,6 @@ class Cluster(Machines):
         """Whether damage may have shortened the master's log"""
         self.may_be_hidden = False
         """Whether damage hit bytes without a checksum, which no node can find"""
-        self.misread_to = 0
-        """End of the master's log when such damage left a valid record there, of another queue for example"""
         names = [MASTER, *(f"s{number}" for number in range(1, options.slave_count + 1))]
         self.machines |= {name: self._add(name, partial(open_node, config_of(options, name))) for name in names}
         if options.separate_name_server:

@@ -86,6 +86,9 @@ class Machines:
         """No process is restarted from now on"""
         self.excused: dict[str, set[str]] = {}
         """Node -> names of the errors that injected faults may cause"""
+        self.misread_to = 0
+        """End of the master's log when damage that no node can notice left a valid record there, for example of another
+        queue"""
         self._segment_size = options.segment_size
         self._nursery = nursery
 
@@ -149,7 +152,8 @@ class Machines:
 
     def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:
         """Returns a node's current files; `end`: the end of its log, if known."""
-        return StoreImage(machine.disk.image(ROOT), self._segment_size, end=end, name=machine.name)
+        files = machine.disk.image(ROOT)
+        return StoreImage(files, self._segment_size, end=end, name=machine.name, misread_to=self.misread_to)
 
     def open_images(self) -> dict[str, StoreImage]:
         """Returns the files of the nodes that have opened their store."""

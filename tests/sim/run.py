@@ -120,10 +120,6 @@ class Run:
         """Whether timer messages may have been delivered twice."""
         raise NotImplementedError
 
-    def _misread_to(self) -> int:
-        """Physical offset; a fault that no node could notice may have hidden the messages before it from POP."""
-        return 0
-
     def _consumers(self) -> Sequence[Consumer]:
         raise NotImplementedError
 
@@ -217,9 +213,9 @@ class Run:
             return
         pops.is_draining = True
         await self._until(lambda: all(sender.is_idle for sender in senders), POPS_S)
-        begin = self._misread_to()
-        log = self._master_image().records()
-        records = [record for record in log if record.topic == TOPIC and record.physical_offset >= begin]
+        log = self._master_image()
+        readable = [record for record in log.records() if record.physical_offset >= log.misread_to]
+        records = [record for record in readable if record.topic == TOPIC]
         keys = [key for key in (body_id_of(record.body) for record in records) if key is not None]
         await self._until(lambda: pops.finished.issuperset(keys) and not self._is_in_flight(), POPS_S)
         for consumer in self._poppers:
@@ -258,7 +254,6 @@ class Run:
                 may_lose=self._may_lose(),
                 may_repeat=self._may_repeat(),
                 clock_is_steady=not self.faults.set_back_s,
-                misread_to=self._misread_to(),
             )
         )
 

@@ -163,9 +163,6 @@ class FixedRun(Run):
         was_late = any("broker.save_timed_out" in line for line in self.world.trace)
         return has_crashed or was_late or self.faults.set_back_s > 0 or self.watch.faults["disk_full"] > 0
 
-    def _misread_to(self) -> int:
-        return self.cluster.misread_to
-
     def _consumers(self) -> list[Consumer]:
         cluster, options = self.cluster, self.plan.options
         return [

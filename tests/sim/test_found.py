@@ -23,6 +23,7 @@ from tests.sim.workload import TOPIC
 
 QUEUE_ID_AT = 15
 """The low byte of the queue id in a record"""
+QUEUE_OFFSET_AT = 20
 STORE_TIME_AT = 56
 SLOT_COUNT_AT = 32
 """The high byte of the number of used slots in an index file's header"""
@@ -552,6 +553,23 @@ def test_what_a_slave_requests_acknowledges_no_message(outcome: Outcome) -> None
     What it requested was taken for an acknowledgement of messages that it does not have.
     """
     assert any(" s2 WARNING ha.client_diverged" in line for line in outcome.trace), outcome.trace
+
+
+def test_a_message_whose_queue_offset_a_hidden_flip_changed_is_not_delivered(
+    plan: AnyPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit flips in the queue offset of a message in the log of an ASYNC_MASTER, before its bytes have a checksum.
+
+    The operator keeps that log, and no node can know the right offset. The checkers still expected it.
+    """
+
+    def find(disk: SimDisk) -> tuple[Path, int]:
+        path, at = records_in(disk, TOPIC)[-1]
+        return path, at + QUEUE_OFFSET_AT + 6
+
+    flip_at(monkeypatch, find, 0x20)
+    outcome = run(plan)
+    assert any("operator: s1 is emptied" in line for line in outcome.trace)
 
 
 def test_an_entry_of_the_index_holds_no_more_than_68_years(plan: AnyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
