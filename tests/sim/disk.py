@@ -235,8 +235,8 @@ class SimDisk(HeldFiles[Inode]):
         """Duration of the operations since it was last queried"""
         self.owed_slowness_s = 0.0
         """Additional duration, unless the disk becomes fast"""
-        self.has_failed_sync = False
-        """Whether a sync has failed with EIO, after which the process ends"""
+        self.failed: set[str] = set()
+        """Kinds of operations that have failed with EIO; after a sync or a write to the log, the process ends"""
 
     # what happens to it
 
@@ -276,7 +276,7 @@ class SimDisk(HeldFiles[Inode]):
             faults.fail_next[key] -= 1
             if partly is not None:
                 partly(self.chance.random())
-            self.has_failed_sync |= operation == "sync"
+            self.failed.add(operation)
             self.world.note(f"{self.name} EIO {operation} {path.name}")
             raise OSError(errno.EIO, "Input/output error", str(path))
 

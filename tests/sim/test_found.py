@@ -686,3 +686,11 @@ def test_a_master_that_loses_its_role_before_a_snapshot_has_delivered_no_delayed
     The copy was truncated, but the progress stayed in its tables, so it did not deliver the message in its next term.
     """
     assert any("ha.truncation_started" in line for line in outcome.trace)
+
+
+def test_a_write_that_fails_as_a_node_opens_leaves_bytes_behind_the_end(outcome: Outcome) -> None:
+    """A process is paused while it opens its store. When it resumes, a write to the log fails after a part of it.
+
+    The log is looked at only then, and the checker took the written part for records that recovery had not found.
+    """
+    assert any("m EIO write 000" in line for line in outcome.trace)

@@ -181,4 +181,4 @@ class GroupFaults(Faults):
 
 def _is_ending(process: Process | None) -> bool:
     """Whether a process will soon not be present, although nothing disturbs it."""
-    return process is not None and (process.stop_wanted.is_set() or process.disk.has_failed_sync)
+    return process is not None and (process.stop_wanted.is_set() or "sync" in process.disk.failed)
