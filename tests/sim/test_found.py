@@ -694,3 +694,11 @@ def test_a_write_that_fails_as_a_node_opens_leaves_bytes_behind_the_end(outcome:
     The log is looked at only then, and the checker took the written part for records that recovery had not found.
     """
     assert any("m EIO write 000" in line for line in outcome.trace)
+
+
+def test_on_a_full_disk_no_checksum_shows_damage(outcome: Outcome) -> None:
+    """Zeros hit the end of a record's properties in a master's log while its disk is full, so that it has no checksums.
+
+    The checker expected checksums four seconds after a sync, so the operator did not compare the logs.
+    """
+    assert any("replaces m's" in line for line in outcome.trace)

@@ -226,6 +226,8 @@ class Watch(Observer):
             if process is None or process.node is None or process.is_paused:
                 self._synced.pop(machine.name, None)
                 continue
+            if machine.disk.faults.is_full:  # checksums are written once there is room
+                continue
             end = min(machine.disk.synced_log_end(machine.root / "commitlog"), process.node.store.log.max_offset.value)
             self._synced.setdefault(machine.name, deque(maxlen=SYNCED_LOOKS)).append(end)
 
