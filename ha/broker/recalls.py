@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError, refuse_if
-from ha.broker.send_message import encode_peer, take_timer
+from ha.broker.send_message import check_properties, encode_peer, take_timer
 from ha.broker.stored_properties import answered_properties
 from ha.broker.timers import TimerService
 from ha.errors import RemoteProtocolError
@@ -72,6 +72,7 @@ class RecallProcessor:
             PRODUCER_GROUP: request.producer_group or "",
         }
         message.properties = encode_properties(properties)
+        check_properties(message.properties)
         take_timer(message, properties, now_ms, self._options)
         put = PutRequest(messages=(message,))
         await self._puts.settle([put])

@@ -18,7 +18,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest, message_waits
 from ha.broker.queue_locks import QueueLocks
 from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
-from ha.broker.send_message import MessageMaker, encode_peer
+from ha.broker.send_message import MessageMaker, check_properties, encode_peer
 from ha.broker.stored_properties import answered_properties, join
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -74,6 +74,7 @@ class ReplyProcessor:
         request = parse_header(SendMessageRequest, command.ext_fields)
         queue_id = self._maker.queue_for(request, await self._maker.topic_for(request))
         self._maker.check_size(command.body)
+        check_properties(request.properties)
         size_after = self._reply_bytes + len(command.body) + len(request.properties)
         if self._reply_count >= options.replies_in_flight_max or size_after > options.reply_bytes_max:
             waiting = f"{self._reply_count} replies of {self._reply_bytes} bytes wait"

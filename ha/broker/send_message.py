@@ -141,6 +141,7 @@ class MessageMaker:
             self.check_size(body)
         is_batch = request.batch or command.code == _BATCH
         text = request.properties
+        check_properties(text)
         usual = None if is_batch else self.properties.usual(text)
         # Properties are decoded only if the message may have to be stored elsewhere first.
         may_take_detour = usual is None and ("DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text)
@@ -220,9 +221,12 @@ class MessageMaker:
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry or long topics: {topic}"
             )
         sys_flag, born_timestamp, times = request.sys_flag, request.born_timestamp, request.reconsume_times
+        parts = decode_batch(body, count_max=self._batch_count_max)
+        for _, _, own in parts:
+            check_properties(own)
         return [
             Message(topic, queue_id, part, join(own, properties), flag, sys_flag, born_timestamp, born_host, times)
-            for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
+            for flag, part, own in parts
         ]
 
     def _take_detour(self, message: Message) -> str | None:
@@ -269,6 +273,17 @@ _UNUSUAL_SYS_FLAGS = ~(
     | SysFlag.COMPRESSION_TYPE_MASK
     | ~0x7FF
 )
+
+
+def check_properties(properties: str | bytes) -> None:
+    """Raises RefusedError for a property string with the character NUL.
+
+    Recovery after a crash would take it for a part of the record that was never written, and cut the log off there.
+    """
+    if "\0" in properties if isinstance(properties, str) else 0 in properties:
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: its properties contain the character NUL"
+        )
 
 
 def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:

@@ -241,6 +241,8 @@ def _message_fault(message: Message) -> str:
         msgspec.convert(message, _Storable, from_attributes=True, builtin_types=(bytes, bytearray, memoryview))
     except msgspec.ValidationError as error:
         return f"the message can't be stored: {error}"
+    if b"\0" in bytes(message.properties):
+        return "the message can't be stored: its properties contain the character NUL"
     return "" if len(message.born_host) in _HOST_SIZES else "the message can't be stored: born_host is no host"
 
 

@@ -199,6 +199,7 @@ async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) ->
         ({"topic": b"t"}, "topic"),
         ({"body": "text"}, "Expected `bytes`, got `str` - at `$.body`"),
         ({"properties": "TAGS\x01a\x02"}, "properties"),
+        ({"properties": b"A\x01\0\x02"}, "NUL"),
         ({"flag": 1 << 31}, "flag"),
         ({"sys_flag": 1 << 40}, "sys_flag"),
         ({"born_timestamp_ms": 1 << 63}, "born_timestamp_ms"),
