@@ -96,21 +96,27 @@ class PutService:
             try:
                 yield
             finally:
-                self._state = _QueueState.CLOSED
                 self._scope.cancel()
-                requests, self._queue = self._queue, []
-                self._refuse(requests, Cause.STOPPING, STOPPING)
-                self._drained.unpark_all()
+                self._close()
 
     async def _run(self) -> None:
-        with self._scope:
-            while True:
-                if self._state is _QueueState.BLOCKED:
-                    await self._unblock()
-                elif self._queue:
-                    self.drain()
-                else:
-                    await self._wanted.park()
+        try:
+            with self._scope:
+                while True:
+                    if self._state is _QueueState.BLOCKED:
+                        await self._unblock()
+                    elif self._queue:
+                        self.drain()
+                    else:
+                        await self._wanted.park()
+        finally:
+            self._close()  # also if the disk failed: a change of role waits for the queue, shielded from cancellation
+
+    def _close(self) -> None:
+        self._state = _QueueState.CLOSED
+        requests, self._queue = self._queue, []
+        self._refuse(requests, Cause.STOPPING, STOPPING)
+        self._drained.unpark_all()
 
     async def put(self, messages: Sequence[Message]) -> list[PutResult]:
         """Puts `messages`, waits for all answers and returns them in order. For library users. If cancelled, the
@@ -198,8 +204,8 @@ class PutService:
                 self._drain(requests)
         finally:
             self._is_draining = False
-        if self._drained:
-            self._drained.unpark_all()
+            if self._drained:
+                self._drained.unpark_all()
 
     def _drain(self, requests: Sequence[PutRequest]) -> None:
         admitted = self._admit(requests)

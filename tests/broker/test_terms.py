@@ -3,6 +3,7 @@
 Times are virtual and exact. Clients keep their connection throughout.
 """
 
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from ha.broker.options import BrokerRole, ReplicaPolicy
 from ha.broker.put_request import PutRequest
 from ha.broker.standing import FOREVER, Standing
 from ha.broker.timers import SEEN
+from ha.errors import DiskFailed
 from ha.protocol import java_json
 from ha.protocol.bodies import DelayOffsets
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
@@ -28,7 +30,7 @@ from ha.store.commitlog import UNLIMITED
 from tests.broker.node import Node, StalledSync, open_node
 from tests.broker.test_put import message, put, slave_of
 from tests.replication.members import MemberSide, lead
-from tests.store.disks import run_inline
+from tests.store.disks import MemoryDisk, run_inline
 
 Step = Callable[..., Awaitable[None]]
 
@@ -607,3 +609,28 @@ async def test_new_master_resets_no_consumer_before_it_serves_older_messages(tmp
         assert [record.body for record in node.records(await node.pull(3))] == [b"2"]
         beyond = await node.pull(9)
         assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "4")
+
+
+async def test_a_disk_that_fails_while_a_put_waits_for_a_segment_does_not_hold_up_a_change_of_role(
+    tmp_path: Path,
+) -> None:
+    """The change waits, shielded from cancellation, until no put is queued; the process never ended."""
+    hold, disk = Hold(), MemoryDisk()
+
+    async def step_down() -> None:
+        async with (
+            member(tmp_path, disk=disk, run_blocking=hold, store_changes={"segment_size": 4096}) as node,
+            trio.open_nursery() as nursery,
+        ):
+            await node.broker.become_master(1)
+            hold.begin()
+            await put_later(node, nursery, *[message(bytes(900)) for _ in range(12)])
+            nursery.start_soon(node.broker.become_slave, 1)
+            await wait_all_tasks_blocked()
+            disk.refuse = lambda operation, path: errno.EIO if operation == "pwrite" else None
+            hold.end()
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await step_down()
+    assert caught.group_contains(DiskFailed)
