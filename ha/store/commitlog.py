@@ -24,7 +24,7 @@ from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_filler
 from ha.store.checksums import Checksums
 from ha.store.damage import DamageRegistry, FoundBy
-from ha.store.files import Disk
+from ha.store.files import Disk, File
 from ha.store.log_reset import make_waiting_segment, move_aside
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
@@ -277,6 +277,7 @@ class CommitLog(SegmentedLog):
                 raise ValueError(f"append at {physical_offset}, but the log ends at {self.max_offset.value}")
             if size == 0:
                 return
+            await self.clear_torn()
             segment, position = self._tail()
             assert segment is not None
             if position == self.segment_size:
@@ -296,12 +297,14 @@ class CommitLog(SegmentedLog):
         """Returns the place in a file at which the caller may write the master's next bytes itself. The caller must
         then call `note_appended`, without an await in between.
 
-        None if only `append_raw` can append them: a new segment is needed, appends are held, or the file has no
-        descriptor.
+        None if only `append_raw` can append them: a new segment is needed, appends are held, a write failed, or the
+        file has no descriptor.
         """
         segment, position = self._tail()
         descriptor = None if segment is None else segment.file.descriptor
-        if segment is None or descriptor is None or position == self.segment_size or self._append_lock.locked():
+        if segment is None or descriptor is None or position == self.segment_size:
+            return None
+        if self._append_lock.locked() or self.is_torn:
             return None
         return LogTail(descriptor, position, self.segment_size - position)
 
@@ -397,6 +400,17 @@ class CommitLog(SegmentedLog):
         """
         return self._torn_to > self.max_offset.value
 
+    async def clear_torn(self) -> None:
+        """Overwrites the bytes that a failed write may have left after the log's end with zeros, and syncs them.
+
+        Other bytes may follow only then: they could end where one of the old records begins, and recovery after a crash
+        would take that one for theirs. Does nothing unless `is_torn`. Raises OSError if the disk refuses.
+        """
+        segment, position = self._tail()
+        if segment is not None and self.max_offset.value < self._torn_to <= segment.end:
+            await self._run_blocking(_clear, segment.file, position, self._torn_to - self.max_offset.value)
+            self._torn_to = 0
+
     def _publish(self, segment: Segment, position: int) -> None:
         """Raises `max_offset` to `position` in the last segment, up to which bytes were written; called once per chunk.
         Requests the next segment if more than half of this one is used, and the release of cold pages when it is
@@ -468,3 +482,8 @@ async def _no_note(begin: int) -> None:
 
 
 __all__ = ["UNLIMITED", "CommitLog"]
+
+
+def _clear(file: File, position: int, size: int) -> None:
+    file.zero(position, size)
+    file.sync()

@@ -272,12 +272,16 @@ class MessageStore:
     async def become_master(self) -> None:
         """Makes the log accept puts, after the last append of a master's bytes.
 
-        Removes an incomplete last record. Reads the next queue offsets and the last store time from the records that
-        are not dispatched yet, so that puts need not wait for dispatch. Raises CorruptLog or DamagedBytes if these
-        records can't be read, and the errors of `truncate`.
+        Removes an incomplete last record, and what a failed write may have left after it. Reads the next queue offsets
+        and the last store time from the records that are not dispatched yet, so that puts need not wait for dispatch.
+        Raises CorruptLog or DamagedBytes if these records can't be read, and the errors of `truncate`.
         """
         async with self.log.appends_held():
             end = (await self._read_undispatched()).end
+            try:
+                await self.log.clear_torn()
+            except OSError as error:
+                raise DiskFailed(self.log.segments[-1].file.path, "write", str(error)) from error
         await self.truncate(end)
         async with self.log.appends_held():
             await self._set_next_offsets()

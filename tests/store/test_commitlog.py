@@ -386,9 +386,35 @@ async def test_a_stop_is_clean_after_a_refused_write_was_repeated() -> None:
         assert store.log.is_torn
         disk.refuse = lambda operation, path: None
         await store.log.append_raw(0, b"a")
-        assert store.log.is_torn
-        await store.log.append_raw(1, b"b")
         assert not store.log.is_torn
+
+
+@pytest.mark.parametrize("is_promoted", [False, True])
+async def test_records_of_a_refused_write_do_not_follow_what_is_written_instead(*, is_promoted: bool) -> None:
+    """A slave's disk is full after some records of its master. It follows another master, with records of that size."""
+    logs = []
+    for numbers in ((0, 1, 2, 4), (0, 3)):
+        async with open_small() as store:
+            await store.log.put([message(number, size=50) for number in numbers])
+            logs.append(await all_bytes(store))
+    [old, new], disk = logs, MemoryDisk()
+    first_size = len(new) // 2
+    async with open_small(disk, is_slave=True) as store:
+        await store.log.append_raw(0, old[:first_size])
+        disk.taken_bytes = len(old) - first_size - 1
+        disk.refuse = lambda operation, path: errno.ENOSPC if operation == "pwrite" else None
+        with pytest.raises(OSError, match="ENOSPC"):
+            await store.log.append_raw(first_size, old[first_size:])
+        disk.refuse = lambda operation, path: None
+        disk.refusal = None
+        if is_promoted:
+            await store.become_master()
+            await store.log.put([message(3, size=50)])
+        else:
+            await store.log.append_raw(first_size, new[first_size:])
+        killed = disk.kill()
+    async with open_small(killed, is_slave=True) as store:
+        assert [record.body for record in await records(store)] == [message(n, size=50).body for n in (0, 3)]
 
 
 async def test_a_refused_filler_fails_the_put() -> None:
