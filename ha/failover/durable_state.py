@@ -68,6 +68,9 @@ class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there is no log."""
     has_term: bool
     """Whether the log's epoch history has a term."""
+    is_shorter: bool
+    """Whether the log ends before what was flushed or confirmed: the kernel can drop pages that a failed sync left
+    unwritten."""
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -80,8 +83,15 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 REASON_UNCLEAN = "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing"
 REASON_NO_TERM = "there is no term in the log, so it may have been deleted or have lost its first records"
+REASON_SHORTER = "the log ends before what had been flushed or confirmed, so acknowledged messages may be missing"
 
 _UNKNOWN = _Content(boot_id=None, flushes_first=False, is_complete=False, is_new=False)
+
+
+def _reason(start: StartConditions) -> str:
+    if not start.has_term:
+        return REASON_NO_TERM
+    return REASON_SHORTER if start.is_shorter else REASON_UNCLEAN
 
 
 class DurableState:
@@ -125,17 +135,18 @@ class DurableState:
         is_new = start.is_empty if last is None else last.is_new
         if last is None:  # a new store, or one of a release that did not write this file
             is_flushed = start.was_stopped_cleanly
-            is_complete = is_flushed and not is_new
+            is_complete = is_flushed and not is_new and not start.is_shorter
         else:
             is_flushed = start.was_stopped_cleanly or last.flushes_first
             has_page_cache = start.boot_id is not None and start.boot_id == last.boot_id
-            is_complete = last.is_complete and start.has_term and (is_flushed or has_page_cache)
+            has_all = start.has_term and not start.is_shorter and (is_flushed or has_page_cache)
+            is_complete = last.is_complete and has_all
         if not is_complete and not is_new:
             logger.warning(
                 "member.log_incomplete boot_id=%s last_boot_id=%s reason=%r hint=%r",
                 start.boot_id,
                 None if last is None else last.boot_id,
-                REASON_UNCLEAN if start.has_term else REASON_NO_TERM,
+                _reason(start),
                 "members that have them are elected before this one, until it has caught up with a master",
             )
         # Pages that an earlier process left in the page cache may still not be flushed.

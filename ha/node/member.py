@@ -227,6 +227,7 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
                 was_stopped_cleanly=store.recovered_clean,
                 is_empty=not store.max_offset and node.store.epochs.last is None,
                 has_term=node.store.epochs.last is not None,
+                is_shorter=node.store.recovery.is_shorter,
             )
         )
         async with open_member(agreement, NodeRole(node), options, state, leave_timeout_s=leave_timeout_s) as member:

@@ -41,6 +41,8 @@ class RecoverySummary(msgspec.Struct, frozen=True):
     max_offset: int = 0
     truncated_bytes: int = 0
     duration_s: float = 0.0
+    is_shorter: bool = False
+    """Whether the log ends before what the checkpoint says was flushed or confirmed"""
 
 
 class StoreRecovery:
@@ -53,6 +55,7 @@ class StoreRecovery:
         self._truncate_at: int | None = None
         self._queue_ends: QueueEnds = {}
         self._lost_from: int | None = None
+        self._is_shorter = False
         self._found_ends: list[tuple[ConsumeQueue, int, int]] = []
         """After a crash: queues, their ends before entries were removed, and where their last records end (bytes)"""
         self._are_ends_flushed = False
@@ -97,7 +100,11 @@ class StoreRecovery:
             await run(queues.correct_min, max(log.min_offset, 0))
         await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))
         summary = RecoverySummary(
-            self._is_clean, recovered.max_offset, recovered.truncated_bytes, trio.current_time() - began
+            is_clean=self._is_clean,
+            max_offset=recovered.max_offset,
+            truncated_bytes=recovered.truncated_bytes,
+            duration_s=trio.current_time() - began,
+            is_shorter=self._is_shorter,
         )
         logger.info(
             "store.recovered root=%s clean=%s min_offset=%d max_offset=%d truncated_bytes=%d dispatched_from=%d"
@@ -166,8 +173,9 @@ class StoreRecovery:
             hint = "if it was not deleted on purpose, stop this node and check that its disk is mounted"
             logger.error("commitlog.lost directory=%s hint=%r", options.commitlog_path, hint)
             await parts.epochs.truncate_from(0)
-        is_shorter = recovered.max_offset < max(flushed_to, confirmed) or parts.log.min_offset < known_begin
-        if recovered.queues_kept_to or is_shorter or (flushed_to and options.is_slave):
+        self._is_shorter = recovered.max_offset < max(flushed_to, confirmed)
+        is_changed = self._is_shorter or parts.log.min_offset < known_begin
+        if recovered.queues_kept_to or is_changed or (flushed_to and options.is_slave):
             await checkpointer.write()  # so that the next start finds the same end
         await run(parts.verified.begin, recovered.scanned_from, recovered.max_offset)
         parts.log.last_store_timestamp_ms = recovered.last_store_timestamp_ms

@@ -244,6 +244,7 @@ class Node:
                 was_stopped_cleanly=self.was_stopped_cleanly,
                 is_empty=self.role.position == LogPosition(0, 0),
                 has_term=self.role.position.epoch > 0,
+                is_shorter=False,
             )
         )
 

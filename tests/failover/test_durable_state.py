@@ -13,11 +13,12 @@ OTHER_BOOT: Changes = {"boot_id": "b"}
 NO_BOOT: Changes = {"boot_id": None}
 EMPTY: Changes = {"is_empty": True, "has_term": False}
 NO_TERM: Changes = {"has_term": False}
+SHORTER: Changes = {"is_shorter": True}
 
 
 def start(*changes: Changes) -> StartConditions:
     made: Changes = {"boot_id": "a", "flushes_first": False, "was_stopped_cleanly": False}
-    made |= {"is_empty": False, "has_term": True}
+    made |= {"is_empty": False, "has_term": True, "is_shorter": False}
     for change in changes:
         made |= change
     return StartConditions(**made)  # type: ignore[arg-type]
@@ -48,6 +49,10 @@ async def state_after(*starts: StartConditions) -> DurableState:
         ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT)], False),  # incomplete until it has caught up
         ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT, CLEAN)], False),
         ([start(CLEAN), start(CLEAN, NO_TERM)], False),  # the log was deleted
+        ([start(CLEAN), start(SHORTER)], False),  # a failed sync: the kernel had dropped the pages
+        ([start(CLEAN, SYNC), start(SYNC, SHORTER)], False),
+        ([start(CLEAN), start(SHORTER), start(CLEAN)], False),
+        ([start(CLEAN, SHORTER)], False),
         ([start(CLEAN), start(CLEAN, NO_TERM), start(CLEAN)], False),  # and copied in part since
     ],
 )

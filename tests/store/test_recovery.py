@@ -565,6 +565,23 @@ async def test_a_record_with_zeros_in_its_properties_that_was_flushed_for_sure_i
         assert store.log.max_offset.value == (result.next_offset if is_known else 0)
 
 
+@pytest.mark.parametrize("is_dropped", [True, False])
+async def test_recovery_knows_that_flushed_bytes_are_gone(*, is_dropped: bool) -> None:
+    """The kernel has dropped pages that a failed sync left unwritten."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        await store.log.put([message(number) for number in range(3)])
+        raw = await all_bytes(store)
+        await store.flusher.flush()
+        await store.checkpointer.write()
+        killed = disk.kill()
+    if is_dropped:
+        killed.inodes[LOG / f"{0:020d}"].content[len(raw) - 200 : len(raw)] = bytes(200)
+    async with open_small(killed, is_slave=True) as store:
+        assert (store.log.max_offset.value < len(raw)) is is_dropped
+        assert store.recovery.is_shorter is is_dropped
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_zeros_in_a_sector_in_which_the_next_record_begins_were_written(is_shared: bool) -> None:
     """A RocketMQ broker that was killed within a record takes it for complete and appends to it; a page that never
