@@ -103,6 +103,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     known_epoch: int = 0
     known_version: int = 0
     """Version of the newest GroupRecord on its disk; `known_epoch` is the epoch of that record."""
+    lease_ttl_s: float = 0.0
+    """Requested time of its lease; 0 in records of earlier releases."""
 
     @property
     def known_age(self) -> RecordAge:

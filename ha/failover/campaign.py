@@ -17,7 +17,7 @@ import trio
 
 from ha.failover.agreement import AgreementUnavailable, GroupView, LeaseLost, MemberRecord, Outdated
 from ha.failover.election import NEW_GROUP, Candidacy, Refusal, appointed_candidacy, evaluate, why_not_create
-from ha.failover.lease_keeper import FOREIGN_LEASE_PERIODS, HeldLease
+from ha.failover.lease_keeper import HeldLease, foreign_lease_s
 from ha.failover.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Campaign:
         earliest = max(self._vacant_since, membership.settled_at(view, held), membership.electable_at)
         if verdict.doubt:
             # The member with the longest log may be restarting, and can't publish while its earlier lease has its key.
-            earliest = max(earliest, self._vacant_since + FOREIGN_LEASE_PERIODS * held.lease.ttl_s)
+            earliest = max(earliest, self._vacant_since + foreign_lease_s(held.lease.ttl_s, *view.members.values()))
         wait_s = earliest + verdict.delay_s - trio.current_time()
         if wait_s > 0:
             await self._wait_newer(view, wait_s)  # the lease may be another one afterwards

@@ -45,8 +45,15 @@ FOREIGN_LEASE_PERIODS = 2
 """Number of lease times that a member waits for another lease to release its key: a lease that isn't renewed ends
 within one, or within two if the service's leader changes meanwhile."""
 
+
 FIT_SHARE = 0.3
 """Share (0 to 1) of a lease's time that must remain to become master on it, so that the first renewal is in time."""
+
+
+def foreign_lease_s(own_s: float, *holders: MemberRecord) -> float:
+    """Returns how long another lease can keep a key: `own_s` is the time of this member's lease, `holders` are records
+    that may be attached to others. leaseTtl may have been changed since they were granted."""
+    return FOREIGN_LEASE_PERIODS * max([own_s, *(holder.lease_ttl_s for holder in holders)])
 
 
 class HeldLease(msgspec.Struct, frozen=True):
@@ -234,21 +241,20 @@ class LeaseKeeper:
             self._revoking = None
 
     def _foreign_lease_pause_s(self, taken: BrokerIdTaken) -> float:
-        """Returns the pause before the next try to write the key. Raises ConfigError after FOREIGN_LEASE_PERIODS
-        lease times."""
+        """Returns the pause before the next try to write the key. Raises ConfigError after `foreign_lease_s`."""
         held = self.held.value
         lease_s = self._options.lease_ttl_s if held is None else held.lease.ttl_s
         now = trio.current_time()
         if self._taken_since is None:
             self._taken_since = now
-        left_s = self._taken_since + FOREIGN_LEASE_PERIODS * lease_s - now
+        holder, wait_s = taken.holder, foreign_lease_s(lease_s, taken.holder)
+        left_s = self._taken_since + wait_s - now
         if left_s <= 0:
-            holder = taken.holder
             raise ConfigError(
                 "brokerId",
                 f"{taken.broker_id} belongs to another process, which runs at {holder.broker_address} "
                 f"(HA address {holder.ha_address}) and has kept its lease in etcd for "
-                f"{FOREIGN_LEASE_PERIODS * lease_s:g} s",
+                f"{wait_s:g} s",
                 "an id that no other broker of the group has; if both are meant to be one, stop the other",
             )
         return min(left_s, self._options.retry_s if held is None else lease_s / RENEWALS)

@@ -17,7 +17,7 @@ from ha.failover.agreement import (
 )
 from ha.failover.durable_state import DurableState
 from ha.failover.known_group import KnownGroup
-from ha.failover.lease_keeper import FOREIGN_LEASE_PERIODS, HeldLease, LeaseKeeper
+from ha.failover.lease_keeper import HeldLease, LeaseKeeper, foreign_lease_s
 from ha.failover.member_state import MemberProgress
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition, Role
@@ -63,6 +63,7 @@ class Membership:
             is_new=self.state.is_new,
             known_epoch=known_epoch,
             known_version=known_version,
+            lease_ttl_s=options.lease_ttl_s,
         )
 
     def stand(self, epoch: int) -> None:
@@ -127,4 +128,4 @@ class Membership:
         has_changed = since == held.since and view.group_revision > self.keeper.first_revision > 0
         if has_changed or view.group is None or not view.group.epoch:
             return -math.inf
-        return since + FOREIGN_LEASE_PERIODS * held.lease.ttl_s
+        return since + foreign_lease_s(held.lease.ttl_s, *view.members.values())

@@ -1021,6 +1021,19 @@ async def test_a_restarted_member_waits_only_for_its_earlier_lease(autojump_cloc
         assert group.view.members[killed.id].ha_address == "10.9.9.9:10912"
 
 
+async def test_a_restarted_member_waits_for_a_lease_that_is_longer_than_its_own(autojump_clock: Clock) -> None:
+    """leaseTtl was lowered meanwhile. The member took its earlier lease for another process, and ended."""
+    async with open_three() as (group, master):
+        first = others(group, master)[0]
+        first.kill()
+        killed = duplicate_of(group, first.id, lease_ttl_s=20.0)
+        await until(lambda: killed.role.following == master.id)
+        killed.kill()
+        back = duplicate_of(group, first.id)
+        await until(lambda: back.role.following == master.id or back.ended.is_set())
+        assert back.refusal is None
+
+
 async def test_a_stopped_member_does_not_wait_when_it_starts(autojump_clock: Clock) -> None:
     async with open_three() as (group, master):
         stopped = others(group, master)[0]
