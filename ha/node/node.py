@@ -169,7 +169,8 @@ class Node:
             if link.state is not HAClientState.TRANSFER:
                 return f"not connected to its master ({link.condition.value}: {link.detail})"
             if link.condition is Condition.OUT_OF_RANGE:  # connected, but the master can't send what this slave needs
-                return f"out of its master's range ({link.detail}); haOutOfRange=resync would copy the log again"
+                way_out = "emptying its store" if self.config.is_member else "haOutOfRange=resync"
+                return f"out of its master's range ({link.detail}); {way_out} would copy the log again"
             return ""
         is_writable, reason = self.store.is_writable
         return "" if is_writable else reason
