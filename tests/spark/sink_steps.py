@@ -106,10 +106,10 @@ def wait_for_messages(servers: str, topic: str, more_than: int, timeout_s: float
     return anyio.run(main)
 
 
-def read_committed(servers: str, topic: str) -> list[bytes]:
-    """The bodies that a reader of committed data sees, sorted."""
+def read_committed(servers: str, topic: str, *, stops_at_pending: bool = False) -> list[bytes]:
+    """The bodies that a reader of committed data sees, sorted; with `stops_at_pending`, those that a stream sees."""
     inner = NetworkSource(NetworkSettings(servers=(servers,), pull_timeout_s=10))
-    source = CommittedSource(inner, stops_at_pending=False)
+    source = CommittedSource(inner, stops_at_pending=stops_at_pending)
     try:
         slices = [QueueSlice(queue, *source.queue_range(queue)) for queue in source.queues(frozenset({topic}))]
         partition = source.queue_partition([piece for piece in slices if piece.entry_count])

@@ -30,8 +30,8 @@ def store(tmp_path: Path) -> StoreWriter:
     return StoreWriter(tmp_path / "s")
 
 
-def put_row(store: StoreWriter, batch: int) -> None:
-    store.put(Message("t", 0, b"row", properties=encode_properties({SINK_PROPERTY: f"sink/{batch}/0"})))
+def put_row(store: StoreWriter, batch: int, queue_id: int = 0) -> None:
+    store.put(Message("t", queue_id, b"row", properties=encode_properties({SINK_PROPERTY: f"sink/{batch}/0"})))
 
 
 def put_commit(store: StoreWriter, batch: int, queue_offset: int, topic: str = COMMIT_TOPIC) -> None:
@@ -103,3 +103,34 @@ def test_topics_that_were_deleted_and_created_again_are_examined_from_their_firs
     put_commit(store, 3, 0)
     source.refresh()
     assert source.queue_range(QUEUE) == (0, 1)
+
+
+def test_a_batch_that_holds_a_stream_for_a_minute_is_logged(
+    store: StoreWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once a minute for each batch, whatever the number of its queues."""
+    now_s = 1000.0
+    source = CommittedSource(LocalSource([str(store.root)]), stops_at_pending=True, clock_s=lambda: now_s)
+    for queue_id in range(2):
+        put_row(store, 7, queue_id)
+
+    def warnings_after(wait_s: float) -> list[str]:
+        nonlocal now_s
+        now_s += wait_s
+        caplog.clear()
+        store.put(Message("t", 0, b"plain"))
+        source.refresh()
+        for queue_id in range(2):
+            assert source.queue_range(QueueKey("t", "s", queue_id)).end == 0
+        return [record.getMessage() for record in caplog.records]
+
+    assert warnings_after(0) == []
+    assert warnings_after(59) == []
+    held = "stream.held topic='t' broker=s queue=0 queue_offset=0 sink=sink batch=7 for_s="
+    assert warnings_after(1) == [held + "60"]
+    assert warnings_after(59) == []
+    assert warnings_after(1) == [held + "120"]
+    # The record that docs/spark.md gives to exclude the batch.
+    store.put(Message(COMMIT_TOPIC, 0, b'{"kind": "commit", "sink": "sink", "batch": 7}'))
+    source.refresh()
+    assert [source.queue_range(QueueKey("t", "s", queue_id)).end for queue_id in range(2)] == [6, 1]

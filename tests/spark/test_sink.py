@@ -263,6 +263,42 @@ def test_a_stream_of_committed_rows_waits_for_a_commit(nodes: Cluster, topic: st
         source.close()
 
 
+@pytest.mark.parametrize("names_sink", [False, True])
+def test_an_aborted_write_blocks_no_stream_unless_it_can_be_repeated(
+    servers: str, topic: str, names_sink: bool
+) -> None:
+    """Without sinkId, nothing can commit the rows later, and a task that still runs stores no more of them."""
+    more = {"sinkId": f"named-{topic}"} if names_sink else {}
+    options = options_for(servers, topic=topic, **more)
+    first = writers.BatchWriter(options)
+    part = SinkPart(first._sink, 0, 0)
+    attempt(options, part, [frame(bodies(5), queueId=[0] * 5)])
+    first.abort([None])
+    commit(options, attempt(options, SinkPart(f"again-{topic}", 0, 0), [frame(bodies(5, 10), queueId=[0] * 5)]))
+
+    async def send_plain() -> None:
+        async with Producer(servers) as producer:
+            await producer.send(Message(topic, b"plain"), queue=MessageQueue(topic, "broker-a", 0))
+
+    anyio.run(send_plain)
+    late = attempt(options, part, [frame(bodies(7), queueId=[0] * 7)])
+    assert late.already_committed != names_sink
+    following = [] if names_sink else sorted([*bodies(5, 10), b"plain"])
+    assert read_committed(servers, topic, stops_at_pending=True) == following
+    if names_sink:
+        assert (late.found_count, late.row_count) == (5, 7)
+        first.commit([writers.SinkMessage(late)])
+        expected = sorted([*bodies(7), *bodies(5, 10), b"plain"])
+        assert read_committed(servers, topic, stops_at_pending=True) == expected
+
+
+def test_a_write_that_can_not_be_aborted_keeps_its_own_error(caplog: pytest.LogCaptureFixture) -> None:
+    with reserved_ports(1) as (port,):
+        options = options_for(f"127.0.0.1:{port}", topic="t", sendTimeout="1s")
+        writers.BatchWriter(options).abort([None])
+    assert "sink.abort_failed sink=write-" in caplog.text
+
+
 def wait_for_slave(nodes: Cluster) -> None:
     """Waits until the slave has dispatched everything that the master has."""
     end = nodes.master.status()["commitlog"]["max_offset"]

@@ -229,8 +229,8 @@ def test_committed_rows_are_those_in_commit_ranges() -> None:
     assert not commits.mask(rows_in_queue(offsets, part="s/2/0")).any()
     assert not commits.mask(rows_in_queue(offsets, topic="u")).any()
     assert commits.mask(rows_in_queue(offsets, broker="slave")).tolist() == named  # a directory's name
-    assert commits.pending(rows_in_queue(offsets, part="s/2/0")).all()
-    assert not commits.pending(rows_in_queue(offsets)).any()
+    assert commits.first_pending(rows_in_queue(offsets, part="s/2/0")) == (0, SinkPart("s", 2, 0))
+    assert commits.first_pending(rows_in_queue(offsets)) is None
 
 
 def test_first_commit_of_a_batch_counts() -> None:

@@ -100,6 +100,33 @@ def test_a_named_write_is_one_write(session: SparkSession, servers: str) -> None
     assert stored(servers, "named") == sorted(str(number) for number in range(50))
 
 
+def test_a_write_that_fails_does_not_block_a_stream(session: SparkSession, servers: str, tmp_path: Path) -> None:
+    """A row without a body fails its task, after the rows before it were stored."""
+    rows = session.range(0, 50, 1, 1)
+    to_failing = {"servers": servers, "topic": "failing", "batchSize": "1"}
+    for first, last_body in ((0, "''"), (100, "'last'")):
+        frame = rows.selectExpr(f"CASE WHEN id = 49 THEN {last_body} ELSE string(id + {first}) END AS body")
+        writer = frame.write.format("halog").options(**to_failing).mode("append")
+        if first == 0:
+            with pytest.raises(PySparkException, match="a row has no body"):
+                writer.save()
+            assert stored(servers, "failing")
+        else:
+            writer.save()
+    stream = session.readStream.format("halog").options(servers=servers, subscribe="failing", readFrom="master")
+    bodies: list[str] = []
+    query = (
+        stream.options(startingOffsets="earliest", isolation="read_committed")
+        .load()
+        .writeStream.foreachBatch(lambda batch, _: bodies.extend(bytes(row.body).decode() for row in batch.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert sorted(bodies) == sorted([*(str(number) for number in range(100, 149)), "last"])
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "mode", "message"),
     [

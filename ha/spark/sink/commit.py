@@ -1,4 +1,4 @@
-"""Commits a batch on the driver with one record, once all its rows are stored as safely as required."""
+"""Commits a batch on the driver with one record, once all its rows are stored as safely as required; or aborts it."""
 
 from __future__ import annotations
 
@@ -53,6 +53,16 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
         found,
         strays,
     )
+
+
+async def abort_batch(options: SinkOptions, sink: str, batch: int) -> None:
+    """Commits a batch without rows: readers of committed data exclude all its messages, even those stored later, and
+    streams no longer wait for it. A commit of the batch that is stored already stays valid.
+
+    Raises SinkFailed if the record can't be stored; ClientError.
+    """
+    async with open_clients(options) as (_, _, commits):
+        await commits.append(ControlRecord("commit", sink, batch), options.accepted)
 
 
 def commit_record(results: Sequence[PartResult]) -> ControlRecord:

@@ -69,14 +69,11 @@ class Commits:
         mask = self.mask(batch)
         return batch if mask.all() else batch.filter(pa.array(mask))
 
-    def pending(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Returns for each row whether its batch may still be committed: its sink has committed neither that batch nor
-        a later one.
+    def first_pending(self, batch: pa.RecordBatch) -> tuple[int, SinkPart] | None:
+        """Returns the first row whose batch may still be committed, and its part; None if there is none. The sink of
+        such a row has committed neither that batch nor a later one.
         """
-        found = np.zeros(batch.num_rows, np.bool_)
-        for row, part in _marked(batch):
-            found[row] = part.batch > self._last.get(part.sink, -1)
-        return found
+        return next(((row, part) for row, part in _marked(batch) if part.batch > self._last.get(part.sink, -1)), None)
 
     def _names(self, part: SinkPart, topic: str, broker_name: str, queue_id: int, queue_offset: int) -> bool:
         commit = self._commits.get((part.sink, part.batch))

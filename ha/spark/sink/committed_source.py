@@ -5,29 +5,45 @@ all rows of these commits, and no row of a later one.
 
 A stream stops before the first row that may still be committed, so that this row comes in a later micro-batch; to find
 it, the driver reads the properties of every row once. A query that died in the middle of a batch and is never restarted
-therefore blocks the streams that read its topic, like an open transaction in Kafka.
+therefore blocks the streams that read its topic, like an open transaction in Kafka; so does a batch write whose driver
+died. The log names a batch that blocks a stream for a minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from ha.arrow.read_options import ReadOptions
+from ha.log_rate_limiter import LogRateLimiter
 from ha.spark.sink.commits import COLUMNS_NEEDED, Commits
 from ha.spark.sink.control import decode_control
+from ha.spark.sink.identity import SinkPart
 from ha.spark.sink.options import COMMIT_TOPIC
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
+
+_log = logging.getLogger(__name__)
+
+_HELD_S = 60.0
+"""Time in seconds after which a row that may still be committed, and at which a queue ends, is logged"""
 
 
 class CommittedSource(LogSource):
     """Filters the rows of `inner`. `stops_at_pending`: whether each queue ends before its first row that may still be
-    committed (for streams)."""
+    committed (for streams). `clock_s`: a monotonic clock in seconds."""
 
-    def __init__(self, inner: LogSource, *, stops_at_pending: bool, commit_topic: str = COMMIT_TOPIC) -> None:
+    def __init__(
+        self,
+        inner: LogSource,
+        *,
+        stops_at_pending: bool,
+        commit_topic: str = COMMIT_TOPIC,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._inner = inner
         self._stops_at_pending = stops_at_pending
         self._commit_topic = commit_topic
@@ -36,6 +52,9 @@ class CommittedSource(LogSource):
         self._stable: dict[QueueKey, int] = {}
         self._ranges: dict[QueueKey, QueueRange] = {}
         self._are_fresh = False
+        self._clock_s = clock_s
+        self._held: dict[QueueKey, tuple[int, float]] = {}  # the queue offset at which a queue ends, and since when
+        self._held_lines = LogRateLimiter()
 
     def refresh(self) -> bool:
         """Refreshes `inner` and the commits; returns False if nothing has changed."""
@@ -129,14 +148,34 @@ class CommittedSource(LogSource):
         if at < end:
             options = ReadOptions(columns=COLUMNS_NEEDED, fail_on_data_loss=False)
             for batch in self._inner.queue_partition([QueueSlice(queue, at, end)]).read(options):
-                waiting = np.flatnonzero(commits.pending(batch))
-                if len(waiting):
-                    at = batch.column("queueOffset")[int(waiting[0])].as_py()
+                pending = commits.first_pending(batch)
+                if pending is not None:
+                    row, part = pending
+                    at = batch.column("queueOffset")[row].as_py()
+                    self._note_held(queue, at, part)
                     break
                 known = batch.column("queueOffset").drop_null()  # null where a record is damaged
                 at = known[-1].as_py() + 1 if len(known) else at
         self._stable[queue] = at
         return at
+
+    def _note_held(self, queue: QueueKey, queue_offset: int, part: SinkPart) -> None:
+        """Logs a batch whose row at `queue_offset` has held the stream for _HELD_S; at most once a minute."""
+        now = self._clock_s()
+        held_at, since = self._held.get(queue, (-1, now))
+        if held_at != queue_offset:
+            self._held[queue] = (queue_offset, now)
+        elif now - since >= _HELD_S and self._held_lines.admit((part.sink, part.batch), now):
+            _log.warning(
+                "stream.held topic=%r broker=%s queue=%d queue_offset=%d sink=%s batch=%d for_s=%d",
+                queue.topic,
+                queue.broker,
+                queue.queue_id,
+                queue_offset,
+                part.sink,
+                part.batch,
+                now - since,
+            )
 
 
 def _resumed(ends: Mapping[QueueKey, int], queue: QueueKey, begin: int, end: int) -> int:

@@ -6,7 +6,8 @@ key. The sink never deletes records. There are three kinds:
     begin    written by a task before it sends the first row of a topic to brokers for which no record has floors. The
              floors are the current ends of the topic's queues there; no message of the attempt can be before them.
     commit   written by the driver when all tasks are done: the batch's messages as ranges of queue offsets, and the
-             queues' ends as the floors of the next batch. A batch is committed when such a record is in the log.
+             queues' ends as the floors of the next batch. A batch is committed when such a record is in the log. One
+             without ranges excludes all messages of the batch, if no other one came before it.
     fence    empty. Brokers put records into queues in the order of their commitlog: once a fence can be pulled, so can
              everything stored before it on that broker.
 

@@ -32,7 +32,8 @@ stop.
 Order: brokers with several threads may store concurrent requests in any order, and rows are spread over the queues in
 turn; inFlight=1 and a queueId keep the rows of a partition in order.
 
-A log is append-only, so complete and overwrite modes are refused, and an abort removes nothing.
+A log is append-only, so complete and overwrite modes are refused, and an abort removes nothing. The abort of a batch
+write without sinkId, which nothing can finish later, commits it without rows, so that no stream waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from ha.errors import ClientError, NameServersUnreachable, OptionError, ProtocolError, RecordsGone, SinkFailed
-from ha.spark.sink.commit import commit_parts
+from ha.spark.sink.commit import abort_batch, commit_parts
 from ha.spark.sink.identity import SinkPart
 from ha.spark.sink.options import SinkOptions, parse_sink_options
 from ha.spark.sink.partition import PartResult, PartWriter, open_clients
@@ -95,8 +96,20 @@ class BatchWriter(DataSourceArrowWriter):
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Logs that the stored rows stay uncommitted."""
+        """Excludes the stored rows from what readers of committed data see, unless the write has a sinkId: then the
+        next write with it reuses them. If this fails, it is only logged, so that Spark reports why the write failed."""
         _say_aborted(messages)
+        if self._options.sink_id is not None:
+            return
+        try:
+            with _sink_failures():
+                anyio.run(abort_batch, self._options, self._sink, 0)
+        except SinkFailed as error:
+            _log.warning(
+                'sink.abort_failed sink=%s batch=0 error="%s" hint="streams of committed rows wait at its rows"',
+                self._sink,
+                error,
+            )
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
