@@ -45,6 +45,14 @@ class Acknowledging:
         self._options = options
         self._wall_clock_ms = wall_clock_ms
         self._in_flight = in_flight
+        self._clocks_ahead_ms: dict[str, int] = {}
+        """Broker name -> time by which its clock is ahead of the front's, in ms"""
+
+    def set_broker_clock(self, broker_name: str, now_ms: int) -> None:
+        """Sets a broker's current time, in ms since the epoch. Its handles expire by its own clock, or by the front's
+        until this is called. If `now_ms` is too low, they are accepted for longer, and the broker ignores those whose
+        message is no longer in flight."""
+        self._clocks_ahead_ms[broker_name] = now_ms - self._wall_clock_ms()
 
     def take(self, session: Session, call: Call) -> bool:
         """Serves an AckMessage with one entry if that needs no waiting; returns whether it did.
@@ -141,7 +149,7 @@ class Acknowledging:
             receipt = parse_receipt(text)
         except RemoteProtocolError as error:
             raise CallRefused(Code.INTERNAL_SERVER_ERROR, str(error)) from None
-        if receipt.expires_ms <= self._wall_clock_ms():
+        if receipt.expires_ms <= self._wall_clock_ms() + self._clocks_ahead_ms.get(receipt.handle.broker_name, 0):
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
         return receipt
 

@@ -21,7 +21,8 @@ import trio
 from ha.errors import RemoteProtocolError
 from ha.grpc import Call
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.pop import PopMessageRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.pop import PopMessageRequest, PopMessageResponse
 from ha.protocol.popped import Popped, read_popped
 from ha.protocol.properties import TAGS
 from ha.protocol.remoting import RemotingCommand
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BORN_NOW = 0
+"""Value of bornTime that makes the broker use its own clock; the front's may differ."""
 FROM_LAST = 1
 """Value of initMode for a pop: a group without committed offsets begins with new messages."""
 ALL_QUEUES = -1
@@ -167,7 +170,7 @@ class Receiving:
             max_msg_nums=max(1, min(request.batch_size or 1, self._options.receive_count_max)),
             invisible_time=invisible_ms,
             poll_time=poll_ms,
-            born_time=self._wall_clock_ms(),
+            born_time=BORN_NOW,
             init_mode=FROM_LAST,
             exp_type=kind,
             exp=expression,
@@ -182,6 +185,8 @@ class Receiving:
             return
         with reading_answer():
             received = read_popped(response, broker_name)
+            pop_time_ms = parse_header(PopMessageResponse, response.ext_fields).pop_time
+        self._acknowledging.set_broker_clock(broker_name, pop_time_ms)
         kept, unwanted, dead = [], [], []
         for popped in received:
             if tags and popped.properties.get(TAGS) not in tags:

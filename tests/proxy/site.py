@@ -152,11 +152,15 @@ async def open_front(node: Node, clock: Callable[[], int], options: FrontOptions
 
 
 @asynccontextmanager
-async def open_site(folder: Path, options: FrontOptions | None = None, **changes: Any) -> AsyncIterator[Site]:
-    """A broker with a gRPC port during the block; `changes` are BrokerOptions."""
-    clock = lambda: time.time_ns() // 1_000_000  # noqa: E731
+async def open_site(
+    folder: Path, options: FrontOptions | None = None, *, front_ahead_ms: int = 0, **changes: Any
+) -> AsyncIterator[Site]:
+    """A broker with a gRPC port during the block; `changes` are BrokerOptions. The front's clock is `front_ahead_ms`
+    ahead of the broker's."""
+    clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # noqa: E731
+    front_clock: Callable[[], int] = lambda: clock() + front_ahead_ms  # noqa: E731
     node_opened = open_node(folder, wall_clock_ms=clock, **changes)
-    async with node_opened as node, open_poller() as poller, open_front(node, clock, options) as front:
+    async with node_opened as node, open_poller() as poller, open_front(node, front_clock, options) as front:
         server = GrpcServer(front, poller=poller)
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with trio.open_nursery() as nursery:

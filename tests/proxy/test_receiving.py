@@ -301,6 +301,24 @@ async def test_invalid_handles(tmp_path: Path) -> None:
             assert (await ack(Client(site.address), received)).entries[0].status.code == code, handle
 
 
+@pytest.mark.parametrize("front_ahead_ms", [-30_000, 30_000], ids=["behind", "ahead"])
+async def test_front_whose_clock_differs_from_the_brokers(tmp_path: Path, front_ahead_ms: int) -> None:
+    """Its clients receive and acknowledge. A handle expires by the broker's clock."""
+    async with open_site(tmp_path, QUICK, front_ahead_ms=front_ahead_ms) as site:
+        client = Client(site.address)
+        await begin(site, client)
+        await client.send(message("t", b"first"))
+        _, [first] = await receive(client, receiving("t", invisible_ms=20_000))
+        changed = await change(client, first, 20_000)
+        assert changed.status.code == Code.OK
+        first.system_properties.receipt_handle = changed.receipt_handle
+        assert (await ack(client, first)).status.code == Code.OK
+        await client.send(message("t", b"second"))
+        _, [second] = await receive(client, receiving("t", invisible_ms=10))
+        await trio.sleep(2)
+        assert (await ack(client, second)).status.code == Code.INVALID_RECEIPT_HANDLE
+
+
 async def test_receives_are_limited(tmp_path: Path) -> None:
     async with open_site(tmp_path, QUICK) as site:
         client = Client(site.address)
