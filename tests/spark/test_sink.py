@@ -379,7 +379,50 @@ def test_rows_that_a_replaced_master_may_not_have_kept_are_committed(
     result = attempt(options, SinkPart(f"weak-{topic}", 1, 0), [frame(bodies(100))])
     commit(options, result)
     assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(100) + bodies(5, 1000))
-    assert result.doubtful == ({"broker-a"} if is_kept else set())
+    assert bool(result.doubtful) == is_kept
+
+
+@pytest.mark.parametrize("replaced_by", ["nothing", "a message", "another row"])
+def test_rows_that_a_broker_lost_before_the_fence_are_not_committed(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, replaced_by: str
+) -> None:
+    """A master answers FLUSH_DISK_TIMEOUT, loses power, and recovers without the rows; others get their offsets."""
+
+    async def lose(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:
+        assert queue is not None
+        async with PullConsumer(servers) as consumer:
+            return SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "", "", queue, await consumer.max_offset(queue), "")
+
+    options = options_for(servers, topic=topic, sendTimeout="60s")
+    sink = f"lost-{topic}"
+    commit(options, attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5, 1000))]))
+    part = SinkPart(sink, 1, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "send_batch", lose)
+        result = attempt(options, part, [frame(bodies(3), queueId=[2] * 3)])
+    others: list[bytes] = []
+    if replaced_by == "a message":
+        others = [b"plain"] * 3
+
+        async def send() -> None:
+            async with Producer(servers) as producer:
+                await producer.send_batch(
+                    [Message(topic, body) for body in others], queue=MessageQueue(topic, "broker-a", 2)
+                )
+
+        anyio.run(send)
+    elif replaced_by == "another row":
+        others = bodies(3, 10)
+        attempt(options, part, [frame(others, queueId=[2] * 3)])
+    began_s = time.monotonic()
+    with pytest.raises(SinkFailed, match=rf"queue 2 of broker-a no longer has .* rows of {part.text}"):
+        commit(options, result)
+    assert time.monotonic() - began_s < 20
+    again = attempt(options, part, [frame(bodies(3), queueId=[2] * 3)])
+    assert (again.row_count, again.found_count) == (3, 0)
+    commit(options, again)
+    committed_others = others if replaced_by == "a message" else []
+    assert read_committed(servers, topic) == sorted([*bodies(3), *bodies(5, 1000), *committed_others])
 
 
 def test_rows_at_a_broker_that_name_servers_do_not_know_are_not_sent_again(
@@ -512,7 +555,7 @@ def test_rows_stored_less_safely_than_required_are_not_committed(tmp_path: Path)
         servers = nodes.name_server_address
         options = options_for(servers, topic="unsafe", sendTimeout="2s")
         result = attempt(options, SinkPart("unsafe", 0, 0), [frame(bodies(25))])
-        assert result.doubtful == {"broker-a"}
+        assert {queue.broker_name for queue in result.doubtful} == {"broker-a"}
         with pytest.raises(SinkFailed, match=r"SLAVE_NOT_AVAILABLE.*acceptStatus takes only SEND_OK"):
             commit(options, result)
         assert read_committed(servers, "unsafe") == []
@@ -523,7 +566,7 @@ def test_rows_stored_less_safely_than_required_are_not_committed(tmp_path: Path)
         nodes.slave.start()
         wait_until_attached(nodes)
         again = attempt(options, SinkPart("unsafe", 0, 0), [frame(bodies(25))])
-        assert (again.found_count, again.doubtful) == (25, {"broker-a"})
+        assert (again.found_count, {queue.broker_name for queue in again.doubtful}) == (25, {"broker-a"})
         commit(options, again)
         assert read_committed(servers, "unsafe") == sorted(bodies(25) + bodies(5, 100))
         for node in reversed(nodes.all):

@@ -21,7 +21,7 @@ from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import CommitTopic, ControlRecord, History, decode_control
 from ha.spark.sink.identity import SINK_PROPERTY, SinkPart, UniqueKeys, parse_sink_property
 from ha.spark.sink.options import COMMIT_TOPIC, SinkOptions, parse_sink_options
-from ha.spark.sink.partition import PartResult, PartWriter
+from ha.spark.sink.partition import PartResult, PartWriter, rows_of_part
 from ha.spark.sink.rows import check_columns, read_rows
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 
@@ -383,9 +383,8 @@ def test_damaged_messages_do_not_stop_the_search_for_rows() -> None:
     """A query could not be restarted while the message was in the log."""
 
     async def found() -> list[int]:
-        clients = (cast(Any, None), cast(Any, DamagedBroker()), cast(Any, None))
-        writer = PartWriter(SinkOptions(servers=("s:1",)), SinkPart("sink", 1, 0), clients)
-        return [record.queue_offset async for record in writer._own_records(MessageQueue("t", "a", 0), 0, 4)]
+        queue, broker = MessageQueue("t", "a", 0), cast(Any, DamagedBroker())
+        return [offset async for offset, _ in rows_of_part(broker, SinkPart("sink", 1, 0), queue, 0, 4, retry_s=1.0)]
 
     assert anyio.run(found) == [2]
 

@@ -5,29 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ha.client import MessageQueue, PullConsumer
 from ha.errors import SinkFailed
+from ha.spark.calls import bounded_calls
 from ha.spark.sink.control import ControlRecord, Floors, Ranges
+from ha.spark.sink.identity import SinkPart, hash_number
 from ha.spark.sink.options import SinkOptions
-from ha.spark.sink.partition import PartResult, open_clients
+from ha.spark.sink.partition import Doubtful, PartResult, open_clients, rows_of_part
+from ha.spark.source.network_pull import with_retries
 
 _log = logging.getLogger(__name__)
+
+_CHECKS_AT_ONCE = 8
+"""Number of queues from which rows are read again at the same time"""
 
 
 async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> None:
     """Commits the batch that consists of the parts `results`; does nothing if no part had a row.
 
     A broker whose status for a row was not in `options.accepted`, or on which a row was found rather than sent, must
-    first store a fence with an accepted status: brokers flush and replicate in order, so the row is then as safe.
+    first store a fence with an accepted status: brokers flush and replicate in order, so the row is then as safe,
+    unless the broker lost it before the fence. So these rows are read again after the fence.
     If an earlier attempt has committed the batch, only a fence is stored, to make that commit safe.
 
-    Raises SinkFailed if the batch is already committed with another number of rows, if a record can't be stored, or as
-    `commit_record` does; ClientError.
+    Raises SinkFailed if the batch is already committed with another number of rows, if a record can't be stored, if a
+    broker lost rows, or as `commit_record` does; ClientError; RecordsGone as `rows_of_part` does.
     """
     results = [result for result in results if result.row_count or result.already_committed]
     if not results:
         return
     part = results[0].part
-    async with open_clients(options) as (_, _, commits):
+    async with open_clients(options) as (_, consumer, commits):
         if any(result.already_committed for result in results):
             rows = sum(result.row_count for result in results)
             committed = max(result.committed_row_count for result in results)
@@ -39,8 +47,16 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
             # An earlier attempt stored the record. A later record with an accepted status shows that it is safe.
             await commits.append(ControlRecord("fence", part.sink), options.accepted)
             return
-        for broker_name in sorted(set().union(*(result.doubtful for result in results))):
+        for broker_name in sorted({queue.broker_name for result in results for queue in result.doubtful}):
             await commits.fence(broker_name, options.accepted)
+
+        async def check(doubtful: tuple[SinkPart, MessageQueue, Doubtful]) -> None:
+            await _check_kept(consumer, *doubtful, options.send_timeout_s)
+
+        async with bounded_calls(check, _CHECKS_AT_ONCE) as start_check:
+            for result in results:
+                for queue, doubtful in result.doubtful.items():
+                    await start_check((result.part, queue, doubtful))
         record = commit_record(results)
         await commits.append(record, options.accepted)
     found = sum(result.found_count for result in results)
@@ -53,6 +69,22 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
         found,
         strays,
     )
+
+
+async def _check_kept(
+    consumer: PullConsumer, part: SinkPart, queue: MessageQueue, doubtful: Doubtful, retry_s: float
+) -> None:
+    """Raises SinkFailed if `queue` does not have the rows `doubtful` of `part`."""
+    queue_end = await with_retries(lambda: consumer.max_offset(queue), retry_s)
+    hash_sum = 0
+    for begin, end in merged(doubtful.spans):
+        async for _, key in rows_of_part(consumer, part, queue, begin, min(end, queue_end), retry_s):
+            hash_sum += hash_number(key)
+    if hash_sum != doubtful.hash_sum:
+        raise SinkFailed(
+            f"{queue.topic} queue {queue.queue_id} of {queue.broker_name} no longer has all rows of {part.text}: "
+            "the broker lost messages; run the query or write again, which sends the missing rows"
+        )
 
 
 async def abort_batch(options: SinkOptions, sink: str, batch: int) -> None:

@@ -38,6 +38,14 @@ def check_sink_name(name: str) -> str:
     return name
 
 
+def hash_number(unique_key: str) -> int:
+    """Returns the row's hash in a UNIQ_KEY as a number; 0 if the key is of another form."""
+    try:
+        return int(unique_key[:HASH_DIGITS], 16)
+    except ValueError:
+        return 0
+
+
 class SinkPart(msgspec.Struct, frozen=True):
     """One partition of one micro-batch of one sink."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncIterator, Iterable, Set
+from collections.abc import AsyncIterator, Iterable, Sequence, Set
 from contextlib import asynccontextmanager
 from zlib import crc32
 
@@ -44,7 +44,7 @@ from ha.errors import (
     SinkFailed,
 )
 from ha.protocol.properties import find_property
-from ha.protocol.record import CRC_MASK, MessageRecord, decode_records
+from ha.protocol.record import CRC_MASK, decode_records
 from ha.spark.calls import bounded_calls, unwrapped_tasks
 from ha.spark.sink.control import (
     PASSING,
@@ -56,7 +56,7 @@ from ha.spark.sink.control import (
     Ranges,
     existing_queues,
 )
-from ha.spark.sink.identity import HASH_DIGITS, SINK_PROPERTY_BYTES, SinkPart, UniqueKeys
+from ha.spark.sink.identity import HASH_DIGITS, SINK_PROPERTY_BYTES, SinkPart, UniqueKeys, hash_number
 from ha.spark.sink.options import SinkOptions
 from ha.spark.sink.rows import Row, read_rows, with_identity
 from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
@@ -74,13 +74,21 @@ _UNSENT_REQUESTS_MAX = 8
 are sent."""
 
 
+class Doubtful(msgspec.Struct):
+    """Rows in one queue that may not be stored safely: their queue offsets, as [begin, end), and the sum of their
+    hashes, by which they are recognized when they are read again."""
+
+    spans: list[tuple[int, int]] = []
+    hash_sum: int = 0
+
+
 class PartResult(msgspec.Struct):
     """A task's result for the driver.
 
     `row_count`: rows of this part, of which `found_count` were stored by earlier attempts. `strays`: number of messages
     of earlier attempts that match no row. `ranges`: where the rows are. `floors`: the highest known end of each queue
-    of the topics. `doubtful`: brokers that must store a fence before the commit, as rows there may not be stored
-    safely. `already_committed`: whether the batch was committed before, so that nothing was sent.
+    of the topics. `doubtful`: rows whose broker must store a fence before the commit, and must then still have them.
+    `already_committed`: whether the batch was committed before, so that nothing was sent.
     """
 
     part: SinkPart
@@ -92,16 +100,18 @@ class PartResult(msgspec.Struct):
     strays: int = 0
     ranges: Ranges = {}
     floors: Floors = {}
-    doubtful: set[str] = set()
+    doubtful: dict[MessageQueue, Doubtful] = {}
 
-    def add(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """Records that rows of this part are at queue offsets [begin, end) of `queue`."""
+    def add(self, queue: MessageQueue, begin: int, keys: Sequence[str], *, is_doubtful: bool) -> None:
+        """Records that rows with these UNIQ_KEYs, or hashes, are at the queue offsets of `queue` from `begin` on."""
+        end = begin + len(keys)
         of_queue = self.ranges.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
-        spans = of_queue.setdefault(queue.queue_id, [])
-        if spans and spans[-1][1] == begin:
-            spans[-1] = (spans[-1][0], end)
-        else:
-            spans.append((begin, end))
+        _extend(of_queue.setdefault(queue.queue_id, []), begin, end)
+        if is_doubtful:
+            doubtful = self.doubtful.setdefault(queue, Doubtful())
+            _extend(doubtful.spans, begin, end)
+            doubtful.hash_sum += sum(map(hash_number, keys))
+        self.row_count += len(keys)
         self.see_end(queue, end)
 
     def see_end(self, queue: MessageQueue, end: int) -> None:
@@ -240,9 +250,7 @@ class PartWriter:
         claimed = found.pop(0)
         if not found:
             del self._found[row_hash]
-        self._result.add(claimed.queue, claimed.queue_offset, claimed.queue_offset + 1)
-        self._result.doubtful.add(claimed.queue.broker_name)
-        self._result.row_count += 1
+        self._result.add(claimed.queue, claimed.queue_offset, [row_hash], is_doubtful=True)
         self._result.found_count += 1
 
     def _join(self, row: Row, topic: _Topic, row_hash: str) -> list[_Request]:
@@ -413,30 +421,11 @@ class PartWriter:
 
     async def _find(self, queue: MessageQueue, begin: int, end: int) -> None:
         """Adds the messages of this part in queue offsets [begin, end) to `_found`, by the hash of their row."""
-        async for record in self._own_records(queue, begin, end):
-            key = find_property(record.properties, b"UNIQ_KEY") or ""
-            self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
+        async for queue_offset, key in self._own_rows(queue, begin, end):
+            self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, queue_offset))
 
-    async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
-        """Yields the messages of this part in queue offsets [begin, end), except those with a damaged body, which are
-        sent again. Raises SinkFailed if a message can't be decoded."""
-        settings = PullSettings(retry_s=self._options.send_timeout_s, fail_on_data_loss=False)
-        mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
-        at = begin
-        while at < end:
-            for slot in await pull_slots(self._consumer, queue, at, end, settings):
-                at = slot.end
-                for body in slot.bodies:
-                    if mark not in body:
-                        continue  # no message of this part
-                    try:
-                        records = decode_records(body, verify_crc=False)
-                    except RemoteProtocolError as error:
-                        raise SinkFailed(f"{queue.topic} queue {queue.queue_id} can't be read: {error}") from None
-                    for record in records:
-                        is_own = find_property(record.properties, SINK_PROPERTY_BYTES) == self._part.text
-                        if is_own and crc32(record.body) & CRC_MASK == record.body_crc:
-                            yield record
+    def _own_rows(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[tuple[int, str]]:
+        return rows_of_part(self._consumer, self._part, queue, begin, end, self._options.send_timeout_s)
 
     async def _send(self, request: _Request) -> None:
         """Stores `request` once. Raises SinkFailed if it can't be stored within sendTimeout, or if the broker refuses
@@ -460,10 +449,8 @@ class PartWriter:
             else:
                 count = len(request.messages)
                 if result.status is not SendStatus.FLUSH_SLAVE_TIMEOUT:
-                    self._result.add(result.queue, result.queue_offset, result.queue_offset + count)
-                    self._result.row_count += count
-                    if result.status not in self._options.accepted:
-                        self._result.doubtful.add(queue.broker_name)
+                    is_doubtful = result.status not in self._options.accepted
+                    self._result.add(result.queue, result.queue_offset, request.keys, is_doubtful=is_doubtful)
                     return
                 # In a failover group, another master may have replaced this one, without these messages.
                 if await self._was_stored(request, result.queue_offset):
@@ -487,16 +474,48 @@ class PartWriter:
         await self._commits.fence(queue.broker_name)
         end = (await self._ends([queue], may_be_new=True))[queue]
         wanted, stored = set(request.keys), set()
-        async for record in self._own_records(queue, begin, end):
-            key = find_property(record.properties, b"UNIQ_KEY")
+        async for queue_offset, key in self._own_rows(queue, begin, end):
             if key in wanted and key not in stored:
                 stored.add(key)
-                self._result.add(queue, record.queue_offset, record.queue_offset + 1)
-                self._result.doubtful.add(queue.broker_name)
-                self._result.row_count += 1
+                self._result.add(queue, queue_offset, [key], is_doubtful=True)
         left = [pair for pair in zip(request.messages, request.keys, strict=True) if pair[1] not in stored]
         request.messages, request.keys = [message for message, _ in left], [key for _, key in left]
         return not left
+
+
+async def rows_of_part(
+    consumer: PullConsumer, part: SinkPart, queue: MessageQueue, begin: int, end: int, retry_s: float
+) -> AsyncIterator[tuple[int, str]]:
+    """Yields the queue offset and UNIQ_KEY of each message of `part` in queue offsets [begin, end) of `queue`, except
+    those with a damaged body, which are sent again.
+
+    `retry_s`: see PullSettings. Raises SinkFailed if a message can't be decoded; the errors of `pull_slots`.
+    """
+    settings = PullSettings(retry_s=retry_s, fail_on_data_loss=False)
+    mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, part.text.encode())
+    at = begin
+    while at < end:
+        for slot in await pull_slots(consumer, queue, at, end, settings):
+            at = slot.end
+            for body in slot.bodies:
+                if mark not in body:
+                    continue  # no message of this part
+                try:
+                    records = decode_records(body, verify_crc=False)
+                except RemoteProtocolError as error:
+                    raise SinkFailed(f"{queue.topic} queue {queue.queue_id} can't be read: {error}") from None
+                for record in records:
+                    is_own = find_property(record.properties, SINK_PROPERTY_BYTES) == part.text
+                    if is_own and crc32(record.body) & CRC_MASK == record.body_crc:
+                        yield record.queue_offset, find_property(record.properties, b"UNIQ_KEY") or ""
+
+
+def _extend(spans: list[tuple[int, int]], begin: int, end: int) -> None:
+    """Adds [begin, end) to `spans`."""
+    if spans and spans[-1][1] == begin:
+        spans[-1] = (spans[-1][0], end)
+    else:
+        spans.append((begin, end))
 
 
 def _by_broker(ends: dict[MessageQueue, int]) -> dict[str, dict[int, int]]:
