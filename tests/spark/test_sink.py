@@ -425,6 +425,19 @@ def test_rows_that_a_broker_lost_before_the_fence_are_not_committed(
     assert read_committed(servers, topic) == sorted([*bodies(3), *bodies(5, 1000), *committed_others])
 
 
+def test_a_commit_that_a_broker_lost_before_the_fence_is_no_success(servers: str, topic: str) -> None:
+    """The task found the commit of an earlier attempt; the broker then recovered without it."""
+    options = options_for(servers, topic=topic)
+    part = SinkPart(f"uncommitted-{topic}", 1, 0)
+    rows = attempt(options, part, [frame(bodies(5))])
+    found = partition.PartResult(part, already_committed=True, committed_row_count=5, row_count=5)
+    with pytest.raises(SinkFailed, match=f"the commit of batch 1 of {part.sink} is lost"):
+        commit(options, found)
+    commit(options, rows)
+    commit(options, found)
+    assert read_committed(servers, topic) == bodies(5)
+
+
 def test_rows_at_a_broker_that_name_servers_do_not_know_are_not_sent_again(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,10 +26,11 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
     A broker whose status for a row was not in `options.accepted`, or on which a row was found rather than sent, must
     first store a fence with an accepted status: brokers flush and replicate in order, so the row is then as safe,
     unless the broker lost it before the fence. So these rows are read again after the fence.
-    If an earlier attempt has committed the batch, only a fence is stored, to make that commit safe.
+    If an earlier attempt has committed the batch, only a fence is stored, to make that commit safe, and the commit is
+    read again.
 
     Raises SinkFailed if the batch is already committed with another number of rows, if a record can't be stored, if a
-    broker lost rows, or as `commit_record` does; ClientError; RecordsGone as `rows_of_part` does.
+    broker lost rows or the commit, or as `commit_record` does; ClientError; RecordsGone as `rows_of_part` does.
     """
     results = [result for result in results if result.row_count or result.already_committed]
     if not results:
@@ -44,8 +45,13 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
                     f"batch {part.batch} of {part.sink} is committed with {committed} rows and came again with {rows}: "
                     "the checkpoint was set back, or another write has this sinkId; nothing was sent"
                 )
-            # An earlier attempt stored the record. A later record with an accepted status shows that it is safe.
-            await commits.append(ControlRecord("fence", part.sink), options.accepted)
+            # An earlier attempt stored the record, which is safe if it is there after one with an accepted status.
+            fence = ControlRecord("fence", part.sink)
+            await commits.wait_pullable(await commits.append(fence, options.accepted))
+            if (await commits.history(part.sink)).committed_batch != part.batch:
+                raise SinkFailed(
+                    f"the commit of batch {part.batch} of {part.sink} is lost; run the query or write again"
+                )
             return
         for broker_name in sorted({queue.broker_name for result in results for queue in result.doubtful}):
             await commits.fence(broker_name, options.accepted)
