@@ -167,7 +167,7 @@ class Acknowledging:
         receipt: ReceiptHandle,
         invisible_ms: int,
         *,
-        suspends: bool = False,
+        suspends: bool,
     ) -> ReceiptHandle:
         """Makes a message visible again `invisible_ms` from now: CHANGE_MESSAGE_INVISIBLETIME (200053). Returns its
         new handle. `suspends`: the next delivery does not count as a retry. Raises CallRefused, BrokerUnreachable."""

@@ -7,7 +7,8 @@ continues to use its first handle, so the latest one is kept here.
 
 Messages are released, which makes them visible RELEASED_MS later, if their client has disconnected and not come back
 over another connection within RETURN_S, if it has announced its end, or if it did not receive them because it cancelled
-the call. If a client has lost the right to receive, its messages are not renewed: it can't acknowledge them either.
+the call. If a message was not even sent to the client, this does not count as a delivery. If a client has lost the
+right to receive, its messages are not renewed: it can't acknowledge them either.
 
 RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.
 Here, a handle is valid without this table for the whole consume timeout. If a front fails together with all of its
@@ -19,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 import trio
@@ -58,9 +59,16 @@ requests to its broker."""
 _FINAL = (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND)
 """Codes with which any further attempt would also be refused"""
 
-Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
-"""Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle. Raises CallRefused,
-BrokerUnreachable."""
+
+class Delay(Protocol):
+    """Changes the invisible time of a message, and returns its new handle. `suspends`: the next delivery does not count
+    as a retry. Raises CallRefused, BrokerUnreachable."""
+
+    def __call__(
+        self, group: str, topic: str, receipt: ReceiptHandle, invisible_ms: int, /, *, suspends: bool
+    ) -> Awaitable[ReceiptHandle]: ...
+
+
 MayRenew = Callable[["Session", str, str], bool]
 """Returns whether a client may currently receive from a group and topic (session, group, topic)."""
 
@@ -81,6 +89,8 @@ class _Message(msgspec.Struct):
     """Time of the next renewal"""
     is_undelivered: bool = False
     """Whether to release it, because it did not reach the client"""
+    is_unsent: bool = False
+    """Whether it was not even sent to the client, so that its next delivery does not count as a retry"""
     settled_until: float = 0.0
     """Time before which it is neither renewed nor released, because its client may have just acknowledged it or changed
     its invisible time, or because the last attempt has just failed"""
@@ -131,23 +141,23 @@ class InFlight:
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
         """Adds a message that is about to be sent to the client, unless there are COUNT_MAX. If the session has ended
         in the meantime, the message is released."""
-        self._add(session, group, topic, receipt, is_undelivered=session.is_ended)
+        if (message := self._add(session, group, topic, receipt)) is not None:
+            message.is_undelivered = session.is_ended
         self.returned(session)
 
-    def _add(
-        self, session: Session, group: str, topic: str, receipt: ReceiptHandle, *, is_undelivered: bool = False
-    ) -> None:
+    def _add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> _Message | None:
         if self._count >= COUNT_MAX:
-            return
+            return None
         client = self._clients.setdefault(_key(session), _Client(session))
         now = trio.current_time()
         invisible_ms = receipt.handle.invisible_ms
         visible_at = now + invisible_ms / 1000
         handle = receipt.encode()
         self._count += handle not in client.messages
-        client.messages[handle] = _Message(
-            group, topic, receipt, now, visible_at, invisible_ms, visible_at - RENEWED_BEFORE_S, is_undelivered
-        )
+        renew_at = visible_at - RENEWED_BEFORE_S
+        message = _Message(group, topic, receipt, now, visible_at, invisible_ms, renew_at)
+        client.messages[handle] = message
+        return message
 
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
         """Returns the latest handle of the message with the first handle `handle`; None if it is not in the table.
@@ -198,16 +208,18 @@ class InFlight:
             client.gone_at = trio.current_time() - (0 if may_return else RETURN_S)
 
     def release(self, session: Session, receipts: Iterable[ReceiptHandle]) -> None:
-        """Releases messages that were added but did not reach their client. Ignores those not in the table."""
+        """Releases messages that were added but did not reach their client, or only in part. Ignores those not in the
+        table."""
         client = self._clients.get(_key(session))
         for receipt in receipts:
             if client is not None and (message := client.messages.get(receipt.encode())) is not None:
                 message.is_undelivered = True
 
     def abandon(self, session: Session, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
-        """Adds messages whose call ended before they reached the client, marked so that they are soon released."""
+        """Adds messages whose call ended before they were sent, marked so that they are soon released."""
         for receipt in receipts:
-            self._add(session, group, topic, receipt, is_undelivered=True)
+            if (message := self._add(session, group, topic, receipt)) is not None:
+                message.is_undelivered = message.is_unsent = True
 
     async def serve(self, delay: Delay, may_renew: MayRenew) -> NoReturn:
         """Renews and releases messages until cancelled. A broker that does not answer delays only its own messages."""
@@ -254,27 +266,28 @@ class InFlight:
             if client.messages.get(handle) is not message or now < message.settled_until:
                 continue  # settled meanwhile, or about to be
             if message.is_undelivered or client.is_gone(now):
-                if await self._change(delay, message, RELEASED_MS) or now >= message.visible_at:
+                is_released = await self._change(delay, message, RELEASED_MS, suspends=message.is_unsent)
+                if is_released or now >= message.visible_at:
                     self._drop(key, client, handle, message)
             elif now >= message.renew_at:
                 is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
                 if is_over or not may_renew(client.session, message.group, message.topic):
                     self._drop(key, client, handle, message)
                 else:
-                    await self._change(delay, message, message.invisible_ms)
+                    await self._change(delay, message, message.invisible_ms, suspends=False)
 
-    async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> bool:
+    async def _change(self, delay: Delay, message: _Message, invisible_ms: int, *, suspends: bool) -> bool:
         """Changes the invisible time of a message; returns whether the broker has done so, or never will.
 
         A broker that has not answered may have done so, too. In this case a RocketMQ broker may deliver the message
         again for each further attempt.
         """
-        began = trio.current_time()
+        began, group, topic = trio.current_time(), message.group, message.topic
         message.changed = trio.Event()
         try:
-            message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
+            message.receipt = await delay(group, topic, message.receipt, invisible_ms, suspends=suspends)
         except (BrokerUnreachable, CallRefused) as error:
-            now, group, topic = trio.current_time(), message.group, message.topic
+            now = trio.current_time()
             if times := self._log_limiter.admit((group, topic), now):
                 text = "proxy.renewal_failed group=%r topic=%r reason=%r times=%d"
                 logger.info(text, group, topic, str(error), times)

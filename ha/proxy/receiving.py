@@ -200,6 +200,7 @@ class Receiving:
                 await _settle(popped, self._acknowledging.acknowledge(session, group_text, topic, popped.receipt))
             for popped in dead:
                 await _settle(popped, self._acknowledging.bury(session, group_text, topic, popped.receipt))
+            await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:
             self._in_flight.abandon(session, group_text, topic, (popped.receipt for popped in kept))
             raise
@@ -207,18 +208,18 @@ class Receiving:
             await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
             return
         if request.auto_renew:
-            for popped in kept:
-                self._in_flight.add(session, group_text, topic, popped.receipt)
+            self._add(session, group_text, topic, kept)
         try:
-            await trio.lowlevel.checkpoint_if_cancelled()
             await call.respond_all(self._messages(request.message_queue.topic, kept))
-        except trio.Cancelled:
-            receipts = (popped.receipt for popped in kept)
-            if request.auto_renew:
-                self._in_flight.release(session, receipts)
-            else:
-                self._in_flight.abandon(session, group_text, topic, receipts)
+        except trio.Cancelled:  # counts as a delivery: the client may be unable to receive one of them
+            if not request.auto_renew:
+                self._add(session, group_text, topic, kept)
+            self._in_flight.release(session, (popped.receipt for popped in kept))
             raise
+
+    def _add(self, session: Session, group: str, topic: str, kept: list[Popped]) -> None:
+        for popped in kept:
+            self._in_flight.add(session, group, topic, popped.receipt)
 
     def _messages(self, topic: Any, kept: list[Popped]) -> Iterator[bytes]:
         """Yields the encoded messages of a response: status OK, the messages, and the delivery time."""

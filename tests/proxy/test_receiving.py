@@ -388,3 +388,31 @@ async def test_receive_that_is_cancelled_while_its_messages_are_sent(tmp_path: P
         await trio.to_thread.run_sync(cancelled)
         received, _ = await again(client, receiving("t", count=1))
         assert received.system_properties.delivery_attempt == 2
+
+
+@pytest.mark.parametrize("poll_count", [1, 20])
+async def test_receives_that_are_cancelled_before_there_is_a_message(
+    tmp_path: Path, poll_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker still takes the message for each of them, but that is no delivery."""
+    monkeypatch.setattr("ha.proxy.in_flight.CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr("ha.proxy.in_flight.RELEASED_MS", 50)
+    async with open_site(tmp_path, QUICK) as site:
+        client = Client(site.address)
+        await begin(site, client)
+        request = receiving("t")
+        request.long_polling_timeout.FromSeconds(15)
+        polls = [client.stub.ReceiveMessage(request, metadata=client.metadata) for _ in range(poll_count)]
+        holds = site.node.broker.pop.holds
+        while len(holds) < poll_count:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        for poll in polls:
+            poll.cancel()
+        while site.server.statistics().calls_in_flight:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await client.send(message("t"))
+        while len(holds) or site.front._in_flight.count:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        received, _ = await again(client, receiving("t"))
+        assert received.system_properties.delivery_attempt == 1
+        assert site.node.broker.topics.get("%DLQ%g") is None
