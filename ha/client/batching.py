@@ -4,10 +4,11 @@ If no request is in flight, a message is sent at once, on its own. Later message
 sent when the response arrives. Each send still gets its own result. `shared_requests.py` decides which messages can
 share a request and handles rejected batches.
 
-A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue has at most one
-request in flight, which keeps the order. Any other lane may have one request in flight per broker with queues of the
-topic, and sends a full batch while it has fewer than four per broker: waiting would not make a full batch larger, and
-brokers stay busy while the client wakes the senders of the previous batch.
+A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue holds all messages
+for this queue, even those that must be sent alone, and has at most one request in flight, which keeps the order. Any
+other lane may have one request in flight per broker with queues of the topic, and sends a full batch while it has fewer
+than four per broker: waiting would not make a full batch larger, and brokers stay busy while the client wakes the
+senders of the previous batch.
 
 A request can take seconds if a slave is slow. A batch waits for the request before it at most `_BATCH_DELAY_MAX_S` and
 is then sent concurrently, as it would be without batching. This applies to a lane for a chosen queue, too: brokers that
@@ -46,17 +47,19 @@ _CHECKPOINTS_TO_JOIN = 2
 _BATCH_DELAY_MAX_S = 0.1
 """Longest time that a batch waits for earlier requests of its lane, in seconds."""
 _TIMEOUT_MIN_S = 2 * _BATCH_DELAY_MAX_S
-"""Minimum timeout in seconds of a send that may be batched."""
+"""Minimum timeout in seconds of a send that may be batched. One to a chosen queue with a shorter timeout may wait for
+earlier ones until its timeout has passed; it then fails."""
 
 _LaneKey = MessageQueue | Kind
 
 
 class _Batch:
-    """The messages of one request. The tasks that send them wait in `senders`, in the order of the messages."""
+    """The messages of one request; only one if `kind` is None. The tasks that send them wait in `senders`, in the order
+    of the messages."""
 
     __slots__ = ("byte_count", "created_at", "deadline", "is_sent", "kind", "messages", "senders", "timeout_s", "topic")
 
-    def __init__(self, topic: str, kind: Kind, timeout_s: float, senders: Parking) -> None:
+    def __init__(self, topic: str, kind: Kind | None, timeout_s: float, senders: Parking) -> None:
         self.topic = topic
         self.kind = kind
         self.messages: list[Outgoing | None] = []
@@ -96,8 +99,8 @@ class _Batch:
 
 
 class _Lane:
-    """Messages that can be batched with each other, in order. `in_flight`: number of requests that are in flight or
-    scheduled to be sent."""
+    """Messages that can be batched with each other, or all those for a chosen `queue`, in order. `in_flight`: number of
+    requests that are in flight or scheduled to be sent."""
 
     __slots__ = ("in_flight", "key", "queue", "waiting")
 
@@ -127,15 +130,11 @@ class Batching:
         """Sends `message`, alone or in a batch; see Producer.send.
 
         On cancellation a waiting message is withdrawn; one already sent may be stored."""
-        if (
-            not message.is_batchable
-            or timeout_s < _TIMEOUT_MIN_S
-            or self._is_closed
-            or self._shared.rejects_batches(message.topic)
-        ):
-            return (await self._sender.send(message, queue, timeout_s)).result
-        kind = kind_of(message)
+        is_alone = not message.is_batchable or timeout_s < _TIMEOUT_MIN_S or self._shared.rejects_batches(message.topic)
+        kind = None if is_alone else kind_of(message)
         key = queue or kind
+        if key is None or self._is_closed:
+            return (await self._sender.send(message, queue, timeout_s)).result
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(key, queue)
@@ -150,6 +149,7 @@ class Batching:
         batch = waiting[-1] if waiting else None
         if (
             batch is None
+            or kind is None
             or batch.byte_count + size > BATCH_BYTES_MAX
             or batch.timeout_s != timeout_s
             or batch.kind != kind
@@ -191,7 +191,7 @@ class Batching:
                     batch = lane.waiting.popleft()
                     batch.fail(_closed(batch))
 
-    def _new_batch(self, lane: _Lane, topic: str, kind: Kind, timeout_s: float) -> _Batch:
+    def _new_batch(self, lane: _Lane, topic: str, kind: Kind | None, timeout_s: float) -> _Batch:
         batch = _Batch(topic, kind, timeout_s, self._new_parking())
         lane.waiting.append(batch)
         self._delayed.append((lane, batch))

@@ -279,14 +279,87 @@ async def test_rejected_batch_is_sent_message_by_message(queue: MessageQueue | N
         if queue is not None:
             assert broker.sent[2:] == [[b"0"], [b"1"], [b"2"]]
             assert [world.result(b"%d" % number).queue_offset for number in range(3)] == [1, 2, 3]
-        # Later messages are sent singly too, without waiting.
+        # Later messages are sent singly too, without waiting, except for earlier ones to a chosen queue.
         broker.hold()
         for number in range(10, 13):
             await world.send(b"%d" % number, queue)
-        await world.came(8)
-        assert broker.sent[5:] == [[b"10"], [b"11"], [b"12"]]
+        await world.came(8 if queue is None else 6)
+        assert broker.sent[5:] == [[b"10"], [b"11"], [b"12"]][: 3 if queue is None else 1]
         broker.release()
         await world.until_all(7)
+        assert broker.sent[5:] == [[b"10"], [b"11"], [b"12"]]
+
+
+@on_both_backends()
+async def test_order_of_a_chosen_queue_is_kept_while_a_broker_rejects_batches() -> None:
+    """Messages that can't be batched any more wait for those that were waiting before."""
+
+    def refuse(command: RemotingCommand) -> int | None:
+        if command.code != BATCH:
+            return None
+        if b"3" in bodies(command):
+            broker.hold()
+        return ResponseCode.MESSAGE_ILLEGAL
+
+    broker = Broker(refuse)
+    async with open_world([broker]) as world:
+        broker.hold()
+        for sent in (b"0", b"1", b"2"):
+            await world.send(sent, QUEUE)
+        await world.came(1)
+        broker.release()
+        broker.hold()
+        await world.came(2)  # the first batch
+        for sent in (b"3", b"4"):
+            await world.send(sent, QUEUE)
+        broker.release()
+        await world.came(5)  # its messages, and the second batch
+        for sent in (b"5", b"6"):
+            await world.send(sent, QUEUE)
+        broker.release()
+        await world.until_all(7)
+        assert [command.body for command in broker.commands if command.code == SINGLE] == [
+            b"%d" % number for number in range(7)
+        ]
+        assert [world.result(b"%d" % number).queue_offset for number in range(7)] == list(range(7))
+
+
+@on_both_backends(open_world_of_one)
+async def test_messages_sent_alone_keep_the_order_of_a_chosen_queue(world: World, broker: Broker) -> None:
+    batching._TIMEOUT_MIN_S = 10.0
+    broker.hold()
+    sends: list[tuple[Message, float]] = [
+        (Message("T", b"first"), 20.0),
+        (Message("T", b"a"), 20.0),
+        (Message("T", b"too short a timeout"), 9.0),
+        (Message("T", b"too short again"), 9.0),
+        (Message("T", b"b"), 20.0),
+        (Message("T", b"c"), 20.0),
+        (Message("T", b"strange wish", properties={"WAIT": "no"}), 20.0),
+        (Message("T", b"delayed", delay_level=3), 20.0),
+        (Message("T", b"d"), 20.0),
+    ]
+    for message, timeout_s in sends:
+        await world.send(message, QUEUE, timeout_s)
+    await world.came(1)
+    await settled()
+    assert len(broker.sent) == 1
+    broker.release()
+    await world.until_all(len(sends))
+    assert [each for request in broker.sent for each in request] == [message.body for message, _ in sends]
+    assert [len(request) for request in broker.sent] == [1, 1, 1, 1, 2, 1, 1, 1]
+
+
+@on_both_backends(open_world_of_one, delay_max_s=0.05)
+async def test_a_timeout_that_passes_while_a_message_waits_for_its_turn_fails_it(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first", QUEUE)
+    await world.send(Message("T", b"strange wish", properties={"WAIT": "no"}), QUEUE, timeout_s=0.01)
+    await world.until_all(1)
+    assert isinstance(world.outcomes[b"strange wish"], RequestTimedOut)
+    broker.release()
+    await world.until_all(2)
+    assert broker.sent == [[b"first"]]
 
 
 @on_both_backends()
