@@ -50,8 +50,10 @@ FROM_LAST = 1
 ALL_QUEUES = -1
 ANSWER_MARGIN_MS = 200
 """Time before a client's deadline at which it gets its answer, in ms."""
-BROKER_MARGIN_S = 3.0
-"""Time in seconds by which a pop's timeout exceeds its poll time."""
+BROKER_MARGIN_S = 15.0
+"""Time in seconds by which a pop's timeout exceeds its poll time. A broker answers when the record of the pop is
+flushed and replicated; it may wait 5 s (syncFlushTimeout) and 3 s (slaveTimeout). Messages that come after the client
+has given up are released; those that come after this timeout stay invisible for their whole invisible time."""
 TAG_COUNT_MAX = 1024
 """Maximum number of tags in a filter."""
 POLLS_STARTING_MAX = 1024

@@ -25,6 +25,7 @@ from ha.proxy.front import Front
 from ha.proxy.messages import MessageType
 from ha.proxy.options import FrontOptions
 from ha.proxy.session import Session
+from tests.protocol.test_popped import response as popped
 from tests.proxy.site import message
 from tests.proxy.test_receiving import receiving as poll
 
@@ -182,6 +183,56 @@ async def test_pop_whose_call_has_ended_before_it_was_sent(autojump_clock: MockC
     with trio.move_on_after(1):
         await receiving.serve()
     assert brokers.asked == []
+
+
+class LateBrokers(Brokers):
+    """Answer a pop 4 s after its poll time, because their disk stalls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released_at: list[float] = []
+
+    async def invoke(
+        self, session: Any, broker_name: str, command: RemotingCommand, timeout_s: float = 3.0
+    ) -> RemotingCommand:
+        if command.code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME:
+            self.released_at.append(trio.current_time())
+            return command.reply(
+                ResponseCode.SUCCESS, ext_fields={"popTime": "1", "invisibleTime": "1", "reviveQid": "0"}
+            )
+        with trio.move_on_after(timeout_s):
+            await trio.sleep(int(command.ext_fields["pollTime"]) / 1000 + 4)
+            return popped()
+        raise BrokerUnreachable(broker_name, is_timeout=True)
+
+
+@pytest.mark.parametrize("patience_s", [3, 10])
+async def test_pop_that_is_answered_late(patience_s: int, autojump_clock: MockClock) -> None:
+    """A client that still waits gets the messages; otherwise, they are released."""
+    brokers = LateBrokers()
+    front = front_of(brokers, FrontOptions(polling_ms_max=5_000))
+    session: Any = SimpleNamespace(client_id="vm@1", access_key="", is_ended=False)
+    answers: list[bytes] = []
+
+    async def respond_all(messages: Iterable[bytes]) -> None:
+        answers.extend(messages)
+
+    call: Any = SimpleNamespace(timeout_s=5.0 + patience_s, respond_all=respond_all)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(front.serve_clients)
+        began = trio.current_time()
+        request = poll("t")
+        request.long_polling_timeout.FromSeconds(5)
+        with trio.move_on_after(call.timeout_s):
+            await front._receiving.receive(session, call, request)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    if patience_s > 4:
+        assert [service.ReceiveMessageResponse.FromString(each).message.body for each in answers] == [b"", b"body", b""]
+        assert brokers.released_at == []
+    else:
+        [released_at] = brokers.released_at
+        assert 9 <= released_at - began <= 10
 
 
 RECEIPT = ReceiptHandle(
