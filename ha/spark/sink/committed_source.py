@@ -19,7 +19,6 @@ import msgspec
 import pyarrow as pa
 
 from ha.arrow.read_options import ReadOptions
-from ha.log_rate_limiter import LogRateLimiter
 from ha.spark.sink.commits import COLUMNS_NEEDED, Commits
 from ha.spark.sink.control import decode_control
 from ha.spark.sink.identity import SinkPart
@@ -29,7 +28,8 @@ from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKe
 _log = logging.getLogger(__name__)
 
 _HELD_S = 60.0
-"""Time in seconds after which a row that may still be committed, and at which a queue ends, is logged"""
+"""Time in seconds after which a row that may still be committed, and at which a queue ends, is logged, and after which
+its batch is logged again"""
 
 
 class CommittedSource(LogSource):
@@ -54,7 +54,7 @@ class CommittedSource(LogSource):
         self._are_fresh = False
         self._clock_s = clock_s
         self._held: dict[QueueKey, tuple[int, float]] = {}  # the queue offset at which a queue ends, and since when
-        self._held_lines = LogRateLimiter()
+        self._held_logged_s: dict[tuple[str, int], float] = {}  # (sink, batch) -> time of the last line
 
     def refresh(self) -> bool:
         """Refreshes `inner` and the commits; returns False if nothing has changed."""
@@ -165,7 +165,8 @@ class CommittedSource(LogSource):
         held_at, since = self._held.get(queue, (-1, now))
         if held_at != queue_offset:
             self._held[queue] = (queue_offset, now)
-        elif now - since >= _HELD_S and self._held_lines.admit((part.sink, part.batch), now):
+        elif min(now - since, now - self._held_logged_s.get((part.sink, part.batch), since)) >= _HELD_S:
+            self._held_logged_s[part.sink, part.batch] = now
             _log.warning(
                 "stream.held topic=%r broker=%s queue=%d queue_offset=%d sink=%s batch=%d for_s=%d",
                 queue.topic,
