@@ -127,8 +127,8 @@ class Cluster(Machines):
         self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s to {own.sound_end}")
         # The slave keeps what lies behind damage, and is emptied if it is stuck.
         self._may_be_apart |= image.name == self.damaged_node and image.sound_end < image.used_end
-        if _differ(own, image):
-            self._remove_config(self.master)  # consumer offsets of another history
+        if self._lost_tail or _differ(own, image):
+            self._remove_config(self.master)  # offsets and progress of what was lost, or of another history
         self._replace_log(image)
         self._restart_slaves()
 

@@ -702,3 +702,11 @@ def test_on_a_full_disk_no_checksum_shows_damage(outcome: Outcome) -> None:
     The checker expected checksums four seconds after a sync, so the operator did not compare the logs.
     """
     assert any("replaces m's" in line for line in outcome.trace)
+
+
+def test_a_master_with_a_slaves_log_does_not_keep_its_own_delivery_progress(outcome: Outcome) -> None:
+    """Damage takes the end of a master's log, and the operator gives the master a slave's shorter log.
+
+    It kept the progress of timer messages whose delivered copies were lost with the end, so it did not deliver them.
+    """
+    assert any("s1's log to 95823 replaces m's to" in line for line in outcome.trace)
