@@ -12,9 +12,10 @@ import msgspec
 from ha.broker.core import BrokerCore
 from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.broker.topics import topic_fault
+from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupConfigList, GroupRequest
-from ha.protocol.bodies import LIST_SIZE_MAX, GroupConfig
+from ha.protocol.bodies import LIST_SIZE_MAX, GroupConfig, GroupTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
@@ -122,10 +123,17 @@ def group_fault(group: GroupConfig) -> str:
         return f"The specified group is longer than group max length: {GROUP_LENGTH_MAX}."
     if not 0 <= group.retry_queue_nums <= RETRY_QUEUE_COUNT_MAX:
         return f"retryQueueNums={group.retry_queue_nums}: a retry topic has 0 to {RETRY_QUEUE_COUNT_MAX} queues"
+    for field in msgspec.structs.fields(group):
+        value = getattr(group, field.name)
+        if field.type is int and not -(1 << 31) <= value < 1 << 31:
+            return f"{field.encode_name}={value}: not a 32-bit number"
     try:
         msgspec.json.encode(group.group_retry_policy)
+        java_json.loads(java_json.dumps(GroupTable(subscription_group_table={name: group})))
     except TypeError:  # a JSON object as a key, which RocketMQ's parser accepts
         return "groupRetryPolicy: keys must be strings"
+    except RemoteProtocolError as error:  # it could not be read from a file or a slave's answer
+        return f"groupRetryPolicy: {error}"
     return ""
 
 

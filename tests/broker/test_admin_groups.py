@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from ha.broker.options import BrokerRole
-from ha.protocol.bodies import GroupConfig
+from ha.protocol import java_json
+from ha.protocol.bodies import GroupConfig, GroupTable
 from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import Node, open_node
 
@@ -78,6 +79,26 @@ async def test_objects_as_keys_of_a_retry_policy_are_refused(tmp_path: Path, in_
         answer = await node.ask(200, b'{"groupName":"g1","groupRetryPolicy":{"a":{{"b":1}:2}}}')
         assert (answer.code, answer.remark) == (29, "groupRetryPolicy: keys must be strings")
         assert (await node.send()).code == 0
+
+
+@pytest.mark.parametrize("in_log", [False, True], ids=["file", "group log"])
+async def test_a_retry_policy_that_could_not_be_read_again_is_refused(tmp_path: Path, in_log: bool) -> None:
+    """It is nested deeper in the file, and in the answer to 201, than in the request. No later start could read it."""
+    codes = []
+    async with open_node(tmp_path, keeps_tables_in_log=in_log) as node:
+        for depth in range(1, 65):
+            policy = b'{"a":' * depth + b"1" + b"}" * depth
+            codes.append((await node.ask(200, b'{"groupName":"g%d","groupRetryPolicy":%b}' % (depth, policy))).code)
+            java_json.read_as(GroupTable, (await node.ask(201)).body)
+    assert codes[0] == 0
+    assert codes[61] == 29  # the request itself is not too deep
+    async with open_node(tmp_path, keeps_tables_in_log=in_log) as node:
+        assert (await node.send()).code == 0
+
+
+async def test_numbers_beyond_an_int_of_java_are_refused(node: Node) -> None:
+    answer = await node.ask(200, b'{"groupName":"g1","groupSysFlag":2147483648}')
+    assert (answer.code, answer.remark) == (29, "groupSysFlag=2147483648: not a 32-bit number")
 
 
 async def test_several_groups_are_changed_together_or_not_at_all(node: Node) -> None:
