@@ -50,14 +50,15 @@ def judge(
     """Returns the action for an open half message that was born `age_ms` ago, by its producer's clock.
 
     Gives up a message after `check_times_max` checks, or if it is older than `reserved_ms`, as retention may delete it.
-    `timeout_ms`: minimum age for a check. A message with a negative age (the producer's clock is ahead) is checked at
-    once, unless it has CHECK_IMMUNITY_TIME_IN_SECONDS.
+    `timeout_ms`: minimum age for a check, unless the message has CHECK_IMMUNITY_TIME_IN_SECONDS. A message with a
+    negative age (the producer's clock is ahead) is checked at once: it would otherwise be stored again until the
+    broker's clock has caught up.
     """
     if _number(properties, TRANSACTION_CHECK_TIMES) >= check_times_max or age_ms > reserved_ms:
         return Verdict.GIVE_UP
     if CHECK_IMMUNITY_TIME_S in properties:
         immunity_s = _number(properties, CHECK_IMMUNITY_TIME_S, -1)
-        return Verdict.KEEP if age_ms < (timeout_ms if immunity_s == -1 else immunity_s * 1000) else Verdict.ASK
+        return Verdict.KEEP if 0 <= age_ms < (timeout_ms if immunity_s == -1 else immunity_s * 1000) else Verdict.ASK
     return Verdict.WAIT if 0 <= age_ms < timeout_ms else Verdict.ASK
 
 

@@ -145,6 +145,7 @@ def test_waiting_ends_are_bounded() -> None:
         ({"TRANSACTION_CHECK_TIMES": "x"}, 6_000, Verdict.ASK),
         ({"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}, 59_999, Verdict.KEEP),
         ({"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}, 60_000, Verdict.ASK),
+        ({"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}, -1, Verdict.ASK),
         ({"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"}, 0, Verdict.ASK),
         ({"CHECK_IMMUNITY_TIME_IN_SECONDS": "x"}, 5_999, Verdict.KEEP),
         ({"CHECK_IMMUNITY_TIME_IN_SECONDS": "-1"}, 6_000, Verdict.ASK),
