@@ -42,6 +42,7 @@ from ha.broker.timer_requests import TimerRequests
 from ha.broker.timers import TimerService
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
+from ha.errors import DiskFailed
 from ha.protocol.request_parser import RequestParser
 from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, RequestHandler
 from ha.replication.ha_client import HAClient
@@ -50,6 +51,8 @@ from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
+CONFIRM_TIMEOUT_S = 2.0
+"""Maximum time that retention waits until what timers and POP have written again is confirmed; it tries again later."""
 SAVE_TIMEOUT_S = 5.0
 """Maximum time for writing the tables at shutdown, in seconds."""
 
@@ -272,9 +275,23 @@ class Broker:
     async def _release(self, end: int) -> bool:
         """Returns whether retention may delete the log before physical offset `end` (bytes).
 
-        On a master, timers and POP first write again what they still need from before `end`.
+        On a master, timers and POP first write again what they still need from before `end`. That, and the delivered
+        copies of timer messages, must be on the disk, and in a failover group confirmed: a power loss or a truncation
+        must not keep the deletion and lose them.
         """
-        return await self.timers.release(end) and await self.pop.release(end)
+        if not (await self.timers.release(end) and await self.pop.release(end)):
+            return False
+        log = self.store.log
+        written_to = log.max_offset.value
+        try:
+            await self.store.flusher.flush()
+        except DiskFailed:
+            return False  # the store ends the process
+        confirmed = log.dispatch_limit
+        with trio.move_on_after(CONFIRM_TIMEOUT_S):
+            while confirmed.value < written_to:
+                await confirmed.wait_beyond(confirmed.value)
+        return confirmed.value >= written_to
 
     def stop_reading(self) -> None:
         """Stops reading requests. Those already read are still answered."""

@@ -44,7 +44,7 @@ from ha.broker.queue_times import bounds
 from ha.broker.stored_properties import without
 from ha.broker.timer_index import TimerIndex
 from ha.broker.timer_postponed import PostponedTimers
-from ha.errors import DiskFailed, RemoteProtocolError
+from ha.errors import RemoteProtocolError
 from ha.protocol.properties import (
     CRC32,
     REAL_TOPIC,
@@ -442,7 +442,7 @@ class TimerService:
             return True
 
     async def _roll(self, queue: ConsumeQueue, queue_offsets: Sequence[int], end: int) -> int:
-        """Stores and flushes pending messages, which lie before queue offset `end`, in the timer topic again.
+        """Stores pending messages, which lie before queue offset `end`, in the timer topic again.
 
         Returns the queue offset of the first one that could not be stored, or `end`. Those after it are not stored
         either, as they will be rolled with it later.
@@ -462,10 +462,6 @@ class TimerService:
             elif not put.status.is_stored:
                 end = at
                 break
-        try:
-            await self._store.flusher.flush()  # a power loss must not keep the deletion and lose the new records
-        except DiskFailed:
-            return queue_offsets[0]  # the store ends the process
         return end
 
     def _rolled(self, record: MessageRecord) -> PutRequest:

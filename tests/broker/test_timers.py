@@ -32,6 +32,7 @@ from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties, java_
 from ha.protocol.record import Message, timer_code
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TIMER_TOPIC
+from ha.store.commitlog import UNLIMITED
 from ha.store.dispatch import Arrival
 from ha.store.files import DiskUsage, OsDisk
 from ha.store.record_maker import AppendResult
@@ -469,6 +470,33 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(tmp_p
         assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
         await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 3
+
+
+async def test_delivered_copies_are_flushed_before_the_segment_of_their_message_is_deleted(tmp_path: Path) -> None:
+    """A power loss kept the deletion, and lost the only copy."""
+    async with open_node(tmp_path, store_changes=EXPIRED) as node:
+        await node.send(b"later", i=properties(TIMER_DELAY_SEC=50), e=0)
+        await fill_segments(node)
+        await node.arrivals()
+        await node.store.flusher.flush()
+        log, flushed_to = node.store.log, node.store.log.flushed_offset.value
+        await node.send(b"last", e=1)
+        assert log.flushed_offset.value == flushed_to < log.max_offset.value
+        assert await node.store.retention.clean(at_any_hour=True) >= 1
+        assert log.flushed_offset.value == log.max_offset.value
+
+
+async def test_rolled_messages_are_confirmed_before_their_segment_is_deleted(tmp_path: Path) -> None:
+    """A member that lost its role truncated the new records, and had deleted the old ones."""
+    async with open_node(tmp_path, store_changes=EXPIRED) as node:
+        await node.send(b"later", i=properties(TIMER_DELAY_SEC=500), e=0)
+        await fill_segments(node)
+        log = node.store.log
+        log.limit_dispatch(log.max_offset.value)
+        assert await node.store.retention.clean(at_any_hour=True) == 0
+        log.limit_dispatch(UNLIMITED)
+        assert await node.store.retention.clean(at_any_hour=True) >= 1
+        assert [record.body for _, record in await node.arrivals()] == [b"later"]
 
 
 async def test_what_was_rolled_is_not_rolled_again_when_the_rest_is(

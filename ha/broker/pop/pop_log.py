@@ -34,7 +34,7 @@ from ha.broker.pop.state import Limits, PopQueue, PopState
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
-from ha.errors import DamagedBytes, DiskFailed, OffsetGone, RemoteProtocolError
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.codes import PutStatus
 from ha.protocol.pop_records import (
     OFFSET_COUNT_MAX,
@@ -520,8 +520,8 @@ class PopLog:
         """Writes a snapshot if records before physical offset `end` (bytes) are needed, so that retention can delete
         them.
 
-        Returns False if retention must keep them: because no snapshot can be written now; because this is a slave, and
-        its master has not written one; or because the disk has failed.
+        Returns False if retention must keep them, because no snapshot can be written now, or because this is a slave,
+        and its master has not written one. The caller flushes the snapshot.
         """
         queue = self._queue
         first = None if queue is None else queue.first_record_from(0)
@@ -536,8 +536,4 @@ class PopLog:
         if self._snapshot_begin < end:
             self._log.write("pop.segment_kept end=%d reason=%r", end, "it has POP records without a later snapshot")
             return False
-        try:
-            await self._store.flusher.flush()  # a power loss must not keep the deletion and lose the snapshot
-        except DiskFailed:
-            return False  # the store ends the process
         return True
