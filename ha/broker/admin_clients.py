@@ -19,7 +19,7 @@ from ha.acl import Right
 from ha.broker.clients import BROADCASTING, Member, subscription_body
 from ha.broker.core import BrokerCore
 from ha.broker.message_queries import is_in_queue, read_record
-from ha.broker.refused import busy_if_passing, check_right
+from ha.broker.refused import check_right, refused_if_unreadable
 from ha.errors import DamagedBytes, LocalProtocolError, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
@@ -234,13 +234,12 @@ class AdminClients:
         """CONSUME_MESSAGE_DIRECTLY (309): asks a consumer to process one message again, which the request names by its
         offset message id; SYSTEM_ERROR if there is no such message.
 
-        Raises RefusedError if the requester may not read the message's topic, or for a temporary error of the disk,
-        such as too many open files.
+        Raises RefusedError if the requester may not read the message's topic, or if the disk can't read.
         """
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:
-            with busy_if_passing():
+            with refused_if_unreadable():
                 raw, record = await read_record(self._store, offset)
             if not await is_in_queue(self._store, record):
                 raise RemoteProtocolError("its topic has no such message")

@@ -14,7 +14,7 @@ import trio
 from ha.broker.clients import subscription_body
 from ha.broker.core import BrokerCore
 from ha.broker.queue_times import bounds, known_store_time_ms, offset_at
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import refused_if_unreadable
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     BrokerStatsRequest,
@@ -303,7 +303,7 @@ class ConsumeStatistics:
             else:
                 body["filterData"] = "null"
                 body["subscriptionData"] = subscription_body(request.topic, subscription)
-        with busy_if_passing():
+        with refused_if_unreadable():
             entries = queue.read(request.index, min(max(0, request.count), ENTRY_COUNT_MAX))
         if not entries and request.count > 0:
             remark = f"Index {request.index} of {request.queue_id}@{request.topic} is not exist!"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import trio
 
 from ha.broker.core import BrokerCore
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import refused_if_unreadable
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.admin_requests import QueryMessageRequest, ViewMessageRequest
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -44,12 +44,12 @@ class MessageQueries:
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """QUERY_MESSAGE (12): answers with the newest messages in a topic that have a key and were stored in a time
-        range, oldest first; QUERY_NOT_FOUND if there are none. Raises RefusedError if too many files are open."""
+        range, oldest first; QUERY_NOT_FOUND if there are none. Raises RefusedError if the disk can't read."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
             count_max = UNIQUE_KEY_COUNT_MAX
-        with busy_if_passing():
+        with refused_if_unreadable():
             offsets = await self._store.query(
                 request.topic, request.key, count_max, request.begin_timestamp, request.end_timestamp
             )
@@ -78,7 +78,7 @@ class MessageQueries:
 
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """VIEW_MESSAGE_BY_ID (33): answers with the message at a physical offset; SYSTEM_ERROR if there is none, if it
-        is damaged, or if it is not in the requested topic. Raises RefusedError if too many files are open."""
+        is damaged, or if it is not in the requested topic. Raises RefusedError if the disk can't read."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
         found, damage = await find_record(self._store, request.offset)
         reason = damage and f": {damage}"
@@ -109,10 +109,10 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
 
 async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[bytes, MessageRecord] | None, str]:
     """Returns (result of `read_record`, ""), or (None, description) if the record is damaged, or (None, "") if there is
-    no record at `physical_offset`. Raises RefusedError if too many files are open.
+    no record at `physical_offset`. Raises RefusedError if the disk can't read.
     """
     try:
-        with busy_if_passing():
+        with refused_if_unreadable():
             return await read_record(store, physical_offset), ""
     except DamagedBytes as damaged:
         return None, str(damaged)
@@ -122,7 +122,7 @@ async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[
 
 async def is_in_queue(store: MessageStore, record: MessageRecord) -> bool:
     """Returns whether the queue that a record names has an entry for it. Waits at most DISPATCH_WAIT_S until the record
-    is dispatched. Raises RefusedError if too many files are open.
+    is dispatched. Raises RefusedError if the disk can't read.
 
     Call this before granting access to a record because of its topic, if a client chose the physical offset. Otherwise
     a client could read other topics: a message body can contain a forged start of a record of any topic, whose size
@@ -133,7 +133,7 @@ async def is_in_queue(store: MessageStore, record: MessageRecord) -> bool:
         while log.dispatched_offset.value <= record.physical_offset:
             await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
     queue = store.queues.get(record.topic, record.queue_id)
-    with busy_if_passing():
+    with refused_if_unreadable():
         entries = [] if queue is None else queue.read(record.queue_offset, 1)
     return bool(entries) and entries[0][:2] == (record.physical_offset, record.total_size)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ha.broker.core import BrokerCore
 from ha.broker.journal import WAITING_COUNT_MAX, Logged
 from ha.broker.queue_times import known_store_time_ms, offset_at
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import refused_if_unreadable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
@@ -164,7 +164,7 @@ class OffsetProcessor:
         return self._store.queues.get(topic, queue_id)
 
     def _starts_in_memory(self, queue: ConsumeQueue) -> bool:
-        with busy_if_passing():
+        with refused_if_unreadable():
             entries = queue.read(0, 1)
         if not entries:
             return False

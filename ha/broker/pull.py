@@ -17,7 +17,7 @@ from ha.broker.filters import Filters, Selection, read_wanted
 from ha.broker.holds import PullHold, PullHolds
 from ha.broker.queue_read import UNREADABLE_RETRY_S, QueueRead, QueueReader, ReadStatus
 from ha.broker.queue_times import bounds
-from ha.broker.refused import RefusedError
+from ha.broker.refused import RefusedError, refused_if_unreadable
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID, Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
@@ -80,8 +80,8 @@ class PullProcessor:
         }
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Answers a pull; returns None if it is held. Raises RefusedError if a check fails, RemoteProtocolError if the
-        header is invalid."""
+        """Answers a pull; returns None if it is held. Raises RefusedError if a check fails or the disk can't read,
+        RemoteProtocolError if the header is invalid."""
         request = parse_header(PullMessageRequest, command.ext_fields)
         group = await self._groups.find_or_create(request.consumer_group)
         selection = self._check(request, group)
@@ -159,6 +159,7 @@ class PullProcessor:
         return subscription
 
     async def _read(self, request: PullMessageRequest, selection: Selection) -> QueueRead:
+        """Reads what a pull asks for. Raises RefusedError if the disk can't read."""
         queue = self._store.queues.get(request.topic, request.queue_id)
         if queue is None or request.queue_offset >= queue.max_offset:
             await self._store.dispatcher.wait_files_made()
@@ -167,22 +168,23 @@ class PullProcessor:
         if reset_offset is not None:
             return QueueRead(ReadStatus.OFFSET_RESET, reset_offset, *bounds(queue))
         bytes_max = request.max_msg_bytes or self._options.transfer_hot_bytes_max
-        if selection.is_wanted is not None:
-            return await read_wanted(
-                self._reader,
+        with refused_if_unreadable():
+            if selection.is_wanted is not None:
+                return await read_wanted(
+                    self._reader,
+                    queue,
+                    request.queue_offset,
+                    selection.is_wanted,
+                    message_count_max=request.max_msg_nums,
+                    message_bytes_max=bytes_max,
+                )
+            return await self._reader.read(
                 queue,
                 request.queue_offset,
-                selection.is_wanted,
                 message_count_max=request.max_msg_nums,
                 message_bytes_max=bytes_max,
+                tags_codes=selection.tags_codes,
             )
-        return await self._reader.read(
-            queue,
-            request.queue_offset,
-            message_count_max=request.max_msg_nums,
-            message_bytes_max=bytes_max,
-            tags_codes=selection.tags_codes,
-        )
 
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
         code = read.status.response_code(asked_offset)
@@ -266,8 +268,12 @@ class PullProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{request.consumer_group}] is gone"
             )
         else:
-            read = await self._read(request, hold.selection)
-            if read.status is ReadStatus.NO_MATCHED_MESSAGE and self._hold_again(hold, read.next_offset):
-                return
-            response = self._answer(hold.command, request, group, read)
+            try:
+                read = await self._read(request, hold.selection)
+            except RefusedError as refused:
+                response = hold.command.reply(refused.code, refused.remark)
+            else:
+                if read.status is ReadStatus.NO_MATCHED_MESSAGE and self._hold_again(hold, read.next_offset):
+                    return
+                response = self._answer(hold.command, request, group, read)
         hold.connection.reply(hold.command, response)

@@ -5,9 +5,9 @@ the same offset, so that the pull waits or is repeated. Once several repairs hav
 the messages in these bytes are skipped, as RocketMQ skips messages of deleted files. The other messages are delivered;
 if there are none, the answer is MESSAGE_WAS_REMOVING with the next offset.
 
-An entry that does not point to its message is repaired from the log, where every record states its queue and queue
-offset, and the read is repeated. The answer is OFFSET_FOUND_NULL if the entry can't be repaired, or if too many files
-are open.
+An entry that does not point to its message, or that the disk can't read, is repaired from the log, where every record
+states its queue and queue offset, and the read is repeated. The answer is OFFSET_FOUND_NULL if the entry can't be
+repaired, or if too many files are open.
 
 Source: DefaultMessageStore.getMessage.
 """
@@ -48,6 +48,10 @@ SCAN_COUNT_MAX = 8192
 UNREADABLE_RETRY_S = 1.0
 """Time in seconds after which the read of a waiting consumer is repeated if too many files were open, as nothing
 signals that descriptors are free again. RocketMQ: 5 s."""
+
+_FEWER_ENTRIES = 16
+"""Factor by which a read has fewer entries after the disk could not read all of them: a disk may try for seconds to
+read a bad sector."""
 
 _REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
@@ -156,16 +160,13 @@ class QueueReader:
         is_interrupted = False
         for _ in range(_REPAIR_COUNT_MAX):
             try:
-                return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
-            except WrongEntryError as wrong:
                 try:
+                    return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
+                except WrongEntryError as wrong:
                     if self._repair_entry is None or not await self._repair_entry(queue, wrong.queue_offset):
                         break
-                except DamagedBytes:
-                    break
-                except OSError as error:
-                    is_interrupted = self._note(error)
-                    break
+            except DamagedBytes:
+                break
             except OffsetGone:  # retention deleted a segment meanwhile: the messages of the next one are still there
                 continue
             except OSError as error:
@@ -233,11 +234,11 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Reads once. Raises WrongEntryError if an entry does not point to its message, OffsetGone if retention deleted
-        a message meanwhile, and OSError if the disk can't read."""
+        """Reads once. Raises WrongEntryError if an entry does not point to its message or can't be read, OffsetGone if
+        retention deleted a message meanwhile, and OSError if the disk can't read the log."""
         min_offset, max_offset = queue.min_offset, queue.max_offset
         scan_count = self._scan_count(message_count_max, tags_codes)
-        entries = await queue.fetch_raw(queue_offset, scan_count, self._run_blocking)
+        entries = await self._entries(queue, queue_offset, scan_count)
         if not entries:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
         read, wanted = self._choose(queue, queue_offset, entries, message_count_max, message_bytes_max, tags_codes)
@@ -250,6 +251,19 @@ class QueueReader:
         if found is None:
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, read.next_offset, min_offset, max_offset)
         return msgspec.structs.replace(read, body=body, message_count=found.count)
+
+    async def _entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> bytes:
+        """Reads up to `count` entries; fewer if the disk can't read all of them. Raises WrongEntryError if it can't
+        read the first one, and OSError if no file can be opened."""
+        while True:
+            try:
+                return await queue.fetch_raw(queue_offset, count, self._run_blocking)
+            except OSError as error:
+                if is_passing(error):
+                    raise
+                if count == 1:
+                    raise WrongEntryError(queue_offset) from error
+                count = max(1, count // _FEWER_ENTRIES)
 
     def _outside(self, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
         """Returns the result of a read outside the queue, with the queue offset to continue at; None if `queue_offset`

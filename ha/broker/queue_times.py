@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ha.broker.message_queries import read_record
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import refused_if_unreadable
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
@@ -21,10 +21,10 @@ async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: 
     """Returns the store time (ms) of the message at `queue_offset`; -1 if it was deleted.
 
     UNKNOWN_TIME_MS if the message or its entry is damaged: a search then ends before it rather than after it. Raises
-    RefusedError if too many files are open.
+    RefusedError if the disk can't read.
     """
     try:
-        with busy_if_passing():
+        with refused_if_unreadable():
             entries = queue.read(queue_offset, 1)
             if not entries:
                 return -1
@@ -52,7 +52,7 @@ async def offset_at(
     none.
 
     With `is_upper`, that of the last message stored at or before `timestamp_ms`; the queue's start if there is none. 0
-    for a queue that does not exist. Raises RefusedError if too many files are open.
+    for a queue that does not exist. Raises RefusedError if the disk can't read.
     """
     if queue is None or queue.min_offset >= queue.max_offset:
         return max(0, queue.min_offset) if queue is not None else 0

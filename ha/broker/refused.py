@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trio.lowlevel import RunVar
+
 from ha.acl import AclGuard, AclRefusal
+from ha.broker.limited_log import LimitedLog
 from ha.broker.standing import Standing
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection
 from ha.store.files import is_passing
+
+logger = logging.getLogger(__name__)
 
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 
@@ -57,12 +63,26 @@ def check_right(
 
 
 @contextmanager
-def busy_if_passing() -> Iterator[None]:
-    """Raises RefusedError with SYSTEM_BUSY for a temporary error of the disk, such as too many open files
-    (`is_passing`)."""
+def refused_if_unreadable() -> Iterator[None]:
+    """Raises RefusedError if the block, which only reads, raises OSError: with SYSTEM_BUSY for a temporary error, such
+    as too many open files (`is_passing`), otherwise with SYSTEM_ERROR. Logs the latter."""
     try:
         yield
     except OSError as error:
-        if not is_passing(error):
-            raise
-        raise RefusedError(ResponseCode.SYSTEM_BUSY, str(error)) from error
+        if is_passing(error):
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, str(error)) from error
+        _limited_log().write("broker.read_failed reason=%r", str(error), key=str(error))
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the disk can't read: {error}") from error
+
+
+_log_of_run: RunVar[LimitedLog] = RunVar("_log_of_run")
+"""One for each run of Trio, as the rate limit uses Trio's clock"""
+
+
+def _limited_log() -> LimitedLog:
+    try:
+        return _log_of_run.get()
+    except LookupError:
+        log = LimitedLog(logger)
+        _log_of_run.set(log)
+        return log

@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from ha.broker.core import BrokerCore
-from ha.broker.refused import busy_if_passing
+from ha.broker.refused import refused_if_unreadable
 from ha.broker.timers import SEEN, TIME, TimerService
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, DelayOffsets, TimerCheckPoint
@@ -81,11 +81,11 @@ class TimerRequests:
         return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """GET_TIMER_METRICS (61): answers with the number of pending messages by topic. Raises RefusedError if too many
-        files are open."""
+        """GET_TIMER_METRICS (61): answers with the number of pending messages by topic. Raises RefusedError if the disk
+        can't read."""
         async with self._counting:
             if trio.current_time() >= self._counted_at + REMEMBERED_S:
-                with busy_if_passing():
+                with refused_if_unreadable():
                     counts = await self._timers.count_topics(READ_COUNT_MAX)
                 now_ms = self._wall_clock_ms()
                 timings = {topic: _Timing(count, now_ms) for topic, count in sorted(counts.items())}

@@ -33,7 +33,6 @@ from ha.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_records, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.consume_queue import ConsumeQueue
-from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
@@ -66,8 +65,6 @@ def reads_files(call: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, 
         except RefusedError as error:
             raise SourceBusyError(error.remark) from error
         except OSError as error:
-            if not is_passing(error):
-                raise
             raise SourceBusyError(str(error)) from error
 
     return reading

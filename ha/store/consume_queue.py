@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ha.protocol.queue_entries import count_entries
 from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_SIZE
-from ha.store.files import Disk, File
+from ha.store.files import Disk, File, is_passing
 from ha.store.mapped_file import RunBlocking, fetch
 from ha.store.open_files import OpenFiles
 from ha.store.queue_files import QueueFiles
@@ -65,7 +65,8 @@ class ConsumeQueue:
         """Physical offset at which the last record with an entry ends, 0 if there is none; records before it are
         skipped when they are dispatched again"""
         self.has_lost_entries = False
-        """Whether the queue has to be rebuilt: `load` found entries after the first invalid one, and removed them"""
+        """Whether the queue has to be rebuilt: `load` found entries after the first invalid one, and removed them, or
+        could not read some"""
         self.files = QueueFiles(disk, files, directory, count, owner=self)
         self._removing = threading.Lock()  # workers and dispatch may remove files at the same time
 
@@ -181,7 +182,8 @@ class ConsumeQueue:
     def repair(self, queue_offset: int, entries: Sequence[bytes]) -> int:
         """Replaces the entries from `queue_offset` on with `entries`; returns how many differed. Raises OSError.
 
-        Entries outside [`min_offset`, `max_offset`) are ignored. A file that is too short is completed.
+        Entries outside [`min_offset`, `max_offset`) are ignored. A file that is too short is completed. Files that the
+        disk can't read have to be replaced before: see `replace_unreadable`.
         """
         begin, stop = max(queue_offset, self.min_offset), min(queue_offset + len(entries), self.max_offset)
         repaired = 0
@@ -190,6 +192,16 @@ class ConsumeQueue:
             repaired += self.files.repair(begin, b"".join(entries[begin - queue_offset : here - queue_offset]))
             begin = here
         return repaired
+
+    def replace_unreadable(self, start: int) -> bool:
+        """Replaces the file at `start` by a copy if the disk can't read all of it; returns whether it did. The entries
+        that can't be read become zeros, until they are repaired. Blocking. Raises OSError."""
+        reason = self.files.replace_unreadable(start)
+        if reason:
+            logger.error(
+                "queue.file_replaced topic=%s queue_id=%d start=%d reason=%r", self.topic, self.queue_id, start, reason
+            )
+        return bool(reason)
 
     def _begin_at(self, queue_offset: int) -> None:
         """Makes `queue_offset`, which is beyond the end, the next queue offset to be written, as `append` describes."""
@@ -229,9 +241,20 @@ class ConsumeQueue:
         """Finds the entries on the disk. Returns False if the queue is damaged and was emptied: files are missing or of
         a wrong size, or an entry points before the end of the previous record. Raises OSError.
 
-        After an unclean stop the bytes after the entries have to be zeros on the disk, too: see
-        `QueueFiles.take_zeroed`.
+        Files that the disk can't read are replaced (`replace_unreadable`), and `has_lost_entries` is set. After an
+        unclean stop the bytes after the entries have to be zeros on the disk, too: see `QueueFiles.take_zeroed`.
         """
+        try:
+            return self._load(is_clean)
+        except OSError as error:
+            if is_passing(error) or not sum(map(self.replace_unreadable, self.files.starts)):
+                raise
+        self.forget()
+        is_whole = self._load(is_clean)
+        self.has_lost_entries = True
+        return is_whole
+
+    def _load(self, is_clean: bool) -> bool:
         files = self.files
         if not files.find():
             return self._discard(f"files at {files.starts}")

@@ -18,7 +18,10 @@ from ha.store.mapped_file import segment_starts
 from ha.store.open_files import OpenFiles
 
 _WHOLE_SUFFIX = ".whole"
-"""Suffix of an incomplete copy that is to replace a file that is too short. An error may leave the copy."""
+"""Suffix of an incomplete copy that is to replace a file that is too short or unreadable. An error may leave the
+copy."""
+_BLOCK_BYTES = 4096
+"""Bytes that the disk reads, or fails to read, together; on most disks and file systems."""
 
 
 class QueueFiles:
@@ -128,16 +131,36 @@ class QueueFiles:
         self.write(offset, raw)
         return sum(found[at : at + ENTRY_SIZE] != raw[at : at + ENTRY_SIZE] for at in range(0, len(raw), ENTRY_SIZE))
 
+    def replace_unreadable(self, start: int) -> str:
+        """Replaces the file at `start` by a copy if the disk can't read all of it: blocks that it can't read become
+        zeros. Returns the disk's error, or "" if the file can be read. Blocking. Raises OSError; the file then stays.
+
+        The block can't be repaired in place: to write a part of a block, the system first reads it.
+        """
+        file = self.file(start)
+        try:
+            file.pread(self._file_size, 0)
+        except OSError as error:
+            self._complete(start)
+            return str(error)
+        return ""
+
     def _complete(self, start: int) -> None:
-        """Replaces a file that is too short by a copy that is completed with zeros. Raises OSError; the file then
-        stays."""
+        """Replaces a file that is too short, or that the disk can't read, by a copy that is completed with zeros.
+        Raises OSError; the file then stays."""
         path = self._path(start)
         whole = path.with_name(path.name + _WHOLE_SUFFIX)
         if self._disk.exists(whole):
             self._disk.unlink(whole)
-        file = self._disk.create(whole, self._file_size, allocate=False)
-        file.pwrite(self._disk.read_bytes(path)[: self._file_size], 0)
-        file.sync()
+        old, new = self.file(start), self._disk.create(whole, self._file_size, allocate=False)
+        for at in range(0, self._file_size, _BLOCK_BYTES):
+            try:
+                block = old.pread(min(_BLOCK_BYTES, self._file_size - at), at)
+            except OSError:
+                continue
+            if block.count(0) != len(block):
+                new.pwrite(block, at)
+        new.sync()
         self._disk.rename(whole, path)
         self._open_files.forget(path)
 

@@ -3,7 +3,8 @@
 One round goes from the log's first record to the last dispatched one. Reading verifies the log (verified_reads.py), and
 its records determine the content of the consume queues and the key index:
 
-- a queue entry that differs is rewritten at once; so is one that a reader finds wrong (`repair_entry`);
+- a queue entry that differs is rewritten at once; so is one that a reader finds wrong (`repair_entry`). A queue file
+  that the disk can't read is replaced by a copy first;
 - if an index file differs, the whole index is deleted, and rebuilt from the log while dispatch continues.
 
 A damaged range of the log is skipped. Its entries are compared in the next round, which begins when the range is healed
@@ -22,9 +23,9 @@ import trio
 from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, scan_record
-from ha.protocol.store_files import ENTRY
+from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC
-from ha.store.consume_queue import ConsumeQueue
+from ha.store.consume_queue import ConsumeQueue, QueueEntry
 from ha.store.files import is_passing
 from ha.store.index_cursor import IndexCursor
 from ha.store.index_file import IndexFile
@@ -43,7 +44,9 @@ _REPAIR_BYTES_MAX = 256 << 20
 """Maximum number of bytes of the log that `repair_entry` searches for the record of a wrong entry. If the record is not
 among them, the next round of the scrub repairs the entry."""
 _REPAIR_AHEAD_BYTES = 1 << 20
-_BACK_ENTRIES_MAX = 64
+_BACK_ENTRIES_MAX = 256
+"""Maximum number of entries before a wrong one among which `repair_entry` searches for a right one. The 205 entries of
+a block of the disk may all be unreadable."""
 _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
@@ -279,7 +282,7 @@ class Scrub:
                 while run < len(group) and group[run].queue_offset == first + run - at:
                     run += 1
                 entries = [ENTRY.pack(head.physical_offset, head.total_size, head.tags_code) for head in group[at:run]]
-                found = await queue.fetch_raw(first, len(entries), self._run_blocking)
+                found = await self._entries(queue, first, len(entries))
                 if generation != self._log.generation:
                     return  # the log was truncated meanwhile
                 if topic == SCHEDULE_TOPIC:
@@ -300,6 +303,25 @@ class Scrub:
                         repaired,
                     )
                 at = run
+
+    async def _entries(self, queue: ConsumeQueue, first: int, count: int) -> bytes:
+        """Returns up to `count` entries of a queue from `first` on. Before that, replaces the files of these entries
+        that the disk can't read; the entries that it can't read are zeros then. Raises OSError."""
+        try:
+            return await queue.fetch_raw(first, count, self._run_blocking)
+        except OSError as error:
+            if is_passing(error):
+                raise
+        async with self._log.maintenance_lock:  # meanwhile no file of the queue is deleted
+            files = queue.files
+            for start in list(files.starts):
+                if not start < first + count or not first < start + files.file_entries:
+                    continue
+                if start == files.starts[-1]:  # on the event loop, as in `_rewrite`
+                    queue.replace_unreadable(start)
+                else:
+                    await self._run_blocking(queue.replace_unreadable, start)
+        return await queue.fetch_raw(first, count, self._run_blocking)
 
     async def _rewrite(self, queue: ConsumeQueue, first: int, entries: list[bytes]) -> int:
         """Replaces entries of a queue from `first` on by `entries`; returns how many differed. Raises OSError.
@@ -349,20 +371,22 @@ class Scrub:
         """Returns the physical offset of a record of the queue before `queue_offset`, whose entry the log confirms; if
         none of the last _BACK_ENTRIES_MAX entries is right, the log's first offset."""
         log = self._log
-        for offset in range(queue_offset - 1, max(queue.min_offset, queue_offset - _BACK_ENTRIES_MAX) - 1, -1):
-            for entry in queue.read(offset, 1):
-                if not log.min_offset <= entry.physical_offset < self._end:
-                    continue
-                try:
-                    heads, _ = await self._heads(entry.physical_offset, self._end)
-                except (DamagedBytes, OffsetGone):
-                    continue
-                if heads and (heads[0].topic, heads[0].queue_id, heads[0].queue_offset) == (
-                    queue.topic,
-                    queue.queue_id,
-                    offset,
-                ):
-                    return heads[0].physical_offset
+        first = max(queue.min_offset, queue_offset - _BACK_ENTRIES_MAX)
+        raw = await self._entries(queue, first, queue_offset + 1 - first)
+        for offset in range(queue_offset - 1, first - 1, -1):
+            entry = QueueEntry._make(ENTRY.unpack_from(raw, (offset - first) * ENTRY_SIZE))
+            if entry.size <= 0 or not log.min_offset <= entry.physical_offset < self._end:
+                continue
+            try:
+                heads, _ = await self._heads(entry.physical_offset, self._end)
+            except (DamagedBytes, OffsetGone):
+                continue
+            if heads and (heads[0].topic, heads[0].queue_id, heads[0].queue_offset) == (
+                queue.topic,
+                queue.queue_id,
+                offset,
+            ):
+                return heads[0].physical_offset
         return max(log.min_offset, 0)
 
     # ---- the key index

@@ -27,7 +27,7 @@ from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopState
 from ha.broker.pop.taking import Taken, Taker, TopicRequest
 from ha.broker.queue_read import QueueReader, ReadStatus
-from ha.broker.refused import REJECT_REMARK, RefusedError
+from ha.broker.refused import REJECT_REMARK, RefusedError, refused_if_unreadable
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
@@ -245,7 +245,7 @@ class PopRequests:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic}] not exist, apply first please!")
         try:
             taken = await self._taker.take(state, request, config, hold.selection)
-        except trio.Cancelled:  # the connection closes; another request may have skipped the queue that this one read
+        except (RefusedError, trio.Cancelled):  # another request may have skipped the queue that this one read
             self.holds.wake_next(request)
             raise
         self._finish(hold, request, taken)
@@ -339,13 +339,14 @@ class PopRequests:
         for source in self._taker.sources(request, config, is_order=False):
             begin, end = self._taker.position(state, request.consumer_group, source)
             if found_count < count_max and begin < end:
-                read = await self._reader.read(
-                    self._store.queues.get(source.topic, source.queue_id),
-                    begin,
-                    message_count_max=count_max - found_count,
-                    message_bytes_max=self._options.transfer_hot_bytes_max,
-                    tags_codes=None,
-                )
+                with refused_if_unreadable():
+                    read = await self._reader.read(
+                        self._store.queues.get(source.topic, source.queue_id),
+                        begin,
+                        message_count_max=count_max - found_count,
+                        message_bytes_max=self._options.transfer_hot_bytes_max,
+                        tags_codes=None,
+                    )
                 bodies.append(read.body)
                 found_count += read.message_count
                 begin = read.next_offset

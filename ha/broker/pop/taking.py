@@ -30,7 +30,7 @@ from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopQueue, PopState, QueueKey
 from ha.broker.queue_read import UNREADABLE_RETRY_S, QueueRead, QueueReader, ReadStatus
 from ha.broker.queue_times import bounds
-from ha.broker.refused import RefusedError, busy_if_passing
+from ha.broker.refused import RefusedError, refused_if_unreadable
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import (
@@ -81,7 +81,7 @@ class Source(msgspec.Struct, frozen=True):
 class _Wanted(msgspec.Struct, kw_only=True, gc=False):
     """The next read: messages of one queue from queue offset `begin` on.
 
-    read: the result, to be set before the next step; None if `take_nowait` would have to wait.
+    read: the result, to be set before the next step; None if `take_nowait` would have to wait, or the disk can't read.
     """
 
     queue: ConsumeQueue | None
@@ -179,7 +179,7 @@ class Taker:
     def take_nowait(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken | None:
-        """Takes up to the requested number of messages without waiting. Raises RefusedError if too many files are open,
+        """Takes up to the requested number of messages without waiting. Raises RefusedError if a queue can't be read,
         unless it has taken some.
 
         Returns None if `take` has to be called: the first messages are not in memory, or selected by a condition on
@@ -196,7 +196,7 @@ class Taker:
     async def take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
-        """Takes up to the requested number of messages. Raises RefusedError if too many files are open, unless it has
+        """Takes up to the requested number of messages. Raises RefusedError if a queue can't be read, unless it has
         taken some."""
         taken = await self._take(state, request, config, selection)
         if not taken.count and self._store.dispatcher.is_making_files:
@@ -217,9 +217,15 @@ class Taker:
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
         taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count, ends=[])
+        refused: RefusedError | None = None
         with closing(self._steps(state, request, config, selection, taken)) as steps:
             for wanted in steps:
-                wanted.read = await self._read(wanted)
+                try:
+                    wanted.read = await self._read(wanted)
+                except RefusedError as error:  # other queues may have messages
+                    refused, wanted.read = error, None
+        if refused is not None and not taken.count:
+            raise refused
         return taken
 
     def _steps(
@@ -337,7 +343,7 @@ class Taker:
 
     def _open(self, state: PopState, source: Source, request: PopMessageRequest) -> PopQueue | None:
         """Returns the state of the queue, created at the group's first pop from it; None if there are too many queues.
-        Raises RefusedError if too many files are open."""
+        Raises RefusedError if the queue can't be read."""
         group = request.consumer_group
         key = group, source.topic, source.queue_id
         queue = state.get(key)
@@ -351,8 +357,8 @@ class Taker:
         return queue
 
     def _first_offset(self, key: QueueKey, source: Source, init_mode: int) -> int:
-        """Returns the queue offset at which the first pop of a group begins. Raises RefusedError if too many files are
-        open."""
+        """Returns the queue offset at which the first pop of a group begins. Raises RefusedError if the queue can't be
+        read."""
         committed = self._offsets.get(*key)
         if committed is not None:
             return max(0, committed)  # consumers may commit negative offsets, which no record can hold
@@ -361,7 +367,7 @@ class Taker:
         if source.flag != NORMAL or init_mode != INIT_MAX or store_queue is None or begin == end:
             return begin
         in_memory_from = self._store.log.max_offset.value - self._options.access_in_memory_bytes_max
-        with busy_if_passing():
+        with refused_if_unreadable():
             if begin == 0 and store_queue.read(0, 1)[0].physical_offset >= in_memory_from:
                 return 0  # a small topic is read from its start
         return end - 1
@@ -438,11 +444,13 @@ class Taker:
         )
 
     async def _read(self, wanted: _Wanted) -> QueueRead:
+        """Reads `wanted`. Raises RefusedError if the disk can't read."""
         selection = wanted.selection
         limits = {"message_count_max": wanted.count_max, "message_bytes_max": wanted.bytes_max}
-        if selection.is_wanted is not None:
-            return await read_wanted(self._reader, wanted.queue, wanted.begin, selection.is_wanted, **limits)
-        read = await self._reader.read(wanted.queue, wanted.begin, tags_codes=selection.tags_codes, **limits)
+        with refused_if_unreadable():
+            if selection.is_wanted is not None:
+                return await read_wanted(self._reader, wanted.queue, wanted.begin, selection.is_wanted, **limits)
+            read = await self._reader.read(wanted.queue, wanted.begin, tags_codes=selection.tags_codes, **limits)
         if read.status in _SKIPPED_MESSAGES:
             await trio.lowlevel.checkpoint()
         return read

@@ -1,0 +1,39 @@
+"""Sectors of a consume queue that the disk can't read: everything else is served, and the queue is repaired."""
+
+import pytest
+import trio
+
+from tests.corruption.pair import QUEUES, Pair, bodies, consumer_of, contents
+from tests.store.bad_sectors import SECTOR_BYTES, bad_sectors
+
+ENTRY_COUNT = 200
+"""Entries of one file."""
+
+
+@pytest.mark.parametrize("role", ["master", "slave"])
+@pytest.mark.parametrize("found_by", ["start", "pull", "filter", "scrub"])
+@pytest.mark.parametrize("start", [0, 2 * ENTRY_COUNT], ids=["first_file", "last_file"])
+async def test_a_consume_queue(
+    role: str, found_by: str, start: int, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first pull there ended the node, and each restart did."""
+    folder = pair.store(role) / "consumequeue/T/0"
+    whole = contents(folder, "")
+    victim = folder / f"{start * 20:020d}"
+    with bad_sectors() as bad, trio.fail_after(60):
+        if found_by == "start":
+            bad.add(victim, 2 * SECTOR_BYTES)
+        async with pair.running(scrub_bytes_per_s=1 << 30 if found_by == "scrub" else 0):
+            node = pair.node(role)
+            if found_by != "start":
+                bad.add(victim, 2 * SECTOR_BYTES)
+            if found_by == "scrub":
+                await node.store.scrub.wait_round()
+            async with consumer_of(node, subscription="t0" if found_by == "filter" else "*") as consumer:
+                await consumer.pull_all([QUEUES[1], QUEUES[0]])
+                assert consumer.got[QUEUES[1]] == ([] if found_by == "filter" else bodies()[QUEUES[1]])
+                assert consumer.got[QUEUES[0]] == bodies()[QUEUES[0]]
+            assert bad.failed_count > 0
+            assert node.store.damage.found_count == 0
+    assert contents(folder, "") == whole
+    assert f"queue.file_replaced topic=T queue_id=0 start={start} reason='[Errno 5] Input/output error'" in caplog.text
