@@ -129,11 +129,14 @@ def group_fault(group: GroupConfig) -> str:
             return f"{field.encode_name}={value}: not a 32-bit number"
     try:
         msgspec.json.encode(group.group_retry_policy)
-        java_json.loads(java_json.dumps(GroupTable(subscription_group_table={name: group})))
+        text = java_json.dumps(GroupTable(subscription_group_table={name: group}))
+        java_json.loads(text)
     except TypeError:  # a JSON object as a key, which RocketMQ's parser accepts
         return "groupRetryPolicy: keys must be strings"
     except RemoteProtocolError as error:  # it could not be read from a file or a slave's answer
         return f"groupRetryPolicy: {error}"
+    if b'"$ref"' in text:
+        return "a group can't contain the key $ref, which would be read as a reference to another value"
     return ""
 
 

@@ -279,12 +279,14 @@ def _check_size(command: RemotingCommand) -> None:
 
 
 def _fault(user: UserConfig) -> str:
-    """Returns why a user is refused: it exceeds a limit, or its name has control characters; "" if it is accepted."""
+    """Returns why a user is refused: it exceeds a limit, or its name is invalid; "" if it is accepted."""
     for what, text in (("username", user.username), ("password", user.password)):
         if len(text) > NAME_LENGTH_MAX:
             return f"the {what} has {len(text)} characters; at most {NAME_LENGTH_MAX} are accepted"
     if not user.username.isprintable():
         return "the username contains control characters"
+    if user.username == "$ref":
+        return "the username can't be $ref: as a key of the table of users, it would be read as a reference"
     entries = [entry for policy in user.policies for entry in policy.entries or ()]
     if len(entries) > ENTRY_COUNT_MAX:
         return f"the policies have {len(entries)} entries; at most {ENTRY_COUNT_MAX} are accepted"

@@ -96,6 +96,24 @@ async def test_a_retry_policy_that_could_not_be_read_again_is_refused(tmp_path: 
         assert (await node.send()).code == 0
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        rb'"attributes":{"\u0024ref":"$.dataVersion"}',
+        rb'"groupRetryPolicy":{"\u0024ref":"$.dataVersion"}',
+        b'"groupRetryPolicy":{"a":{"$ref":"$.dataVersion","b":null}}',
+    ],
+    ids=["attribute", "policy", "with a null, which is not written"],
+)
+async def test_a_value_that_would_become_a_reference_is_refused(tmp_path: Path, config: bytes) -> None:
+    """A request can state it so that it is no reference, but in the broker's file it would be one."""
+    async with open_node(tmp_path) as node:
+        answer = await node.ask(200, b'{"groupName":"g1",%b}' % config)
+        assert (answer.code, "$ref" in (answer.remark or "")) == (29, True)
+    async with open_node(tmp_path) as node:
+        assert (await node.send()).code == 0
+
+
 async def test_numbers_beyond_an_int_of_java_are_refused(node: Node) -> None:
     answer = await node.ask(200, b'{"groupName":"g1","groupSysFlag":2147483648}')
     assert (answer.code, answer.remark) == (29, "groupSysFlag=2147483648: not a 32-bit number")

@@ -289,6 +289,7 @@ async def test_without_authentication_there_are_no_users(autojump_clock: MockClo
         (3001, user("x" * 256, password="p"), {"username": "x" * 256}, "256 characters"),
         (3001, user("x", password="p" * 256), {"username": "x"}, "256 characters"),
         (3001, user("x", password="p"), {"username": "x\nforged line"}, "control characters"),
+        (3001, user("x", password="p"), {"username": "$ref"}, "reference"),
         (3001, b"[" * 300_000, {"username": "x"}, "300000 bytes"),
         (3006, acl("", policies(*[entry(f"Topic:{n}", "Pub") for n in range(1000)])), {}, "1001 entries"),
         (3006, acl("", policies(entry("Topic:A", "Pub", ips=["10.0.0.1"] * 101))), {}, "101 source addresses"),
@@ -298,7 +299,7 @@ async def test_without_authentication_there_are_no_users(autojump_clock: MockClo
         (3008, b"", {"resource": "Thing:A"}, "The resource is null."),
         (3001, b"{", {"username": "x"}, ""),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 async def test_excessive_and_malformed_requests_change_nothing(
     autojump_clock: MockClock, tmp_path: Path, code: int, body: bytes, ext: dict[str, Any], reason: str
