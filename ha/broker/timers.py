@@ -274,7 +274,7 @@ class TimerService:
     def _answer_recalls(self) -> None:
         for queue_offset in [each for each in self._awaited if each < self._indexed_to]:
             recall = self._awaited.pop(queue_offset)
-            recall.is_in_time = recall.due_ms > self._taken_ms
+            recall.is_in_time = recall.due_ms > max(self._taken_ms, self._progress.get(TIME))
             recall.indexed.set()
 
     def _is_pending(self, queue_offset: int, code: int) -> bool:

@@ -191,6 +191,16 @@ async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
         assert (answer.remark or "").startswith("recall failed, timestamp invalid")
 
 
+async def test_a_delivered_message_is_not_recalled_after_a_restart_with_an_earlier_clock(tmp_path: Path) -> None:
+    async with pending_message(tmp_path, 60) as (node, handle):
+        await node.arrivals()
+        await trio.sleep(1)
+    async with open_node(tmp_path, wall_clock_ms=WallClock(1_700_000_000_000 - 600_000)) as node:
+        answer = await recall(node, handle)
+        assert answer.code == 604
+        assert (answer.remark or "").startswith("recall failed, timestamp invalid")
+
+
 async def test_a_recall_that_is_not_dispatched_is_not_answered_with_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
