@@ -147,10 +147,10 @@ class QueueData(msgspec.Struct, rename="camel", kw_only=True):
     """The queues of a topic in one broker set."""
 
     broker_name: str = ""
-    perm: int = 6
-    read_queue_nums: int = 0
-    topic_sys_flag: int = 0
-    write_queue_nums: int = 0
+    perm: Int32 = 6
+    read_queue_nums: Int32 = 0
+    topic_sys_flag: Int32 = 0
+    write_queue_nums: Int32 = 0
 
 
 class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
@@ -186,10 +186,10 @@ class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
     """The subscription of a consumer group to a topic. `code_set` holds the tags codes (Java hashes) of `tags_set`."""
 
     class_filter_mode: bool = False
-    code_set: list[int] = []
+    code_set: list[Int64] = []
     expression_type: str = "TAG"
     sub_string: str = "*"
-    sub_version: int = 0
+    sub_version: Int64 = 0
     tags_set: list[str] = []
     topic: str = ""
 
@@ -229,7 +229,7 @@ class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
 
     client_id: str = msgspec.field(default="", name="clientID")
     consumer_data_set: list[ConsumerData] = []
-    heartbeat_fingerprint: int | None = None
+    heartbeat_fingerprint: Int64 | None = None
     producer_data_set: list[ProducerData] = []
     without_sub: bool | None = None
 

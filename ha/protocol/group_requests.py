@@ -147,7 +147,7 @@ class QueueBody(msgspec.Struct, rename="camel", kw_only=True, frozen=True, order
     """A MessageQueue inside a body."""
 
     broker_name: str = ""
-    queue_id: int = 0
+    queue_id: Int32 = 0
     topic: str = ""
 
 

@@ -347,7 +347,7 @@ class RequestModeBody(msgspec.Struct, rename="camel", kw_only=True):
     topic: str = ""
     consumer_group: str = ""
     mode: str = "PULL"
-    pop_share_queue_num: int = 0
+    pop_share_queue_num: Int32 = 0
 
 
 class RequestModeTable(msgspec.Struct, rename="camel", kw_only=True):

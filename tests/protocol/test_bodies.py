@@ -28,7 +28,9 @@ from ha.protocol.bodies import (
     decode_heartbeat,
     encode_compressed,
 )
+from ha.protocol.group_requests import LockQueuesBody
 from ha.protocol.java_json import dumps, dumps_pretty, read_as
+from ha.protocol.pop import RequestModeBody
 
 from .golden import STORES, store_files
 
@@ -286,3 +288,20 @@ def test_data_version_of_4_9_equals_its_later_form() -> None:
 
 def test_data_versions_count_changes() -> None:
     assert VERSION.next(9) == DataVersion(counter=3, timestamp=9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (SubscriptionData, '{"codeSet":[%d]}'),
+        (SubscriptionData, '{"subVersion":%d}'),
+        (HeartbeatData, '{"heartbeatFingerprint":%d}'),
+        (QueueData, '{"writeQueueNums":%d}'),
+        (LockQueuesBody, '{"mqSet":[{"queueId":%d}]}'),
+        (RequestModeBody, '{"popShareQueueNum":%d}'),
+    ],
+)
+def test_numbers_in_requests_are_limited_as_in_java(kind: type[Any], text: str) -> None:
+    read_as(kind, (text % (2**31 - 1)).encode())
+    with pytest.raises(RemoteProtocolError, match="not of type"):
+        read_as(kind, (text % 2**63).encode())
