@@ -107,10 +107,7 @@ class OffsetProcessor:
             if journal.is_crowded:
                 return command.reply(ResponseCode.SYSTEM_BUSY, f"{WAITING_COUNT_MAX} commits wait for the log")
         if not self._offsets.commit(group, topic, queue_id, request.commit_offset):
-            count = self._options.offset_key_count_max
-            return command.reply(
-                ResponseCode.SYSTEM_ERROR, f"this broker holds offsets of its maximum of {count} groups and topics"
-            )
+            return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
         if journal is None or not is_answered:
             return command.reply(ResponseCode.SUCCESS)
 

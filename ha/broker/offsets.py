@@ -49,6 +49,8 @@ class ConsumerOffsetTable:
         self._options = options
         self._standing = fixed_standing(options) if standing is None else standing
         self._table: dict[str, dict[int, int]] = {}
+        self._offset_count = 0
+        """Number of offsets in `_table`"""
         self._change_count = self._saved_count = 0
         self._is_full = False
         self._resets: dict[tuple[str, int], int] = {}
@@ -73,6 +75,7 @@ class ConsumerOffsetTable:
         loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
         if loaded is not None:
             self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
+            self._offset_count = sum(map(len, self._table.values()))
         self.file_position = loaded.log_position if loaded is not None else None
         if self._taken_file is None:
             return
@@ -103,21 +106,29 @@ class ConsumerOffsetTable:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Commits an offset. Lower offsets are accepted too: a consumer may go back.
 
-        Returns False if the group has no offsets in the topic yet and the table is full (`offset_key_count_max` pairs
-        of group and topic). Between a `reset` and its `take_reset`, commits are ignored and True is returned, as in
-        5.x: the consumer has not noticed the reset yet.
+        Returns False if the group has no offset in the queue yet and the table is full (`offset_count_max` offsets, or
+        `offset_key_count_max` pairs of group and topic if this one is new). Between a `reset` and its `take_reset`,
+        commits are ignored and True is returned, as in 5.x: the consumer has not noticed the reset yet.
         """
         key = f"{topic}@{group}"
         if self._resets and self._pending_reset(key, queue_id) is not None:
             return True
         offsets = self._table.get(key)
-        if offsets is None:
-            if len(self._table) >= self._options.offset_key_count_max:
+        if offsets is None or queue_id not in offsets:
+            key_count, options = len(self._table), self._options
+            if self._offset_count >= options.offset_count_max or (
+                offsets is None and key_count >= options.offset_key_count_max
+            ):
                 if not self._is_full:
                     self._is_full = True
-                    logger.warning('offsets.full keys=%d hint="further groups have no offsets"', len(self._table))
+                    logger.warning(
+                        'offsets.full keys=%d offsets=%d hint="further groups and queues have no offsets"',
+                        key_count,
+                        self._offset_count,
+                    )
                 return False
-            offsets = self._table[key] = {}
+            offsets = self._table.setdefault(key, {})
+            self._offset_count += 1
         if self._standing.is_slave:
             self._local_commits[key, queue_id] = offset
             self._restored.discard((key, queue_id))
@@ -164,7 +175,7 @@ class ConsumerOffsetTable:
         for key in list(self._table):
             of_topic, _, of_group = key.partition("@")
             if topic == of_topic or group == of_group:
-                del self._table[key]
+                self._offset_count -= len(self._table.pop(key))
                 self._change_count += 1
                 self._is_full = False
                 if self.journal is not None:
@@ -179,7 +190,7 @@ class ConsumerOffsetTable:
 
     def clone(self, source: str, target: str, topic: str) -> bool:
         """Copies the offsets of group `source` in a topic to group `target`. Returns False if the table is
-        full, as `commit` does."""
+        full, as `commit` does; some offsets may then have been copied."""
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
@@ -196,6 +207,7 @@ class ConsumerOffsetTable:
                 if self._local_commits.pop((key, queue_id), None) is not None:
                     self._are_local_commits_dirty = True
                 if mine.get(queue_id) != offset:
+                    self._offset_count += queue_id not in mine
                     mine[queue_id] = offset
                     self._change_count += 1
 
@@ -219,13 +231,14 @@ class ConsumerOffsetTable:
         self._is_full = False
         for (key, queue_id), offset in self._local_commits.items():
             self._table.setdefault(key, {})[queue_id] = offset
+        self._offset_count = len(self._local_commits)
         self._merge(table)
 
     def follow(self, removed: Iterable[str], changes: Mapping[str, Mapping[int, int]]) -> None:
         """Applies the next record of the group's log: removes the offsets with the keys `removed` (topic@group), then
         merges `changes` (topic@group -> queue id -> queue offset)."""
         for key in removed:
-            self._table.pop(key, None)
+            self._offset_count -= len(self._table.pop(key, ()))
             for mark in [mark for mark in self._local_commits if mark[0] == key]:
                 del self._local_commits[mark]
                 self._are_local_commits_dirty = True

@@ -96,6 +96,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     topic_count_max: int = 16_384
     group_count_max: int = 16_384
     offset_key_count_max: int = 65_536
+    offset_count_max: int = 1_048_576
 
     # pull
     slave_read_enable: bool = False

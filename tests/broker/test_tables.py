@@ -20,7 +20,7 @@ from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.errors import CorruptLog
 from ha.protocol.access_bodies import UserConfig
-from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from ha.protocol.bodies import ConsumerOffsets, DataVersion, GroupConfig, TopicConfig
 from ha.protocol.codes import ResponseCode
 from tests.broker.full_disk import FullDisk
 from tests.broker.group_member import copy_log
@@ -150,6 +150,33 @@ async def test_offsets_are_written_once_the_log_that_they_follow_is_flushed(tmp_
     assert "{0:5" in path.read_text()
     await offsets.save()
     assert "{0:6" in path.read_text()
+
+
+async def test_offsets_that_come_and_go_count_towards_the_limit_once(tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    path.write_text('{"offsetTable":{"T@g":{0:5,1:5}}}')
+    offsets = ConsumerOffsetTable(ConfigFile(path), BrokerOptions(offset_count_max=4))
+
+    def room() -> int:
+        """Number of further offsets that are accepted."""
+        accepted = sum(offsets.commit("probe", "P", queue_id, 1) for queue_id in range(5))
+        offsets.remove(group="probe")
+        return accepted
+
+    await offsets.load()
+    assert room() == 2
+    assert offsets.commit("g", "T", 1, 6)
+    assert room() == 2
+    offsets.merge(ConsumerOffsets(offset_table={"T@g": {1: 7, 2: 7}}))
+    assert room() == 1
+    offsets.follow([], {"U@g": {0: 1}})
+    assert room() == 0
+    offsets.follow(["T@g", "none@g"], {"T@g": {0: 1}})
+    assert room() == 2
+    offsets.adopt({"T@g": {0: 1, 1: 1, 2: 1}})
+    assert room() == 1
+    offsets.remove(topic="T")
+    assert room() == 4
 
 
 async def test_marks_of_commits_to_a_slave_are_saved_although_the_save_is_cancelled(tmp_path: Path) -> None:

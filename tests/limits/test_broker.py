@@ -166,8 +166,25 @@ async def test_committed_offsets_are_limited(tmp_path: Path) -> None:
         fields = {"consumerGroup": "g9", "topic": "TT", "queueId": 0, "commitOffset": 1}
         answer = await peer.ask(request(15, fields))
         assert answer.code == 1
-        assert "maximum of 5 groups and topics" in str(answer.remark)
+        assert answer.remark == "this broker holds its maximum of offsets"
         assert (await peer.ask(request(15, {**fields, "consumerGroup": "g0"}))).code == 0
+
+
+async def test_committed_offsets_of_many_queues_are_limited(tmp_path: Path) -> None:
+    """Each broker has the topic BenchmarkTest with 1,024 queues, so few groups can have many offsets."""
+    async with open_site(tmp_path, offset_count_max=10) as site:
+        peer = await site.connect()
+        for group in ("g0", "g1"):
+            await site.broker.groups.find_or_create(group)
+        commits = [(f"g{number % 2}", number // 2) for number in range(24)]
+        codes = []
+        for group, queue_id in commits:
+            fields = {"consumerGroup": group, "topic": "BenchmarkTest", "queueId": queue_id, "commitOffset": 1}
+            codes.append((await peer.ask(request(15, fields))).code)
+        assert codes == [0] * 10 + [1] * 14
+        assert sum(map(len, site.broker.offsets.table.values())) == 10
+        fields = {"consumerGroup": "g1", "topic": "BenchmarkTest", "queueId": 4, "commitOffset": 2}
+        assert (await peer.ask(request(15, fields))).code == 0, "an offset that exists"
 
 
 async def test_held_pulls_are_limited(tmp_path: Path) -> None:
