@@ -10,11 +10,17 @@ The tables are copied at start, when the slave begins to follow the master, and 
 that has messages copies them only while it follows the master. Otherwise its log may differ from the master's, and be
 the one that is kept: consumer offsets of another history would let consumers skip messages of this one.
 
+Consumer offsets and delay offsets can depend on records: a pop moves its group's offset past messages whose state is in
+the log, and a check moves the offset of transactions past a half message that was stored again. If these offsets were
+kept and the records lost with the master, the messages would never be delivered. So the slave asks for the end of the
+master's log after it has received offsets (GET_BROKER_RUNTIME_INFO, 28, which RocketMQ answers too), and applies them
+once its own log has reached that end.
+
 Topics and groups are replaced as a whole when their data version differs, delay offsets when they differ; consumer
 offsets are merged. The queues of topics that a halog master lists as deleted are cleared, too. A topic that is only
 missing in the master's table keeps its queues, as the master may have lost the table. RocketMQ: SlaveSynchronize (every
-10 s in 4.9, also while the logs differ; it sends GET_ALL_TOPIC_CONFIG to the master's fast port, which gives the same
-answer).
+10 s in 4.9, also while the logs differ, and with offsets that its log has not reached; it sends GET_ALL_TOPIC_CONFIG to
+the master's fast port, which gives the same answer).
 
 Offsets committed to this slave are sent to the master as commits (UPDATE_CONSUMER_OFFSET, 15). If the master can't be
 reached, the slave serves what it has. In a failover group nothing is copied once the tables come from the group's log
@@ -27,6 +33,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import trio
 
 from ha.broker.options import BrokerOptions
@@ -44,7 +51,14 @@ from ha.protocol.access_bodies import (
     known_name,
     username_of,
 )
-from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TimerCheckPoint, TopicConfigTable
+from ha.protocol.bodies import (
+    ConsumerOffsets,
+    DelayOffsets,
+    GroupTable,
+    KVTable,
+    TimerCheckPoint,
+    TopicConfigTable,
+)
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import NAME_SIZE_MAX
@@ -63,6 +77,18 @@ _NOT_YET = (
     ResponseCode.SLAVE_NOT_AVAILABLE,
 )
 """Answers of a master with failover to commits that it may lose; these commits are sent again later."""
+
+
+class _Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets that the master sent before its log ended at physical offset `log_end` (bytes).
+
+    delays: None if the master sent none. timers: see `DelayOffsetTable.rocketmq_timers`.
+    """
+
+    log_end: int
+    offsets: ConsumerOffsets
+    delays: DelayOffsets | None
+    timers: tuple[int, int] | None
 
 
 class SlaveSync:
@@ -87,6 +113,9 @@ class SlaveSync:
         self._delay_offsets = tables.delay_offsets
         self._options = options
         self._wake = trio.Event()
+        self._progress: _Progress | None = None
+        """Offsets that are applied once the log here has reached their `log_end`. Newer ones do not replace them, since
+        the log of a slave that is always behind would never reach the end of those"""
         self._last_fault = ""
         self._is_address_missed = False
 
@@ -99,16 +128,19 @@ class SlaveSync:
         task_status.started()
         while True:
             self._wake = trio.Event()
-            await self.sync_once()
-            with trio.move_on_after(self._options.slave_sync_interval_s):
-                await self._wake.wait()
+            self._progress = None  # the master may have another history now
+            while not self._wake.is_set():
+                await self.sync_once()
+                with trio.move_on_after(self._options.slave_sync_interval_s):
+                    await self._wake.wait()
 
     async def sync_once(self) -> bool:
         """Copies all tables once, and sends the offsets committed here; returns whether that succeeded.
 
-        Also returns True if the tables come from the group's log, so that nothing is copied. Returns False if
-        the log may differ from the master's; also logs it if the address is unknown, or requests fail or are refused.
-        Raises DiskFailed.
+        If the log here does not reach the end of the master's log within `slave_sync_timeout_s`, a later call applies
+        the offsets. Also returns True if the tables come from the group's log, so that nothing is copied. Returns False
+        if the log may differ from the master's; also logs it if the address is unknown, or requests fail or are
+        refused. Raises DiskFailed.
         """
         address = self._master_address()
         if address is None:
@@ -123,26 +155,28 @@ class SlaveSync:
             topics = java_json.read_as(TopicConfigTable, await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG))
             self._offsets.on_master_contact(is_reachable=True)
             if not self._tables.accepts_copy(topics.log_position):
-                await self._hand_on(address)
+                await self._hand_on(address, ConsumerOffsets())
                 self._report("", address)
                 return True
             if topics.data_version != self._topics.data_version:
                 _leave_out_too_long("topic", topics.topic_config_table, address)
             await self._topics.replace(topics)
             await self._tables.clear_deleted_topics()
-            raw = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
-            offsets = java_json.read_as(ConsumerOffsets, raw)
-            self._offsets.merge(offsets)
+            await self._apply_progress()
+            offsets = await self._copy_progress(address)
             own = {commit.consumer_group for commit in self._offsets.local_commits()}
-            await self._hand_on(address)
+            await self._hand_on(address, offsets)
             raw = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             groups = java_json.read_as(GroupTable, raw)
             if groups.data_version != self._groups.data_version:
                 _leave_out_too_long("group", groups.subscription_group_table, address)
             await self._remove_offsets(offsets, groups, own)
             await self._groups.replace(groups)
-            await self._copy_delay_offsets(address)
             fault = await self._copy_users(address) if self._options.authentication_enabled else ""
+            if self._progress is not None and self._ha_client is not None:
+                with trio.move_on_after(self._options.slave_sync_timeout_s):
+                    await self._ha_client.wait_reached(self._progress.log_end)
+            await self._apply_progress()
             self._tables.copied()
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
             self._offsets.on_master_contact(is_reachable=False)
@@ -178,16 +212,53 @@ class SlaveSync:
             # Before the groups are replaced: after a crash in between, their file still shows which are gone.
             await self._offsets.save()
 
-    async def _copy_delay_offsets(self, address: str) -> None:
-        """Copies delay offsets; a halog master sends none that are ahead of what its slaves have (delay.py)."""
+    async def _copy_progress(self, address: str) -> ConsumerOffsets:
+        """Asks for the master's offsets, to be applied by `_apply_progress`; returns its consumer offsets.
+
+        If earlier ones still wait, only drops from these what the master has deleted.
+        """
+        raw = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        offsets = java_json.read_as(ConsumerOffsets, raw)
+        if self._progress is not None:
+            table = self._progress.offsets.offset_table
+            for key in table.keys() - offsets.offset_table.keys():
+                del table[key]
+            return offsets
+        delays, timers = await self._ask_delays(address)
+        log_end = 0 if self._ha_client is None else await self._ask_log_end(address)
+        self._progress = _Progress(log_end=log_end, offsets=offsets, delays=delays, timers=timers)
+        return offsets
+
+    async def _apply_progress(self) -> None:
+        """Applies the master's offsets if the log here has everything that they can depend on."""
+        progress = self._progress
+        if progress is None or self._wake.is_set():
+            return
+        if self._ha_client is not None and not self._ha_client.has_reached(progress.log_end):
+            return
+        self._offsets.merge(progress.offsets)
+        if progress.delays is not None:
+            await self._delay_offsets.replace(progress.delays)
+            self._delay_offsets.rocketmq_timers = progress.timers
+        self._progress = None
+
+    async def _ask_delays(self, address: str) -> tuple[DelayOffsets | None, tuple[int, int] | None]:
+        """Returns the master's delay offsets and the progress of its timers, as `_Progress` has them."""
         request = RemotingCommand(RequestCode.GET_ALL_DELAY_OFFSET)
         answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
         if answer.code != ResponseCode.SUCCESS:
-            return
+            return None, None
         offsets = java_json.read_as(DelayOffsets, bytes(answer.body))
-        await self._delay_offsets.replace(offsets)
         is_told = any(key < 0 for key in offsets.offset_table) or not self._tables.have_timer_messages
-        self._delay_offsets.rocketmq_timers = None if is_told else await self._timer_progress(address)
+        return offsets, None if is_told else await self._timer_progress(address)
+
+    async def _ask_log_end(self, address: str) -> int:
+        """Asks for the end of the master's log, a physical offset (bytes)."""
+        figures = java_json.read_as(KVTable, await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)).table
+        try:
+            return int(figures["commitLogMaxOffset"])
+        except (KeyError, ValueError):
+            raise RemoteProtocolError("the answer to GET_BROKER_RUNTIME_INFO has no commitLogMaxOffset") from None
 
     async def _timer_progress(self, address: str) -> tuple[int, int] | None:
         """Asks a master whose delay offsets say nothing about timers for their progress (GET_TIMER_CHECK_POINT, 60), as
@@ -229,10 +300,18 @@ class SlaveSync:
         await self._tables.users.replace(found)
         return ""
 
-    async def _hand_on(self, address: str) -> None:
-        """Sends the master the offsets committed here. A commit whose answer is in `_NOT_YET` is sent again with the
-        next sync; others are not, even if the master refused them (for example because it does not know the topic)."""
+    async def _hand_on(self, address: str, of_master: ConsumerOffsets) -> None:
+        """Sends the master the offsets committed here that are higher than its own, `of_master`.
+
+        A commit whose answer is in `_NOT_YET` is sent again with the next sync; others are not, even if the master
+        refused them (for example because it does not know the topic). Accepted ones are noted in the offsets that wait
+        to be applied, which are older.
+        """
         for commit in self._offsets.local_commits():
+            key = f"{commit.topic}@{commit.consumer_group}"
+            known = of_master.offset_table.get(key, {}).get(commit.queue_id)
+            if known is not None and known >= commit.commit_offset:
+                continue
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
             if answer.code in _NOT_YET:
@@ -248,6 +327,8 @@ class SlaveSync:
                     answer.code,
                     answer.remark,
                 )
+            elif self._progress is not None:
+                self._progress.offsets.offset_table.setdefault(key, {})[commit.queue_id] = commit.commit_offset
             self._offsets.drop_local_commit(commit)
 
     async def _ask(self, address: str, code: RequestCode) -> bytes:
