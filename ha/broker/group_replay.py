@@ -21,7 +21,7 @@ from ha.protocol.bodies import LogPosition
 from ha.protocol.group_records import SNAPSHOT_TAGS_CODE, TablesRecord, decode_tables_record
 from ha.protocol.record import RecordHead, decode_record, scan_record
 from ha.protocol.store_files import BLANK_SIZE
-from ha.protocol.topic_names import TABLES_TOPIC
+from ha.protocol.topic_names import HALF_TOPIC, OP_TOPIC, TABLES_TOPIC
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue, QueueEntry
 from ha.store.message_store import MessageStore
@@ -146,7 +146,12 @@ def _cut_offsets(store: MessageStore, state: TablesState) -> None:
 
 
 def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yields (queue id, end as queue offset) for each queue of a topic that ends before its offset in `by_queue`."""
+    """Yields (queue id, end as queue offset) for each queue of a topic that ends before its offset in `by_queue`.
+
+    Yields none for the queues of transactions: `TransactionService` must see that its progress is beyond their ends.
+    """
+    if topic in (HALF_TOPIC, OP_TOPIC):
+        return
     for queue_id, offset in list(by_queue.items()):
         end = store.log.next_queue_offset(topic, queue_id)
         if offset > end:

@@ -127,22 +127,29 @@ class TransactionService:
     def _queue(self, topic: str) -> ConsumeQueue | None:
         return self._store.queues.get(topic, 0)
 
+    def _end(self, topic: str) -> int:
+        """Returns the end of the topic's queue, which on a new master may not be dispatched yet."""
+        return max(bounds(self._queue(topic))[1], self._store.log.next_queue_offset(topic, 0))
+
     def _note_ended(self, offset: int, waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
         self._ops.add(self._window.end(offset) or [offset], waiting)
 
     # ---- progress
 
     def _load(self) -> None:
-        """Starts at the committed progress, or at the beginning of the queues."""
+        """Starts at the committed progress, or at the beginning of the queues if there is none.
+
+        Progress beyond the end of a queue counts as none: it comes from another log, for example that of a master whose
+        slave got its offsets before its messages. This log may lack the later copy of any half message before it.
+        """
+        progress = {topic: self._offsets.get(PROGRESS_GROUP, topic, 0) or 0 for topic in (HALF_TOPIC, OP_TOPIC)}
+        is_beyond = any(offset > self._end(topic) for topic, offset in progress.items())
         starts = []
-        for topic in (HALF_TOPIC, OP_TOPIC):
-            queue = self._queue(topic)
-            saved = self._offsets.get(PROGRESS_GROUP, topic, 0)
-            first, last = bounds(queue)
-            start = first if saved is None else min(max(saved, first), last)
-            if saved is not None and start != saved:
-                # Retention deleted what was not read yet, or the log was truncated after a crash.
-                logger.warning("transaction.offset_corrected topic=%s from=%d to=%d", topic, saved, start)
+        for topic, offset in progress.items():
+            first, _ = bounds(self._queue(topic))
+            start = first if is_beyond else max(offset, first)  # retention may have deleted what was not read yet
+            if offset not in (0, start):
+                logger.warning("transaction.offset_corrected topic=%s from=%d to=%d", topic, offset, start)
             starts.append(start)
         self._window, self._op_reads = HalfWindow(starts[0]), OpReads(starts[1])
         self._marks = ProgressMarks()

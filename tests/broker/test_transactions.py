@@ -409,6 +409,24 @@ async def test_progress_is_committed_only_when_safe(node: Node, monkeypatch: pyt
     assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 1}
 
 
+@pytest.mark.parametrize(("half_offset", "op_offset"), [(5, 1), (0, 9), (5, 9)])
+async def test_progress_beyond_a_queue_counts_as_none(tmp_path: Path, half_offset: int, op_offset: int) -> None:
+    """It was lowered to the queue's end, so that half messages before it were not checked, or ended ones were."""
+    async with open_node(tmp_path) as node:
+        assert (await end(node, await send_half(node, b"ended"), COMMIT)).code == 0
+        await send_half(node, b"open")
+    offsets = {f"{HALF_TOPIC}@{PROGRESS_GROUP}": {0: half_offset}, f"{OP_TOPIC}@{PROGRESS_GROUP}": {0: op_offset}}
+    (tmp_path / "config" / "consumerOffset.json").write_bytes(java_json.dumps({"offsetTable": offsets}))
+    async with open_node(tmp_path) as node:
+        await be_producer(node)
+        await trio.sleep(31)
+        assert [decode_record(command.body).body for command in asked(node)] == [b"open"]
+        assert (await end(node, asked_place(asked(node)[0]), COMMIT)).code == 0
+        await trio.sleep(60)
+        assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 3}
+        assert node.broker.offsets.of(PROGRESS_GROUP, OP_TOPIC) == {0: 2}
+
+
 async def test_checks_wait_while_the_store_is_not_writable(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await be_producer(node)
     halves = [await send_half(node, b"%d" % number) for number in range(3)]
