@@ -189,15 +189,6 @@ class HAClient:
         while not self.has_reached(physical_offset):
             await self._log.max_offset.wait_beyond(physical_offset - 1)
 
-    def has_reached(self, physical_offset: int) -> bool:
-        """Returns whether the log here ends at or beyond `physical_offset` (bytes)."""
-        return self._log.max_offset.value >= physical_offset
-
-    async def wait_reached(self, physical_offset: int) -> None:
-        """Waits until the log here ends at or beyond `physical_offset` (bytes)."""
-        while not self.has_reached(physical_offset):
-            await self._log.max_offset.wait_beyond(physical_offset - 1)
-
     def note_caught_up(self) -> None:
         """Sets `has_caught_up`."""
         self.has_caught_up.set()
