@@ -150,6 +150,10 @@ class TimerService:
         """Value of `_indexed_to` when FIRST was last determined"""
         self._recalls: dict[tuple[str, str], int] = {}
         """Topic and unique key of a recalled message -> its due time (ms)"""
+        self._rolled_recalls: dict[tuple[str, str], int] = {}
+        """The same for recalls that were rolled, until their copies, which are before `_rolled_to`, are indexed"""
+        self._rolled_to = 0
+        """Queue offset after the copy of the last recall that was rolled"""
 
     def statistics(self) -> TimerStatistics:
         """Returns a snapshot."""
@@ -251,6 +255,8 @@ class TimerService:
                 elif self._is_pending(queue_offset, code):
                     self._index.add(code, queue_offset)
             self._indexed_to += len(codes)
+            if self._indexed_to >= self._rolled_to:
+                self._rolled_recalls.clear()
             self._answer_recalls()
             if len(codes) < len(entries) or not entries:
                 self._is_blocked = True
@@ -368,7 +374,8 @@ class TimerService:
         if recalled is not None:
             self._recalls[topic, recalled] = due_ms
             return
-        if self._recalls.get((topic, properties.get(UNIQ_KEY, ""))) == due_ms:
+        key = topic, properties.get(UNIQ_KEY, "")
+        if due_ms in (self._recalls.get(key), self._rolled_recalls.get(key)):
             self._recalled_count += 1
             return
         try:
@@ -462,7 +469,17 @@ class TimerService:
             elif not put.status.is_stored:
                 end = at
                 break
+            else:
+                self._note_rolled(record)
         return end
+
+    def _note_rolled(self, record: MessageRecord) -> None:
+        """Keeps a recall in force until its copy is indexed: its message may become due before."""
+        properties = record.property_map()
+        recalled = properties.get(TIMER_DELETE_UNIQUE_KEY)
+        if recalled is not None:
+            self._rolled_to = self._store.log.next_queue_offset(TIMER_TOPIC, 0)
+            self._rolled_recalls[properties.get(REAL_TOPIC, ""), recalled] = timer_code(record.properties, 0) >> 1
 
     def _rolled(self, record: MessageRecord) -> PutRequest:
         try:

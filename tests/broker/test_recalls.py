@@ -230,6 +230,33 @@ async def test_a_recall_that_a_slave_does_not_have_is_not_answered_with_success(
     assert (await recall(node, handle_of(WallClock()() + 60_000))).code == 12
 
 
+async def test_a_recall_holds_while_it_is_rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message, rolled before, becomes due before the copy of the recall is dispatched."""
+    async with pending_message(tmp_path, 60) as (node, handle):
+        timers, queue = node.broker.timers, node.store.queues.get(TIMER_TOPIC, 0)
+        assert queue is not None
+        assert (await recall(node, handle)).code == 0
+        for at in (1, 2):  # first the message, then the recall
+            await trio.sleep(1)
+            assert await timers.release(queue.read(at, 1)[0].physical_offset)
+            await node.dispatched()
+            if at == 1:
+                await trio.sleep(1)
+
+                async def index_nothing(self: TimerService) -> None:
+                    await trio.lowlevel.checkpoint()
+
+                index = TimerService._index_new
+                monkeypatch.setattr(TimerService, "_index_new", index_nothing)
+        await trio.sleep(100)
+        assert (timers.statistics().delivered_count, timers.statistics().recalled_count) == (0, 1)
+        monkeypatch.setattr(TimerService, "_index_new", index)
+        await node.send(b"other", i=properties(TIMER_DELAY_SEC=1), e=0)
+        await trio.sleep(3)
+        assert (timers.statistics().delivered_count, timers.statistics().pending_count) == (1, 0)
+        assert not timers._rolled_recalls
+
+
 async def test_a_restart_keeps_recalls(tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         sent = await node.send(b"no", i=properties(TIMER_DELAY_SEC=600), e=0)
