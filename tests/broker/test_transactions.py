@@ -304,6 +304,18 @@ async def test_immunity_of_one_message(node: Node, immunity: str, asked_at: floa
     assert last.property_map()["TRANSACTION_CHECK_TIMES"]
 
 
+async def test_a_half_message_born_in_the_future_is_checked_despite_its_immunity(node: Node) -> None:
+    """It was stored again every 30 s, without a check, until the broker's clock had caught up."""
+    await be_producer(node)
+    ahead = WallClock()() + 86_400_000
+    await send_half(node, more={"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}, g=ahead)
+    await trio.sleep(100)
+    assert len(asked(node)) == 3
+    await trio.sleep(3_600)
+    assert len(await records(node, HALF_TOPIC, 0)) == 16
+    assert len(await records(node, GIVEN_UP_TOPIC, 0)) == 1
+
+
 async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path) -> None:
     """Ending it by its first offset ends its second copy; it is never checked again, even after a restart."""
     async with open_node(tmp_path) as node:
