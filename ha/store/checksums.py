@@ -7,6 +7,7 @@ may change, the entry is removed and the removal synced (`truncate`).
 
 from __future__ import annotations
 
+import errno
 import logging
 from array import array
 from contextlib import suppress
@@ -71,8 +72,8 @@ class Checksums:
 
     def load(self, start: int) -> SegmentSums:
         """Returns the entries of the segment at `start`, read from its file if they are not in memory; damaged entries
-        count as missing. Deletes a file of the wrong size, or whose head is for another segment or block size. Raises
-        OSError."""
+        count as missing. Deletes a file that the disk can't read, of the wrong size, or whose head is for another
+        segment or block size. Raises OSError."""
         sums = self._loaded.get(start)
         if sums is None:
             sums = self._read(start)
@@ -95,7 +96,7 @@ class Checksums:
         path = self.path_of(start)
         if not self._disk.exists(path):
             return sums
-        raw = self._disk.read_bytes(path)
+        raw = self._content(path)
         found = unpack_head(raw)
         if len(raw) != head.file_size or (found is not None and found != head):
             self._note_damage(path, f"{len(raw)} bytes, {head.file_size} expected" if found is None else f"{found}")
@@ -118,6 +119,16 @@ class Checksums:
             sums.crcs[begin : begin + count] = entries[0][:count]
             sums.lengths[begin : begin + count] = entries[1][:count]
         return sums
+
+    def _content(self, path: Path) -> bytes:
+        """Returns the content of a checksum file; nothing if the disk can't read it (EIO), so that it counts as
+        damaged. Raises OSError."""
+        try:
+            return self._disk.read_bytes(path)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""
 
     def _note_damage(self, path: Path, what: str) -> None:
         self.rebuilt_count += 1
@@ -165,7 +176,7 @@ class Checksums:
             return True
         head = self._head(start)
         try:
-            raw = self._disk.read_bytes(path)
+            raw = self._content(path)
         except FileNotFoundError:  # deleted by retention
             return True
         groups = [pack_group(number, sums.crcs, sums.lengths) for number in range(head.group_count)]
@@ -215,7 +226,7 @@ class Checksums:
         """Returns whether the segment at `start` has a checksum file with a sound head, for the configured segment and
         block size. Raises OSError."""
         path = self.path_of(start)
-        return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
+        return self._disk.exists(path) and unpack_head(self._content(path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
         """Removes every checksum that covers a byte at or beyond a physical offset, and syncs the change. Raises

@@ -1,4 +1,4 @@
-"""Sectors of a consume queue that the disk can't read: everything else is served, and the queue is repaired."""
+"""Sectors of consume queues and checksums that the disk can't read: all else is served, and the files are repaired."""
 
 import pytest
 import trio
@@ -37,3 +37,30 @@ async def test_a_consume_queue(
             assert node.store.damage.found_count == 0
     assert contents(folder, "") == whole
     assert f"queue.file_replaced topic=T queue_id=0 start={start} reason='[Errno 5] Input/output error'" in caplog.text
+
+
+@pytest.mark.parametrize("found_by", ["start", "pull", "scrub"])
+async def test_checksums(found_by: str, pair: Pair) -> None:
+    """Pulls from the segment failed, the scrub did not repair it, and the node did not start again."""
+    folder = pair.store("master") / "checksums"
+    whole = contents(folder, "")
+    victim = (min if found_by == "pull" else max)(folder.iterdir())
+    with bad_sectors() as bad, trio.fail_after(60):
+        if found_by == "start":
+            bad.add(victim, SECTOR_BYTES)
+        async with pair.running(without="slave", heal_from="", scrub_bytes_per_s=0):
+            store = pair.master.store
+            if found_by != "start":
+                bad.add(victim, SECTOR_BYTES)
+            if found_by == "pull":
+                store.log.verified.checksums.forget()
+            else:
+                await store.scrub.wait_round()
+            async with consumer_of(pair.master) as consumer:
+                await consumer.pull_all()
+                assert consumer.got == bodies()
+            await store.scrub.wait_round()
+            assert bad.failed_count > 0
+            assert store.damage.found_count == 0
+            assert store.damage_statistics().checksum_rebuilt_count > 0
+    assert contents(folder, "") == whole
