@@ -24,7 +24,7 @@ from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_filler
 from ha.store.checksums import Checksums
 from ha.store.damage import DamageRegistry, FoundBy
-from ha.store.files import Disk, File
+from ha.store.files import Disk, is_passing
 from ha.store.log_reset import make_waiting_segment, move_aside
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
@@ -262,7 +262,7 @@ class CommitLog(SegmentedLog):
 
         Raises ValueError if the chunk does not begin at `max_offset` (of a log that is not empty) or crosses the end of
         a segment; DiskFull, OSError or TooSlowError if the next segment can't be created; OSError if the disk refuses
-        the bytes. If cancelled, it changes nothing.
+        the bytes; DiskFailed if it fails to overwrite what an earlier refusal left. If cancelled, it changes nothing.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -404,11 +404,22 @@ class CommitLog(SegmentedLog):
         """Overwrites the bytes that a failed write may have left after the log's end with zeros, and syncs them.
 
         Other bytes may follow only then: they could end where one of the old records begins, and recovery after a crash
-        would take that one for theirs. Does nothing unless `is_torn`. Raises OSError if the disk refuses.
+        would take that one for theirs. Does nothing unless `is_torn`. Raises DiskFull if the disk is full, and
+        DiskFailed if it fails: the kernel reports a failed sync to no other caller.
         """
         segment, position = self._tail()
         if segment is not None and self.max_offset.value < self._torn_to <= segment.end:
-            await self._run_blocking(_clear, segment.file, position, self._torn_to - self.max_offset.value)
+            file, run = segment.file, self._run_blocking
+            try:
+                await run(file.zero, position, self._torn_to - self.max_offset.value)
+            except OSError as error:
+                if is_passing(error):
+                    raise DiskFull(file.path, 0, error) from error
+                raise DiskFailed(file.path, "write", str(error)) from error
+            try:
+                await run(file.sync)
+            except OSError as error:
+                raise DiskFailed(file.path, "sync", str(error)) from error
             self._torn_to = 0
 
     def _publish(self, segment: Segment, position: int) -> None:
@@ -482,8 +493,3 @@ async def _no_note(begin: int) -> None:
 
 
 __all__ = ["UNLIMITED", "CommitLog"]
-
-
-def _clear(file: File, position: int, size: int) -> None:
-    file.zero(position, size)
-    file.sync()

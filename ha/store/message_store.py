@@ -278,10 +278,7 @@ class MessageStore:
         """
         async with self.log.appends_held():
             end = (await self._read_undispatched()).end
-            try:
-                await self.log.clear_torn()
-            except OSError as error:
-                raise DiskFailed(self.log.segments[-1].file.path, "write", str(error)) from error
+            await self.log.clear_torn()
         await self.truncate(end)
         async with self.log.appends_held():
             await self._set_next_offsets()
