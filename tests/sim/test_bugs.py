@@ -80,7 +80,7 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
 """Bug -> options (the rest as SMALL), faults"""
 
 
-SEEDS = {"torn_tail_left": 2, "unflushed_dispatched": 2, "queue_not_truncated": 7}
+SEEDS = {"torn_tail_left": 2, "unflushed_dispatched": 32, "queue_not_truncated": 7}
 """Where seed 1 does not show the bug; the seed decides which unsynced pages a power loss keeps."""
 SEEDS_TRIED = 6
 """The effect of a seed changes with every task that a node starts; most bugs are shown by more than half of the seeds.
