@@ -22,7 +22,7 @@ from ha.protocol.checksum_file import (
     unpack_head,
 )
 from ha.protocol.store_files import segment_name
-from ha.store.files import Disk, File, is_full
+from ha.store.files import Disk, File, data_ranges, is_full
 from ha.store.mapped_file import segment_starts
 
 logger = logging.getLogger(__name__)
@@ -236,18 +236,30 @@ class Checksums:
                 self.delete(start)
                 continue
             sums = self.load(start)
-            changed = False
             for block in range(len(sums.lengths) - 1, -1, -1):
                 length = sums.lengths[block]
                 if length:
                     if start + block * self.block_size + length <= physical_offset:
                         break
                     sums.set(block, 0, 0)
-                    changed = True
-            if changed:
+            sums.dirty.update(self._written_groups(start, physical_offset))
+            if sums.dirty:
                 self._write_dirty()
                 self._open(start).sync()
             break
+
+    def _written_groups(self, start: int, physical_offset: int) -> set[int]:
+        """Returns the groups of the segment at `start` that have entries for `physical_offset` or beyond and are
+        written in its file. They are written again even if they are empty: after a failed sync, the disk may still have
+        entries that the page cache no longer shows."""
+        path, size = self.path_of(start), self._head(start).file_size
+        if not self._disk.exists(path):
+            return set()
+        first = (physical_offset - start) // self.block_size // GROUP_ENTRIES
+        found: set[int] = set()
+        for begin, end in data_ranges(self._disk.open(path), GROUP_SIZE * (1 + first), size):
+            found.update(range(begin // GROUP_SIZE - 1, -(-end // GROUP_SIZE) - 1))
+        return found
 
     def delete(self, start: int) -> None:
         """Drops the entries of the segment at `start`, and deletes its checksum file if there is one. Raises

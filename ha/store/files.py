@@ -48,6 +48,8 @@ _HELD_CHECK_S = 0.1
 """Interval at which a thread checks whether a deleted file is still in use. The thread keeps the file's map for up to
 _HELD_S_MAX, so that usually the thread unmaps it, and not a reader."""
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+_FOLIO_BYTES_MAX = 2 << 20
+"""Maximum size in bytes of a folio, the unit in which Linux keeps a file's pages in memory"""
 _OWN_REFERENCES = 2
 """Value that sys.getrefcount returns for an object to which only a list refers"""
 
@@ -111,7 +113,11 @@ class File(Protocol):
         """
 
     def sync(self) -> None:
-        """Returns when everything written to the file, even through its map, is on the disk (fdatasync)."""
+        """Returns when everything written to the file, even through its map, is on the disk (fdatasync).
+
+        Raises OSError, never with ENOSPC or EDQUOT: what a failed sync did not write, no later sync will write, unlike
+        bytes that a full disk refused.
+        """
 
 
 def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
@@ -170,8 +176,8 @@ class Disk(Protocol):
         """Creates a file of `size` zeros at `path`, completely or not at all; its name is durable on return.
 
         `allocate`: reserves its space (OSError ENOSPC if there is none). Otherwise the file is sparse, and each write
-        may find the disk full. Raises FileExistsError if the name exists. If only the sync of its name fails (OSError),
-        the file remains. On a file system without O_TMPFILE, a crash may leave a shorter file.
+        may find the disk full. Raises FileExistsError if the name exists. On a file system without O_TMPFILE, a crash
+        may leave a shorter file.
         """
 
     def open(self, path: Path) -> File:
@@ -313,18 +319,22 @@ class OsFile:
         self._evict(position, size)
         # Written, not punched: a hole would free the space, and a later write could then find the disk full.
         zeros = bytes(min(size, 1 << 20))
+        first_evicted = -(-position // _FOLIO_BYTES_MAX) * _FOLIO_BYTES_MAX
+        last_evicted = (position + size) // _FOLIO_BYTES_MAX * _FOLIO_BYTES_MAX
         for begin, stop in data_ranges(self, position, position + size):
             while begin < stop:
                 step = min(len(zeros), stop - begin)
                 expected = zeros if step == len(zeros) else bytes(step)
-                if self.pread(step, begin) != expected:  # a file system may report zeros as data
+                is_evicted = first_evicted <= begin and begin + step <= last_evicted
+                if not is_evicted or self.pread(step, begin) != expected:  # a file system may report zeros as data
                     self.pwrite(expected, begin)
                 begin += step
 
     def _evict(self, position: int, size: int) -> None:
         # Pages that were preallocated and then read stay in the page cache and count as data until they are evicted:
         # each start would read all of them, and some more ahead, when it searches for data. Pages that a failed sync
-        # has left unwritten are clean, too, and may show zeros where the disk has other bytes.
+        # has left unwritten are clean, too, and may show zeros where the disk has other bytes. The kernel keeps a folio
+        # that lies only partly in the range.
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
@@ -334,10 +344,16 @@ class OsFile:
             number = ctypes.get_errno()
             if number not in (errno.ENOSYS, errno.EINVAL):  # not supported: `sync` alone does it
                 # Must be raised, as the kernel reports a failure once per descriptor.
-                raise OSError(number, os.strerror(number), str(self.path))
+                raise self._sync_failed(OSError(number, os.strerror(number)))
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise self._sync_failed(error) from error
+
+    def _sync_failed(self, error: OSError) -> OSError:
+        return OSError(errno.EIO if is_full(error) else error.errno, f"sync failed: {error.strerror}", str(self.path))
 
 
 @cache
@@ -412,7 +428,11 @@ class OsDisk:
             try:
                 # With a directory descriptor this is linkat(AT_SYMLINK_FOLLOW); link(2) would link the symbolic link.
                 os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=directory, follow_symlinks=True)
-                os.fsync(directory)
+                try:
+                    os.fsync(directory)
+                except BaseException:
+                    os.unlink(path)
+                    raise
             finally:
                 os.close(directory)
         except BaseException:
@@ -421,13 +441,15 @@ class OsDisk:
         return OsFile(path, descriptor)
 
     def _create_named(self, path: Path, size: int, *, allocate: bool) -> File:
-        with self._synced(path.parent):
-            file = OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
-            try:
+        file = None
+        try:
+            with self._synced(path.parent):
+                file = OsFile(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
                 self._extend(file.descriptor, size, allocate=allocate)
-            except BaseException:
+        except BaseException:
+            if file is not None:
                 os.unlink(path)
-                raise
+            raise
         return file
 
     @staticmethod

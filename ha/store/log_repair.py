@@ -29,6 +29,7 @@ class LogRepair:
     """Verifies and writes the bytes for damaged ranges of one log."""
 
     def __init__(self, parts: StoreParts) -> None:
+        self._disk = parts.disk
         self._log = parts.log
         self._verified = parts.verified
         self._checksums = parts.checksums
@@ -126,7 +127,15 @@ class LogRepair:
             if not self.damage.contains(begin, begin + len(raw)):
                 raise OffsetGone(begin + len(raw), log.min_offset, log.max_offset.value)
             segment = log.segment_at(begin)
-            await self._run_blocking(_rewrite, segment, begin - segment.start, raw)
+            await self._run_blocking(self._rewrite, segment, begin - segment.start, raw)
+
+    def _rewrite(self, segment: Segment, position: int, raw: bytes) -> None:
+        path = segment.file.path
+        file = self._disk.open(path)  # if this descriptor's sync fails, the flusher's must fail as well
+        file.pwrite(raw, position)
+        file.sync()
+        if file.pread(len(raw), position) != raw:
+            raise OSError(f"{path} does not keep what is written at {position}")
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
         """Returns whether `raw`, sent by another node, equals the bytes on the disk here; if so, corrects their
@@ -161,10 +170,3 @@ class LogRepair:
             sums = self._checksums.peek(damage.begin - damage.begin % self._checksums.segment_size)
             if sums is not None:
                 sums.walked = sums.start
-
-
-def _rewrite(segment: Segment, position: int, raw: bytes) -> None:
-    segment.file.pwrite(raw, position)
-    segment.file.sync()
-    if segment.file.pread(len(raw), position) != raw:
-        raise OSError(f"{segment.file.path} does not keep what is written at {position}")

@@ -41,7 +41,7 @@ OPERATION_S = 0.00005
 class Inode:
     """A file's bytes: `content` in the page cache, `durable` on the disk; of equal length."""
 
-    __slots__ = ("content", "durable", "is_allocated", "lost", "modified_ms")
+    __slots__ = ("content", "durable", "failed_sync_count", "is_allocated", "lost", "modified_ms")
 
     def __init__(self, content: bytearray, durable: bytearray | None = None, *, is_allocated: bool = True) -> None:
         self.content = content
@@ -50,6 +50,7 @@ class Inode:
         self.modified_ms = 0
         self.lost: dict[int, bytes] = {}
         """Pages that a failed sync left clean but unwritten, with their content at that time"""
+        self.failed_sync_count = 0
 
     def copy(self) -> Inode:
         """Returns the file as seen by the next process."""
@@ -86,6 +87,7 @@ class Inode:
 
     def fail_sync(self, chance: Random) -> None:
         """Writes some of the dirty pages; then none is dirty."""
+        self.failed_sync_count += 1
         for page in self.dirty_pages():
             if chance.random() < 0.5:
                 self.durable[page : page + PAGE] = self.content[page : page + PAGE]
@@ -137,13 +139,14 @@ class DiskFaults:
 class SimFile(HeldFile[Inode]):
     """Implements `ha.store.files.File`."""
 
-    __slots__ = ("_disk", "_refusal")
+    __slots__ = ("_disk", "_refusal", "_reported_count")
 
     def __init__(self, disk: SimDisk, path: Path, inode: Inode) -> None:
         super().__init__(path, inode)
         self._disk = disk
         self._refusal: OSError | None = None
         """Error for the rest of a partially accepted write"""
+        self._reported_count = inode.failed_sync_count
 
     def pread(self, size: int, position: int) -> bytes:
         self._disk.step("read", self.path)
@@ -187,13 +190,22 @@ class SimFile(HeldFile[Inode]):
         self._inode.content[position : position + size] = bytes(size)
 
     def write_back(self, position: int, size: int) -> None:
-        disk = self._disk
-        disk.step("sync", self.path, lambda share: self._inode.fail_sync(disk.chance))
+        self._begin_sync()
 
     def sync(self) -> None:
-        disk = self._disk
-        disk.step("sync", self.path, lambda share: self._inode.fail_sync(disk.chance))
+        self._begin_sync()
         self._inode.sync()
+
+    def _begin_sync(self) -> None:
+        """The kernel reports a failed sync once to each descriptor that was open then."""
+        disk, inode = self._disk, self._inode
+        unreported = inode.failed_sync_count - self._reported_count
+        try:
+            disk.step("sync", self.path, lambda share: inode.fail_sync(disk.chance))
+        finally:
+            self._reported_count = inode.failed_sync_count
+        if unreported:
+            raise OSError(errno.EIO, "Input/output error", str(self.path))
 
 
 class SimLock:

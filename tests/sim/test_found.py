@@ -268,15 +268,18 @@ def test_a_torn_record_at_the_end_of_a_slave_is_copied_again(plan: AnyPlan, monk
     def tear(self: SimDisk) -> SimDisk:
         path, begin = records_in(self)[-1]
         flushed, sector = begin + BORN_HOST_AT, -(-begin // SECTOR) * SECTOR
-        if self.name != "s1" or not flushed < sector <= begin + BODY_SIZE_AT:
+        torn = self.inodes[path]
+        is_synced = torn.durable[begin:] == torn.content[begin:]
+        if self.name != "s1" or is_synced or not flushed < sector <= begin + BODY_SIZE_AT:
             return power_loss(self)
         for inode in self.inodes.values():
             inode.durable[:] = inode.content
-        self.inodes[path].content[flushed:sector] = bytes(sector - flushed)
+        torn.content[flushed:sector] = bytes(sector - flushed)
         return self.after_kill()
 
     monkeypatch.setattr(SimDisk, "after_power_loss", tear)
-    outcomes = (run(plan, seed=seed) for seed in range(60))  # a sector ends in these fields of about every 14th record
+    # The first of these seeds, but another one once timing changes: a sector ends in these fields of every 14th record.
+    outcomes = (run(plan, seed=seed) for seed in range(plan.seed, plan.seed + 200))
     assert any("ha.torn_record_removed from=" in line for outcome in outcomes for line in outcome.trace)
 
 
@@ -658,9 +661,15 @@ def test_a_damaged_size_in_a_queue_hides_no_message(outcome: Outcome) -> None:
     assert any("flip_bit /store/consumequeue/flights/0/" in line for line in outcome.trace)
 
 
-def test_a_flipped_bit_may_change_a_store_time(outcome: Outcome) -> None:
+def test_a_flipped_bit_may_change_a_store_time(plan: AnyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hits a record before its bytes have a checksum, so no node notices it; the checker expected rising times."""
-    assert any("flip_bit /store/commitlog/00000000000000032768 at 2785" in line for line in outcome.trace)
+
+    def find(disk: SimDisk) -> tuple[Path, int]:
+        path, at = records_in(disk)[-1]
+        return path, at + STORE_TIME_AT + 6
+
+    flip_at(monkeypatch, find, 0x80)
+    assert run(plan).faults["flip_bit"] == 1
 
 
 def test_a_master_that_is_killed_while_it_starts_has_another_history(outcome: Outcome) -> None:

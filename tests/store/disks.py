@@ -28,12 +28,14 @@ class Inode:
         self.content = content
         self.durable = bytes(content)
         self.modified_ms = 0
+        self.failed_sync_count = 0
 
 
 class MemoryFile(HeldFile[Inode]):
     def __init__(self, disk: MemoryDisk, path: Path, inode: Inode) -> None:
         super().__init__(path, inode)
         self._disk = disk
+        self._reported_count = inode.failed_sync_count
 
     def _write(self, chunk: memoryview, position: int) -> int:
         disk = self._disk
@@ -59,8 +61,18 @@ class MemoryFile(HeldFile[Inode]):
         self._disk.step(f"write back {position} to {position + size}", self.path)
 
     def sync(self) -> None:
-        self._disk.step("sync", self.path)
-        self._inode.durable = bytes(self._inode.content)
+        """A failed sync is reported once to each descriptor that was open then, as by the kernel."""
+        inode, unreported = self._inode, self._inode.failed_sync_count - self._reported_count
+        try:
+            self._disk.step("sync", self.path)
+        except OSError:
+            inode.failed_sync_count += 1
+            raise
+        finally:
+            self._reported_count = inode.failed_sync_count
+        if unreported:
+            raise OSError(errno.EIO, "an earlier sync failed", str(self.path))
+        inode.durable = bytes(inode.content)
 
 
 class MemoryLock:

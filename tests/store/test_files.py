@@ -17,9 +17,10 @@ import pytest
 import trio
 
 from ha.errors import StoreLocked
+from ha.protocol.checksum_file import GROUP_ENTRIES, GROUP_SIZE
 from ha.protocol.codes import PutStatus
 from ha.store.checksums import LOADED_COUNT_MAX, Checksums
-from ha.store.files import OsDisk, OsFile, data_ranges, zeros
+from ha.store.files import OsDisk, OsFile, data_ranges, is_passing, zeros
 from ha.store.message_store import open_message_store
 from ha.store.open_files import OpenFiles
 from tests.store.disks import Inode, MemoryDisk
@@ -116,6 +117,47 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(os, "fsync", note)
     return paths
+
+
+@pytest.mark.parametrize("has_unnamed_files", [True, False])
+def test_a_file_whose_name_can_not_be_synced_is_removed(
+    has_unnamed_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each later attempt found that the name exists, so that a log could not grow before the next start."""
+    disk, opened = OsDisk(), os.open
+
+    def refuse_unnamed(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE and not has_unnamed_files:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return opened(path, flags, mode)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "open", refuse_unnamed)
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.create(tmp_path / "a", 4096, allocate=True)
+    assert disk.list_dir(tmp_path) == []
+    disk.create(tmp_path / "a", 4096, allocate=True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_failed_sync_is_no_full_disk(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that waits for room would go on without the bytes, which no later sync writes."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    disk = OsDisk()
+    file = disk.create(tmp_path / "a", 4096, allocate=True)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    for sync in (file.sync, lambda: disk.sync_all([tmp_path / "a"])):
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            sync()
+        assert not is_passing(caught.value)
+        assert caught.value.filename == str(tmp_path / "a")
 
 
 def test_a_new_directory_is_synced_in_its_parent(tmp_path: Path, synced: list[str]) -> None:
@@ -231,6 +273,30 @@ def test_zeros_that_a_failed_sync_left_unwritten_are_written(tmp_path: Path, mon
     monkeypatch.setattr(os, "posix_fadvise", drop_clean_pages)
     file.zero(0, size)
     assert file.pread(size, 0) == bytes(size)
+
+
+def test_zeros_are_written_where_pages_may_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel keeps a folio of 2 MiB that lies only partly in the range: after a failed sync it may show zeros where
+    the disk has other bytes."""
+    size, begin, folio = 12 << 20, (3 << 20) + 100, 2 << 20
+    file = OsFile(tmp_path / "a", os.open(tmp_path / "a", os.O_CREAT | os.O_RDWR))
+    file.pwrite(bytes(size), 0)
+    file.sync()
+    written = bytearray(size)
+    pwrite = os.pwrite
+
+    def note(descriptor: int, chunk: memoryview, position: int) -> int:
+        written[position : position + len(chunk)] = b"w" * len(chunk)
+        return pwrite(descriptor, chunk, position)
+
+    monkeypatch.setattr(os, "pwrite", note)
+    file.zero(begin, size - 100 - begin)
+    if data_ranges(file, 0, size) != [(0, size)]:
+        pytest.skip("this file system stores no zeros")
+    assert all(written[begin : 2 * folio])
+    assert all(written[size - folio : size - 100])
+    assert not any(written[3 * folio : 4 * folio]), "the rest reads as zeros"
+    assert not any(written[:begin] + written[size - 100 :])
 
 
 def test_cached_bytes_are_read_without_a_worker(tmp_path: Path) -> None:
@@ -535,3 +601,36 @@ def test_checksums_are_loaded_by_a_worker_while_the_event_loop_asks_for_unwritte
         assert not checksums.is_dirty
 
     beside_a_worker(load_all, ask)
+
+
+def test_a_removal_of_checksums_that_failed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page cache shows the removed entries as removed, although the disk has them."""
+    size, block, removed_at = 1 << 20, 1024, 700
+    disk = OsDisk()
+    sums = Checksums(disk, tmp_path, size, block)
+    for number in range(size // block):
+        sums.load(0).set(number, number, block)
+    sums.write_back()
+    file_size = sums.path_of(0).stat().st_size
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            sums.truncate(removed_at * block)
+    written = bytearray(file_size)
+    pwrite = os.pwrite
+
+    def note(descriptor: int, chunk: memoryview, position: int) -> int:
+        written[position : position + len(chunk)] = b"w" * len(chunk)
+        return pwrite(descriptor, chunk, position)
+
+    monkeypatch.setattr(os, "pwrite", note)
+    restarted = Checksums(disk, tmp_path, size, block)
+    restarted.truncate(removed_at * block)
+    first = GROUP_SIZE * (1 + removed_at // GROUP_ENTRIES)
+    assert all(written[first:])
+    assert not any(written[:first])
+    assert restarted.known_end() == removed_at * block

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ha.errors import DamagedBytes, OffsetGone
+from ha.errors import DamagedBytes, DiskFailed, OffsetGone
 from ha.protocol.record import Message
 from ha.protocol.store_files import segment_name
 from ha.store.checksums import SegmentSums
@@ -93,6 +93,24 @@ async def test_the_healed_part_of_a_range_is_read_and_dispatched() -> None:
         store.damage.healed(damage, "another")
         store.repair.after_heal(damage)
         await check_derived(store)
+
+
+async def test_the_flusher_fails_after_a_failed_sync_of_healed_bytes(autojump_clock: MockClock) -> None:
+    """Bytes appended before were lost with it: the kernel writes them no more, and the next sync of the same descriptor
+    succeeded."""
+    disk = MemoryDisk()
+    with pytest.RaisesGroup(DiskFailed, flatten_subgroups=True):
+        async with open_small(disk, flush_mode="SYNC_FLUSH") as store:
+            results = await store.log.put([message(number) for number in range(3)])
+            begin, end = results[1].physical_offset, results[1].next_offset
+            raw = await store.log.read_all(begin, end - begin)
+            store.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=False)
+            disk.refuse = lambda operation, path: errno.EIO if operation == "sync" else None
+            with pytest.raises(OSError, match="EIO"):
+                await store.repair.rewrite(begin, raw)
+            disk.refuse = lambda operation, path: None
+            await store.log.put([message(3)])
+            await trio.sleep(60)
 
 
 async def test_bytes_fetched_before_a_truncation_are_not_written_over_newer_ones() -> None:
