@@ -109,10 +109,13 @@ class DamagedBytes(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store open. Stop it, or set a different storePathRootDir."""
+    """Another process has the store, or its commitlog, open. Stop it, or set a different storePathRootDir and
+    storePathCommitLog."""
 
     def __init__(self, lock_file: Path) -> None:
-        super().__init__(f"{lock_file} is locked by another process; stop it or choose another storePathRootDir")
+        super().__init__(
+            f"{lock_file} is locked by another process; stop it, or set another storePathRootDir and storePathCommitLog"
+        )
         self.lock_file = lock_file
 
 

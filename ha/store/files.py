@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import stat
@@ -28,6 +29,8 @@ from struct import Struct
 from typing import NamedTuple, Protocol
 
 import trio
+
+logger = logging.getLogger(__name__)
 
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 FILE_MODE = 0o640
@@ -205,6 +208,10 @@ class Disk(Protocol):
     def lock(self, path: Path, content: bytes) -> Lock | None:
         """Locks byte 0 of a file, created if missing, and writes `content` to it (RocketMQ: FileChannel.lock). Returns
         None if it is locked already."""
+
+    def lock_directory(self, path: Path) -> Lock | None:
+        """Locks an existing directory against other calls of this method; returns None if it is locked already. On a
+        file system that can't lock directories, nothing is locked."""
 
 
 def _close_deleted(descriptor: int, kept: list[mmap.mmap | None]) -> None:
@@ -521,6 +528,17 @@ class OsDisk:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return None
             raise
+        return _OsLock(descriptor)
+
+    def lock_directory(self, path: Path) -> Lock | None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:  # NFS locks only what is open for writing
+            logger.warning("store.directory_not_locked directory=%s reason=%r", path, str(error))
         return _OsLock(descriptor)
 
     @staticmethod

@@ -14,8 +14,9 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from enum import Enum
+from functools import partial
 
 import msgspec
 import trio
@@ -403,10 +404,14 @@ async def open_message_store(
     disk = disk if disk is not None else OsDisk()
     root = options.root
     await run_blocking(_make_directories, disk, options)
-    lock = await run_blocking(disk.lock, root / "lock", b"lock")
-    if lock is None:
-        raise StoreLocked(root / "lock")
-    try:
+    with ExitStack() as locks:
+        for path, lock in (
+            (root / "lock", partial(disk.lock, root / "lock", b"lock")),
+            (options.commitlog_path, partial(disk.lock_directory, options.commitlog_path)),  # it may be elsewhere
+        ):
+            if (held := await run_blocking(lock)) is None:
+                raise StoreLocked(path)
+            locks.callback(held.release)
         store = MessageStore(options, disk, run_blocking, wall_clock_ms)
         try:
             await store.recover()
@@ -434,8 +439,6 @@ async def open_message_store(
                     logger.error("store.close_timed_out root=%s timeout_s=%s", root, options.stop_timeout_s)
             elif store.flusher.failure is not None and not _is_in(sys.exception(), store.flusher.failure):
                 raise store.flusher.failure  # of a flush that was requested after the services had ended
-    finally:
-        lock.release()
 
 
 def _is_in(raised: BaseException | None, failure: DiskFailed) -> bool:

@@ -422,3 +422,9 @@ class SimDisk(HeldFiles[Inode]):
         self.locked.add(path)
         self.inodes[path] = Inode(bytearray(content))
         return SimLock(self, path)
+
+    def lock_directory(self, path: Path) -> SimLock | None:
+        if path in self.locked:
+            return None
+        self.locked.add(path)
+        return SimLock(self, path)

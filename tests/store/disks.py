@@ -167,6 +167,9 @@ class MemoryDisk(HeldFiles[Inode]):
         self.locked.add(path)
         return MemoryLock(self, path)
 
+    def lock_directory(self, path: Path) -> MemoryLock | None:
+        return self.lock(path, b"")
+
 
 async def run_inline(call: Callable[..., Any], *arguments: Any) -> Any:
     """A blocking runner for tests on a mock clock, which does not wait for real threads."""

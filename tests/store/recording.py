@@ -259,6 +259,9 @@ class RecordingDisk(HeldFiles[Inode]):
     def lock(self, path: Path, content: bytes) -> RecordingLock | None:
         return RecordingLock()
 
+    def lock_directory(self, path: Path) -> RecordingLock | None:
+        return RecordingLock()
+
 
 # ---- the states that a power loss leaves
 

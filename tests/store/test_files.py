@@ -423,6 +423,20 @@ async def test_a_lock_of_another_process_is_respected_and_ends_with_it(tmp_path:
         pass
 
 
+async def test_two_stores_can_not_have_one_commitlog(tmp_path: Path) -> None:
+    """Both appended to it, if only their other files were apart."""
+    log = tmp_path / "disk" / "log"
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    async with open_message_store(small_options(root=tmp_path / "a", commitlog_directory=log)):
+        for path in (log, tmp_path / "link" / "log"):
+            with pytest.raises(StoreLocked) as caught:
+                async with open_message_store(small_options(root=tmp_path / "b", commitlog_directory=path)):
+                    pass
+            assert caught.value.lock_file == path
+    async with open_message_store(small_options(root=tmp_path / "b", commitlog_directory=log)):
+        pass
+
+
 def test_a_process_ends_that_holds_a_large_deleted_file_until_then(tmp_path: Path) -> None:
     program = """
 import sys
