@@ -71,6 +71,8 @@ class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
     is_shorter: bool
     """Whether the log ends before what was flushed or confirmed: the kernel can drop pages that a failed sync left
     unwritten."""
+    member: str
+    """Cluster, broker name and broker ID of this member"""
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -78,17 +80,22 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     flushes_first: bool
     is_complete: bool
     is_new: bool
+    member: str | None = None
+    """The member that wrote it; None if that was an earlier release"""
     group: GroupRecord | None = None
 
 
 REASON_UNCLEAN = "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing"
 REASON_NO_TERM = "there is no term in the log, so it may have been deleted or have lost its first records"
+REASON_OTHER = "the store was another member's, so messages that this member acknowledged may be missing"
 REASON_SHORTER = "the log ends before what had been flushed or confirmed, so acknowledged messages may be missing"
 
 _UNKNOWN = _Content(boot_id=None, flushes_first=False, is_complete=False, is_new=False)
 
 
-def _reason(start: StartConditions) -> str:
+def _reason(start: StartConditions, *, is_own: bool) -> str:
+    if not is_own:
+        return REASON_OTHER
     if not start.has_term:
         return REASON_NO_TERM
     return REASON_SHORTER if start.is_shorter else REASON_UNCLEAN
@@ -133,6 +140,7 @@ class DurableState:
         """Reads the last process's state, decides whether the log is complete, and writes the state of this process."""
         last = await self._read()
         is_new = start.is_empty if last is None else last.is_new
+        is_own = last is None or last.member in (None, start.member)
         if last is None:  # a new store, or one of a release that did not write this file
             is_flushed = start.was_stopped_cleanly
             is_complete = is_flushed and not is_new and not start.is_shorter
@@ -140,13 +148,13 @@ class DurableState:
             is_flushed = start.was_stopped_cleanly or last.flushes_first
             has_page_cache = start.boot_id is not None and start.boot_id == last.boot_id
             has_all = start.has_term and not start.is_shorter and (is_flushed or has_page_cache)
-            is_complete = last.is_complete and has_all
+            is_complete = last.is_complete and has_all and is_own
         if not is_complete and not is_new:
             logger.warning(
                 "member.log_incomplete boot_id=%s last_boot_id=%s reason=%r hint=%r",
                 start.boot_id,
                 None if last is None else last.boot_id,
-                _reason(start),
+                _reason(start, is_own=is_own),
                 "members that have them are elected before this one, until it has caught up with a master",
             )
         # Pages that an earlier process left in the page cache may still not be flushed.
@@ -157,6 +165,7 @@ class DurableState:
                 flushes_first=flushes_first,
                 is_complete=is_complete,
                 is_new=is_new,
+                member=start.member,
                 group=None if last is None else last.group,
             )
         )

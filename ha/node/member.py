@@ -228,6 +228,7 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
                 is_empty=not store.max_offset and node.store.epochs.last is None,
                 has_term=node.store.epochs.last is not None,
                 is_shorter=node.store.recovery.is_shorter,
+                member=f"{config.cluster_name}/{config.broker_name}/{config.broker_id}",
             )
         )
         async with open_member(agreement, NodeRole(node), options, state, leave_timeout_s=leave_timeout_s) as member:

@@ -245,6 +245,7 @@ class Node:
                 is_empty=self.role.position == LogPosition(0, 0),
                 has_term=self.role.position.epoch > 0,
                 is_shorter=False,
+                member=f"c/b/{self.id}",
             )
         )
 

@@ -13,12 +13,13 @@ OTHER_BOOT: Changes = {"boot_id": "b"}
 NO_BOOT: Changes = {"boot_id": None}
 EMPTY: Changes = {"is_empty": True, "has_term": False}
 NO_TERM: Changes = {"has_term": False}
+OTHER_MEMBER: Changes = {"member": "c/b/2"}
 SHORTER: Changes = {"is_shorter": True}
 
 
 def start(*changes: Changes) -> StartConditions:
     made: Changes = {"boot_id": "a", "flushes_first": False, "was_stopped_cleanly": False}
-    made |= {"is_empty": False, "has_term": True, "is_shorter": False}
+    made |= {"is_empty": False, "has_term": True, "is_shorter": False, "member": "c/b/1"}
     for change in changes:
         made |= change
     return StartConditions(**made)  # type: ignore[arg-type]
@@ -53,6 +54,8 @@ async def state_after(*starts: StartConditions) -> DurableState:
         ([start(CLEAN, SYNC), start(SYNC, SHORTER)], False),
         ([start(CLEAN), start(SHORTER), start(CLEAN)], False),
         ([start(CLEAN, SHORTER)], False),
+        ([start(CLEAN), start(CLEAN, OTHER_MEMBER)], False),  # two members' volumes were exchanged
+        ([start(CLEAN), start(CLEAN, OTHER_MEMBER), start(CLEAN)], False),
         ([start(CLEAN), start(CLEAN, NO_TERM), start(CLEAN)], False),  # and copied in part since
     ],
 )
@@ -71,6 +74,14 @@ async def test_a_caught_up_member_is_complete_under_the_same_kernel() -> None:
         state = DurableState(file)
         await state.begin(each)
         assert state.is_complete is is_complete
+
+
+async def test_a_state_of_an_earlier_release_may_be_any_members() -> None:
+    file = MemoryFile()
+    file.content = b'{"bootId":"a","flushesFirst":false,"isComplete":true,"isNew":false,"group":null}'
+    state = DurableState(file)
+    await state.begin(start())
+    assert state.is_complete
 
 
 async def test_an_empty_store_is_new_until_it_has_caught_up() -> None:
