@@ -59,7 +59,7 @@ _DRAIN_TIMEOUT_S = 5.0
 TO_TRY = {"preallocateCommitLog": "false"}
 """Defaults of a broker node without any configuration: it is probably only being tried out, and should take little disk
 space."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
 
@@ -213,14 +213,20 @@ class Entry(Generic[C]):
 
 
 class _StopSignals:
-    """Handles SIGTERM and SIGINT: the first sets `first`, the second ends the process at once."""
+    """Handles STOP_SIGNALS: each sets `first`, and the second SIGTERM or SIGINT ends the process at once.
+
+    A terminal that is closed may send SIGHUP more than once, and its shell another signal. SIGHUP stays ignored if it
+    was (nohup).
+    """
 
     def __init__(self) -> None:
         self.first = trio.Event()
         self.name = ""
+        self._is_requested = False
         self._token: trio.lowlevel.TrioToken | None = None
         for number in STOP_SIGNALS:
-            signal.signal(number, self._take)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
 
     def connect(self) -> None:
         """Connects signals to `first`, including one that has already arrived. Call inside trio.run."""
@@ -229,9 +235,11 @@ class _StopSignals:
             self.first.set()
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
-        if self.name:
-            os._exit(EXIT_AT_ONCE)
-        self.name = signal.Signals(number).name
+        if number != signal.SIGHUP:
+            if self._is_requested:
+                os._exit(EXIT_AT_ONCE)
+            self._is_requested = True
+        self.name = self.name or signal.Signals(number).name
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self.first.set)

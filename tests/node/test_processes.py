@@ -92,7 +92,7 @@ def process_log(directory: Path, module: str) -> str:
     return (directory / f"{module}.log").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_name_server_stops_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path) as process:
         ready = process.wait_ready()
@@ -141,6 +141,33 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         process.signal(signal.SIGCONT)
         assert process.wait_exit() == 130
     assert (tmp_path / "data/master/abort").exists()
+
+
+def test_a_closed_terminal_stops_a_node_cleanly(tmp_path: Path) -> None:
+    """Both the kernel and the shell send SIGHUP; `ha cluster up` ends with it, so that its nodes get SIGTERM, too."""
+    with master(tmp_path) as process:
+        process.wait_ready()
+        process.signal(signal.SIGSTOP)
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):
+            process.signal(number)
+        process.signal(signal.SIGHUP)
+        assert process.wait_exit() == 0
+    assert not (tmp_path / "data/master/abort").exists()
+
+
+def test_a_process_that_ignores_sighup_goes_on(tmp_path: Path) -> None:
+    """As nohup starts it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        process.wait_ready()
+        process.signal(signal.SIGHUP)
+        process.signal(signal.SIGTERM)
+        assert process.wait_exit() == 0
+        assert "signal=SIGTERM" in process.log()
 
 
 def test_a_send_that_waits_for_a_slave_is_answered_at_the_stop(tmp_path: Path) -> None:
