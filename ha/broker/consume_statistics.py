@@ -33,6 +33,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import QueueObject, queue_key
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 from ha.remoting import RemotingConnection, RequestHandler
 from ha.store.consume_queue import ConsumeQueue
 
@@ -328,9 +329,12 @@ class ConsumeStatistics:
         return queue_key(topic, self._options.broker_name, queue_id)
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
-        """Returns False only for an online group that has subscriptions, but none to the topic."""
+        """Returns False only for an online group that has subscriptions, but none to the topic, which is no retry
+        topic: POP consumers get messages of these without a subscription."""
         members = self._clients.consumer_group(group)
-        return members is None or not members.subscriptions or topic in members.subscriptions
+        if members is None or not members.subscriptions:
+            return True
+        return topic in members.subscriptions or topic.startswith(RETRY_PREFIX)
 
     async def _yield_sometimes(self, queue_id: int) -> None:
         if queue_id % QUEUES_PER_SLICE == 0:

@@ -126,30 +126,34 @@ def drain(
 async def drain_broker(
     admin: Admin, client: Client, name: str, wait_s: float, settle_s: float, report: Callable[[Left], None]
 ) -> Drained:
-    """Removes a broker's write permission repeatedly, until everything on it is consumed and `settle_s` seconds have
-    passed.
+    """Removes a broker's write permission repeatedly, until everything on it is consumed and producers have had no route
+    to it for `settle_s` seconds.
 
     If that takes longer than `wait_s`, returns with `is_drained` false. Calls `report` whenever the remaining messages
     have changed, unless none remain. Raises UsageError if no broker has this name, or if no other broker takes messages
     of one of its topics; ConnectionFailed if it has no master; and the errors of Admin.
     """
-    brokers = await _brokers(admin, name)
-    address = brokers[name].addresses[MASTER_ID]
-    await _check_others(admin, name, brokers)
-    began = anyio.current_time()
+    await _check_others(admin, name)
+    began = removed_at = anyio.current_time()
     reported: Left | None = None
     while True:
+        brokers = await _brokers(admin, name)  # another member may be master by now
+        topics = await _writable_topics(admin, name, brokers)
+        has_routes = any([name in await _takers(admin, topic) for topic in topics])
         await admin.wipe_write_permission(name)
-        waited_s = anyio.current_time() - began  # messages may arrive while it looks
-        left = await _look(admin, client, name, address)
-        is_drained = left.is_empty and waited_s >= settle_s
+        now = anyio.current_time()  # messages may arrive while it looks
+        if has_routes:
+            removed_at = now
+        waited_s, settled_s = now - began, now - removed_at
+        left = await _look(admin, client, name, brokers[name].addresses[MASTER_ID])
+        is_drained = left.is_empty and settled_s >= settle_s
         if is_drained or waited_s >= wait_s:
             return Drained(name, is_drained, left)
         if left not in (reported, Left()):
             report(left)
             reported = left
-        until_s = min(wait_s, settle_s) if waited_s < min(wait_s, settle_s) else wait_s
-        await anyio.sleep(min(_LOOK_INTERVAL_S, until_s - waited_s))
+        unsettled_s = settle_s - settled_s if settled_s < settle_s else _LOOK_INTERVAL_S
+        await anyio.sleep(min(_LOOK_INTERVAL_S, wait_s - waited_s, unsettled_s))
 
 
 async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
@@ -164,16 +168,23 @@ async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
     return {each.name: each for each in brokers.values() if each.cluster == brokers[name].cluster}
 
 
-async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
+async def _writable_topics(admin: Admin, name: str, brokers: dict[str, Broker]) -> list[str]:
+    """Returns the topics of users that are writable on this broker itself, whether or not it is drained."""
+    configs = await admin.topic_configs(name)
+    writable = sorted(topic for topic, config in configs.items() if config.perm & Permission.WRITE)
+    return user_topics(writable, brokers.values())
+
+
+async def _check_others(admin: Admin, name: str) -> None:
     """Checks that producers can send to another broker, too, for each topic that is writable on this broker.
 
     Raises UsageError if they can't. Compares the routes at the name servers, because a drained broker still has its
     topics, but gets no messages.
     """
+    brokers = await _brokers(admin, name)
     others = brokers.keys() - {name}
-    configs = await admin.topic_configs(name)
-    writable = sorted(topic for topic, config in configs.items() if config.perm & Permission.WRITE)
-    missing = [topic for topic in user_topics(writable, brokers.values()) if not others & await _takers(admin, topic)]
+    topics = await _writable_topics(admin, name, brokers)
+    missing = [topic for topic in topics if not others & await _takers(admin, topic)]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         cure = "start another broker, and run ha broker join BROKER"

@@ -119,7 +119,8 @@ def create(
 ) -> None:
     """Create a topic on every master, or change an existing one.
 
-    An existing topic keeps the settings that are not given. If a broker set has no master, the command exits with 69
+    An existing topic keeps the settings that are not given. If --queues is lower than before, producers use fewer
+    queues, and consumers go on reading all of them. If a broker set has no master, the command exits with 69
     after the change on the others.
     """
     if permission is not None and permission not in _PERMISSIONS:
@@ -135,7 +136,8 @@ def create(
         print_json({"topic": topic, "brokers": created})
     else:
         for each in created:
-            print(f"{safe(topic)}: {each.queues} queues on {safe(each.broker)}, permission {each.permission}")
+            more = f" (consumers read {each.read_queues})" if each.read_queues != each.queues else ""
+            print(f"{safe(topic)}: {each.queues} queues{more} on {safe(each.broker)}, permission {each.permission}")
 
 
 class Created(msgspec.Struct, frozen=True):
@@ -143,21 +145,24 @@ class Created(msgspec.Struct, frozen=True):
 
     broker: str
     queues: int
+    read_queues: int
     permission: str
 
 
 async def _create(admin: Admin, topic: str, broker: str, queues: int | None, permission: str | None) -> Created:
     """Creates a topic on a broker, or changes the given settings of an existing one."""
-    new = TopicConfig(topic_name=topic, read_queue_nums=QUEUE_COUNT, write_queue_nums=QUEUE_COUNT)
+    count = QUEUE_COUNT if queues is None else queues
+    new = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
     config = (await admin.topic_configs(broker)).get(topic, new)
     if queues is not None:
-        config = msgspec.structs.replace(config, read_queue_nums=queues, write_queue_nums=queues)
+        read_queues = max(queues, config.read_queue_nums)  # the others may hold unread messages
+        config = msgspec.structs.replace(config, read_queue_nums=read_queues, write_queue_nums=queues)
     if permission is not None:
         config = msgspec.structs.replace(config, perm=_PERMISSIONS[permission])
     await admin.change_topic(config, broker_names=[broker])
     held = config.perm & (Permission.READ | Permission.WRITE)
     text = next((text for text, bits in _PERMISSIONS.items() if bits == held), "none")
-    return Created(broker, config.write_queue_nums, text)
+    return Created(broker, config.write_queue_nums, config.read_queue_nums, text)
 
 
 @app.command

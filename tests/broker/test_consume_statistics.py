@@ -119,6 +119,14 @@ async def test_online_group_is_limited_to_its_subscriptions(node: Node) -> None:
     assert len((await body(node, 208, consumerGroup="g"))["offsetTable"]) == 4
 
 
+async def test_retry_topics_of_an_online_group_count_without_a_subscription(node: Node) -> None:
+    """Its POP consumers get their messages; a drained broker may not be stopped before."""
+    await node.ask(34, heartbeat("Other"))
+    await node.ask(15, consumerGroup="g", topic="%RETRY%g", queueId=0, commitOffset=0)
+    table = read_queue_map((await body(node, 208, consumerGroup="g"))["offsetTable"])
+    assert {topic for topic, _, _ in table} == {"%RETRY%g"}
+
+
 async def test_group_read_rate(node: Node) -> None:
     await commit(node, 0)
     await node.pull(0)

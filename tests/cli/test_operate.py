@@ -66,6 +66,8 @@ def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
     for changes, permission in ((["--permission", "r"], "r"), ([], "r"), (["--permission", "rw"], "rw")):
         [created] = ha.json("topic", "create", "orders", *changes)["brokers"]
         assert (created["queues"], created["permission"]) == (4, permission), "what is not given stays"
+    assert "orders: 1 queues (consumers read 4) on " in ha.text("topic", "create", "orders", "--queues", "1")
+    assert len(ha.json("topic", "describe", "orders")["queues"]) == 4, "the others may have unread messages"
     told = ha.text("topic", "delete", "orders")
     assert "would be deleted: 10 messages" in told
     assert "bytes stay in the brokers' log files, where clients can't read them, until retention deletes" in told
