@@ -126,8 +126,8 @@ def drain(
 async def drain_broker(
     admin: Admin, client: Client, name: str, wait_s: float, settle_s: float, report: Callable[[Left], None]
 ) -> Drained:
-    """Removes a broker's write permission repeatedly, until everything on it is consumed and producers have had no route
-    to it for `settle_s` seconds.
+    """Removes a broker's write permission repeatedly, until everything on it is consumed and producers have found no
+    route to it for `settle_s` seconds.
 
     If that takes longer than `wait_s`, returns with `is_drained` false. Calls `report` whenever the remaining messages
     have changed, unless none remain. Raises UsageError if no broker has this name, or if no other broker takes messages
