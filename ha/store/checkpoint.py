@@ -26,7 +26,7 @@ from isal.isal_zlib import crc32
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.store_files import CHECKPOINT_SIZE, Checkpoint
-from ha.store.files import Disk
+from ha.store.files import Disk, read_if_readable
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ def min_timestamp_ms(checkpoint: Checkpoint) -> int:
 
 def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
     """Returns the content of the checkpoint file. All fields are 0 if there is no file or it is damaged: recovery after
-    a crash then starts at the first segment. Raises OSError if the file can't be read."""
+    a crash then starts at the first segment. Raises OSError."""
     if not disk.exists(path):
         return Checkpoint()
-    raw = disk.read_bytes(path)
+    raw = read_if_readable(disk, path)
     try:
         checkpoint = Checkpoint.unpack(raw)
         if raw[_GUARD_AT : _GUARD_AT + 4] == _GUARD_MAGIC and _guard(raw) != raw[_GUARD_AT : _GUARD_AT + _GUARD.size]:
@@ -66,21 +66,20 @@ def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
 
 def load_flushed_to(disk: Disk, path: Path) -> int:
     """Returns the physical offset up to which the log was certainly flushed; 0 if the file doesn't have it, or is
-    damaged. Raises OSError if the file can't be read."""
+    damaged. Raises OSError."""
     return max(0, _load_offset(disk, path, _END_AT, _END_MAGIC))
 
 
 def load_begin(disk: Disk, path: Path) -> int:
     """Returns the physical offset at which the log begins, or at which it should begin after a deletion of its first
-    segments that may be incomplete; -1 if the file doesn't have it, or is damaged. Raises OSError if the file can't be
-    read."""
+    segments that may be incomplete; -1 if the file doesn't have it, or is damaged. Raises OSError."""
     return _load_offset(disk, path, _BEGIN_AT, _BEGIN_MAGIC)
 
 
 def _load_offset(disk: Disk, path: Path, at: int, magic: bytes) -> int:
     """Returns the physical offset in the added part that begins at byte `at` of the file; -1 if the file doesn't have
     that part or a checksum is wrong."""
-    raw = disk.read_bytes(path) if disk.exists(path) else b""
+    raw = read_if_readable(disk, path) if disk.exists(path) else b""
     if len(raw) < at + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
         return -1
     offset: int = _END.unpack_from(raw, at)[1]

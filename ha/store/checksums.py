@@ -7,7 +7,6 @@ may change, the entry is removed and the removal synced (`truncate`).
 
 from __future__ import annotations
 
-import errno
 import logging
 from array import array
 from contextlib import suppress
@@ -22,7 +21,7 @@ from ha.protocol.checksum_file import (
     unpack_head,
 )
 from ha.protocol.store_files import segment_name
-from ha.store.files import Disk, File, data_ranges, is_full
+from ha.store.files import Disk, File, data_ranges, is_full, read_if_readable
 from ha.store.mapped_file import segment_starts
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Checksums:
         path = self.path_of(start)
         if not self._disk.exists(path):
             return sums
-        raw = self._content(path)
+        raw = read_if_readable(self._disk, path)
         found = unpack_head(raw)
         if len(raw) != head.file_size or (found is not None and found != head):
             self._note_damage(path, f"{len(raw)} bytes, {head.file_size} expected" if found is None else f"{found}")
@@ -119,16 +118,6 @@ class Checksums:
             sums.crcs[begin : begin + count] = entries[0][:count]
             sums.lengths[begin : begin + count] = entries[1][:count]
         return sums
-
-    def _content(self, path: Path) -> bytes:
-        """Returns the content of a checksum file; nothing if the disk can't read it (EIO), so that it counts as
-        damaged. Raises OSError."""
-        try:
-            return self._disk.read_bytes(path)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return b""
 
     def _note_damage(self, path: Path, what: str) -> None:
         self.rebuilt_count += 1
@@ -176,7 +165,7 @@ class Checksums:
             return True
         head = self._head(start)
         try:
-            raw = self._content(path)
+            raw = read_if_readable(self._disk, path)
         except FileNotFoundError:  # deleted by retention
             return True
         groups = [pack_group(number, sums.crcs, sums.lengths) for number in range(head.group_count)]
@@ -226,7 +215,7 @@ class Checksums:
         """Returns whether the segment at `start` has a checksum file with a sound head, for the configured segment and
         block size. Raises OSError."""
         path = self.path_of(start)
-        return self._disk.exists(path) and unpack_head(self._content(path)) == self._head(start)
+        return self._disk.exists(path) and unpack_head(read_if_readable(self._disk, path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
         """Removes every checksum that covers a byte at or beyond a physical offset, and syncs the change. Raises

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ha.protocol.queue_entries import count_entries
 from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_SIZE
-from ha.store.files import Disk, File, is_passing
+from ha.store.files import Disk, File, is_passing, is_unreadable
 from ha.store.mapped_file import RunBlocking, fetch
 from ha.store.open_files import OpenFiles
 from ha.store.queue_files import QueueFiles
@@ -314,12 +314,21 @@ class ConsumeQueue:
         """Sets `min_offset` to the first entry of a record at or beyond `log_min_offset`, and deletes files with only
         older entries; returns how many. Raises OSError.
 
-        The last file always stays: it holds the next queue offset.
+        The last file always stays: it holds the next queue offset. If the disk can't read an entry, nothing changes
+        before the scrub, or a pull, has replaced the file.
         """
         with self._removing:
             if not self.files.starts:
                 return 0  # dispatch may be about to add the first file, and then sets `min_offset`
-            self.min_offset = self.end_before(max(log_min_offset, 0))
+            try:
+                self.min_offset = self.end_before(max(log_min_offset, 0))
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+                logger.error(
+                    "queue.start_unreadable topic=%s queue_id=%d reason=%r", self.topic, self.queue_id, str(error)
+                )
+                return 0
             deleted = 0
             while len(self.files.starts) > 1 and self.files.starts[1] <= self.min_offset:
                 self.files.remove(self.files.starts[0])

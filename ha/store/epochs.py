@@ -23,7 +23,7 @@ import trio
 
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
 from ha.protocol.epoch_file import EpochEntry, decode_epoch_file, encode_epoch_file
-from ha.store.files import Disk, is_passing
+from ha.store.files import Disk, is_passing, read_if_readable
 from ha.store.mapped_file import RunBlocking
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class EpochHistory:
         for path in (self._path, self._backup):
             if not self._disk.exists(path):
                 continue
-            content = self._disk.read_bytes(path)
+            content = read_if_readable(self._disk, path)
             try:
                 decode_epoch_file(content)
             except RemoteProtocolError as error:

@@ -564,6 +564,22 @@ def is_passing(error: OSError) -> bool:
     return is_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)
 
 
+def is_unreadable(error: OSError) -> bool:
+    """Returns whether the disk can't read a part of a file (EIO)."""
+    return error.errno == errno.EIO
+
+
+def read_if_readable(disk: Disk, path: Path) -> bytes:
+    """Returns a small file's content; nothing if the disk can't read it, so that it counts as damaged. Raises
+    OSError."""
+    try:
+        return disk.read_bytes(path)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return b""
+
+
 def zeros(size: int) -> memoryview:
     """Returns `size` (> 0) zero bytes of writable memory. Blocking, but releases the GIL.
 

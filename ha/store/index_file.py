@@ -28,7 +28,7 @@ from ha.protocol.store_files import (
     index_entry_position,
     index_slot_position,
 )
-from ha.store.files import File, zeros
+from ha.store.files import File, is_unreadable, zeros
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
@@ -87,11 +87,16 @@ class IndexFile:
         return self.next_entry >= self.entry_count_max
 
     def load_slots(self) -> bool:
-        """Reads the slot table; returns False if it is too short, or a slot has an entry number that is not valid
-        according to the header. Raises OSError."""
+        """Reads the slot table; returns False if it is too short, the disk can't read it, or a slot has an entry
+        number that is not valid according to the header. Raises OSError."""
         slots = blank_slots(self.slot_count)
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
-            piece = self._slots_on_disk(begin)
+            try:
+                piece = self._slots_on_disk(begin)
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+                return False
             if len(piece) < min(_PIECE_SLOTS, self.slot_count - begin):
                 return False
             slots[begin : begin + len(piece)] = memoryview(piece)

@@ -21,7 +21,7 @@ from ha.protocol.index_entries import Slots
 from ha.protocol.record import RecordHead
 from ha.protocol.record_digest import KEY, KEY_SIZE, index_key_hashes
 from ha.protocol.store_files import index_file_size, index_key, index_key_hash
-from ha.store.files import Disk
+from ha.store.files import Disk, is_unreadable
 from ha.store.index_file import IndexFile, Unwritten, blank_slots
 
 logger = logging.getLogger(__name__)
@@ -309,7 +309,13 @@ class KeyIndex:
             if size != self._size:
                 reason = f"size {size}, expected {self._size}"
             else:
-                file = IndexFile(self._disk.open(path), self._slot_count, self._entry_count)
+                try:
+                    file = IndexFile(self._disk.open(path), self._slot_count, self._entry_count)
+                except OSError as error:
+                    if not is_unreadable(error):
+                        raise
+                    bad.append((path, str(error)))
+                    continue
                 if safe_timestamp_ms is not None and file.end_timestamp_ms > safe_timestamp_ms:
                     reason = "not synced before the crash"
                 elif file.next_entry == 1:
@@ -338,7 +344,7 @@ class KeyIndex:
         """Reads the slots of the newest file. If they don't fit its entries, deletes the file and continues with the
         one before it. Raises OSError."""
         while self._files and not self._files[-1].load_slots():
-            self._unlink(self._files.pop().path, "slots and entries disagree")
+            self._unlink(self._files.pop().path, "its slots are damaged")
 
     @property
     def end_physical_offset(self) -> int | None:

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from enum import Enum
-from functools import partial
 
 import msgspec
 import trio
@@ -405,11 +404,13 @@ async def open_message_store(
     root = options.root
     await run_blocking(_make_directories, disk, options)
     with ExitStack() as locks:
-        for path, lock in (
-            (root / "lock", partial(disk.lock, root / "lock", b"lock")),
-            (options.commitlog_path, partial(disk.lock_directory, options.commitlog_path)),  # it may be elsewhere
+        file, directory = root / "lock", options.commitlog_path
+        for path, lock, arguments in (
+            (file, disk.lock, (file, b"lock")),
+            (directory, disk.lock_directory, (directory,)),  # it may be outside the root
         ):
-            if (held := await run_blocking(lock)) is None:
+            held = await run_blocking(lock, *arguments)
+            if held is None:
                 raise StoreLocked(path)
             locks.callback(held.release)
         store = MessageStore(options, disk, run_blocking, wall_clock_ms)

@@ -17,7 +17,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from isal.isal_zlib import crc32
 
-from ha.store.files import Disk
+from ha.store.files import Disk, read_if_readable
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
     """Returns the recorded ends; none if there is no file or it is damaged. Raises OSError."""
     if not disk.exists(path):
         return {}
-    guard, _, content = disk.read_bytes(path).partition(b"\n")
+    guard, _, content = read_if_readable(disk, path).partition(b"\n")
     try:
         if guard == _guard(content):
             return _DECODER.decode(content)

@@ -1,10 +1,11 @@
-"""Sectors of consume queues and checksums that the disk can't read: all else is served, and the files are repaired."""
+"""Sectors of files that the disk can't read, except for the log: all is served, and what is derived is made again."""
 
 import pytest
 import trio
 
 from tests.corruption.pair import QUEUES, Pair, bodies, consumer_of, contents
 from tests.store.bad_sectors import SECTOR_BYTES, bad_sectors
+from tests.store.stores import reached
 
 ENTRY_COUNT = 200
 """Entries of one file."""
@@ -64,3 +65,31 @@ async def test_checksums(found_by: str, pair: Pair) -> None:
             assert store.damage.found_count == 0
             assert store.damage_statistics().checksum_rebuilt_count > 0
     assert contents(folder, "") == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("checkpoint", "checkpoint.damage_found"),
+        ("queueends", "queue.ends_damaged"),
+        ("index", "index.file_deleted"),
+        ("index slots", "index.file_deleted"),
+    ],
+)
+async def test_at_start(name: str, text: str, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """The node did not start any more, although it can do without each of these files."""
+    root = pair.store("master")
+    if name.startswith("index"):
+        victim, sector = max((root / "index").iterdir()), int(name == "index slots")
+    else:
+        victim, sector = root / name, 0
+    with bad_sectors() as bad, trio.fail_after(60):
+        bad.add(victim, sector * SECTOR_BYTES)
+        async with pair.running(without="slave", heal_from="", scrub_bytes_per_s=0):
+            assert bad.failed_count > 0
+            async with consumer_of(pair.master) as consumer:
+                await consumer.pull_all()
+                assert consumer.got == bodies()
+            await reached(pair.master.store.log.dispatched_offset, pair.master.store.log.max_offset.value)
+            assert pair.master.store.damage.found_count == 0
+    assert text in caplog.text

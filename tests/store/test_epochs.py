@@ -1,6 +1,7 @@
 """The epoch history: its content, its durability when a call returns, crashes and damage."""
 
 import errno
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -142,17 +143,26 @@ async def test_a_change_is_atomic_at_a_power_loss() -> None:
 
 
 @pytest.mark.parametrize("lost", [PATH, BACKUP])
-@pytest.mark.parametrize("how", ["gone", "empty", "flipped"])
-async def test_one_of_the_two_files_is_enough_and_the_other_is_rewritten(lost: object, how: str) -> None:
+@pytest.mark.parametrize("how", ["gone", "empty", "flipped", "unreadable"])
+async def test_one_of_the_two_files_is_enough_and_the_other_is_rewritten(
+    lost: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> bytes:
+        if path == lost:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return MemoryDisk.read_bytes(disk, path)
+
     disk = MemoryDisk()
     await history(disk, (7, 7000), (8, 8000))
-    assert lost in (PATH, BACKUP)
     inode = disk.inodes[lost]
     if how == "gone":
         disk.unlink(lost)
+    elif how == "unreadable":
+        monkeypatch.setattr(disk, "read_bytes", fail)
     else:
         inode.content[:] = b"" if how == "empty" else inode.content.replace(b"8-8000", b"8-8001")
     assert pairs_of(await history(disk)) == [(7, 7000), (8, 8000)]
+    monkeypatch.undo()
     assert disk.read_bytes(PATH) == disk.read_bytes(BACKUP)
 
 

@@ -12,10 +12,12 @@ from trio.testing import MockClock
 from ha.errors import CorruptLog, DiskFailed
 from ha.protocol.store_files import BLANK_SIZE, ENTRY
 from ha.store.consume_queue import ConsumeQueue, QueueEntry
+from ha.store.files import OsDisk
 from ha.store.message_store import open_message_store
 from ha.store.open_files import OpenFiles
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from ha.store.store_recovery import FLUSHED_FIRST
+from tests.store.bad_sectors import bad_sectors
 from tests.store.damaged_stores import made, segment
 from tests.store.disks import MemoryDisk, MemoryFile, Worker
 from tests.store.stores import (
@@ -30,6 +32,22 @@ from tests.store.stores import (
 )
 
 QUEUE = ROOT / "consumequeue" / "T" / "0"
+
+
+async def test_a_queue_keeps_its_start_while_the_disk_can_not_read_the_entries_there(tmp_path: Path) -> None:
+    """Retention ended the node, and so did each later start."""
+    async with open_small(OsDisk(), root=tmp_path) as store:
+        results = await store.log.put([message(number) for number in range(100)])
+        await dispatched(store)
+        [queue] = store.queues
+        begin = results[20].physical_offset
+        with bad_sectors() as bad:
+            bad.add(tmp_path / "consumequeue/T/0" / f"{16 * 20:020d}", 0)
+            assert store.queues.correct_min(begin) == 0
+            assert (bad.failed_count, queue.min_offset) == (1, 0)
+            assert queue.read(24, 1)
+        assert store.queues.correct_min(begin) == 2
+        assert queue.min_offset == 20
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
