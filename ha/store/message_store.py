@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from enum import Enum
+from functools import partial
 
 import msgspec
 import trio
@@ -403,16 +404,7 @@ async def open_message_store(
     disk = disk if disk is not None else OsDisk()
     root = options.root
     await run_blocking(_make_directories, disk, options)
-    with ExitStack() as locks:
-        file, directory = root / "lock", options.commitlog_path
-        for path, lock, arguments in (
-            (file, disk.lock, (file, b"lock")),
-            (directory, disk.lock_directory, (directory,)),  # it may be outside the root
-        ):
-            held = await run_blocking(lock, *arguments)
-            if held is None:
-                raise StoreLocked(path)
-            locks.callback(held.release)
+    with await run_blocking(_lock, disk, options):
         store = MessageStore(options, disk, run_blocking, wall_clock_ms)
         try:
             await store.recover()
@@ -447,6 +439,22 @@ def _is_in(raised: BaseException | None, failure: DiskFailed) -> bool:
     if isinstance(raised, BaseExceptionGroup):
         return raised.subgroup(lambda each: each is failure) is not None
     return raised is failure
+
+
+def _lock(disk: Disk, options: StoreOptions) -> ExitStack:
+    """Locks the store and the directory of its log, which may be elsewhere; returns what releases the locks. Blocking.
+    Raises StoreLocked."""
+    file, directory = options.root / "lock", options.commitlog_path
+    with ExitStack() as locks:
+        for path, lock in (
+            (file, partial(disk.lock, file, b"lock")),
+            (directory, partial(disk.lock_directory, directory)),
+        ):
+            held = lock()
+            if held is None:
+                raise StoreLocked(path)
+            locks.callback(held.release)
+        return locks.pop_all()
 
 
 def _make_directories(disk: Disk, options: StoreOptions) -> None:
