@@ -218,11 +218,11 @@ class Dispatcher:
         self._arrived.unpark_all()
 
     async def catch_up(self) -> None:
-        """Dispatches everything up to the log's end or limit. Returns earlier at damaged bytes, at an incomplete record
-        and, on a slave, at bytes that are no record. Must not be called while `run` is active. Retries, and
-        raises errors, as `run` does."""
+        """Dispatches everything up to the log's end or limit. Returns earlier at damaged bytes, at an incomplete
+        record, if the disk is full or no file can be opened and, on a slave, at bytes that are no record. Must not be
+        called while `run` is active. Raises errors as `run` does."""
         while self._log.dispatched_offset.value < self._log.dispatchable_end:
-            if not await self._advance(self._log.dispatchable_end):
+            if not await self._advance(self._log.dispatchable_end) or self.paused_reason:
                 return
             await trio.lowlevel.checkpoint()
 
@@ -262,7 +262,7 @@ class Dispatcher:
             return False
         if digest.damage is not None and not digest.size:
             return self._skip_bytes(position, digest.damage, min(end, log.segment_at(position).end))
-        if await self._build_when_possible(digest, position):
+        if await self._build_if_possible(digest, position):
             self._finish(digest, position)
         return True
 
@@ -315,23 +315,20 @@ class Dispatcher:
             pieces += piece
         return pieces
 
-    async def _build_when_possible(self, digest: RecordDigest, position: int) -> bool:
-        """Builds the entries of records, retrying while the disk is full or no file can be opened. False if the log was
-        truncated or set aside meanwhile. Raises DiskFailed."""
+    async def _build_if_possible(self, digest: RecordDigest, position: int) -> bool:
+        """Builds the entries of records. Returns False if the log was truncated or set aside meanwhile, or after a
+        pause because the disk is full or no file can be opened. Raises DiskFailed."""
         generation = self._log.generation
-        while True:
-            try:
-                await self._make_files(digest)
-                if generation != self._log.generation:
-                    return False
+        try:
+            await self._make_files(digest)
+            if generation == self._log.generation:
                 self._build(digest)
                 return True
-            except OSError as error:
-                if not is_passing(error):
-                    raise DiskFailed(self._options.root, "dispatch", str(error)) from error
-                await self._pause_for(error, position)
-            if generation != self._log.generation:
-                return False
+        except OSError as error:
+            if not is_passing(error):
+                raise DiskFailed(self._options.root, "dispatch", str(error)) from error
+            await self._pause_for(error, position)
+        return False
 
     async def _pause_for(self, error: OSError, position: int) -> None:
         """Waits for _PAUSE_S after a temporary error."""

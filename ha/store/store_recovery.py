@@ -14,6 +14,7 @@ import trio
 from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to
 from ha.store.checkpointer import Checkpointer
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 from ha.store.key_index import KeyIndex
 from ha.store.log_reset import finish_reset
 from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, load_queue_ends
@@ -95,7 +96,11 @@ class StoreRecovery:
         if not self._is_clean and self._short_queues():
             # The recorded ends include records that the crash lost. A later start must not restore these ends, because
             # other records may get the queue offsets.
-            await self._checkpointer.save_truncated()
+            try:
+                await self._checkpointer.save_truncated()
+            except OSError as error:
+                if not is_passing(error):  # otherwise the checkpointer saves them later
+                    raise
         if log.segments:
             await run(queues.correct_min, max(log.min_offset, 0))
         await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))

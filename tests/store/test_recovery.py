@@ -417,6 +417,32 @@ async def test_a_record_with_keys_in_two_index_files_keeps_them_when_the_second_
         assert sum(file.next_entry - 1 for file in store.index.files) == 3 * 20
 
 
+@pytest.mark.parametrize("folder", ["consumequeue", "index"])
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_disk_too_full_for_queues_keeps_no_store_from_opening(
+    autojump_clock: MockClock, folder: str, is_clean: bool
+) -> None:
+    """The start waited for room, which retention makes only after it."""
+    disk, offsets = await made(is_clean=is_clean)
+    for path in [path for path in disk.inodes if folder in path.parts]:
+        del disk.inodes[path]
+
+    def is_full(operation: str, path: Path) -> int | None:
+        needs_room = operation == "create" or (operation == "pwrite" and folder in path.parts)
+        return errno.ENOSPC if needs_room or (operation == "write_bytes" and path.name == "queueends") else None
+
+    disk.refuse = is_full
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == sum(offsets[-1])
+        is_writable, reason = store.is_writable
+        assert not is_writable
+        assert "disk full" in reason
+        disk.refuse = lambda operation, path: None
+        await dispatched(store)
+        assert store.is_writable[0]
+        await check_derived(store)
+
+
 async def test_a_disk_too_full_for_checksums_keeps_no_store_from_opening() -> None:
     """Checksums are recomputed when there is room."""
     disk, offsets = await made()
