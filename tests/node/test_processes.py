@@ -92,9 +92,19 @@ def process_log(directory: Path, module: str) -> str:
     return (directory / f"{module}.log").read_text()
 
 
+@contextmanager
+def sighup(handler: signal.Handlers) -> Iterator[None]:
+    """What processes started during the block do with SIGHUP at first; nohup may have started this one."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_name_server_stops_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    with Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path) as process:
+    with sighup(signal.SIG_DFL), Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path) as process:
         ready = process.wait_ready()
         assert re.fullmatch(r"READY role=NAMESRV remoting=127\.0\.0\.1:\d+\n", ready["line"])
         process.signal(number)
@@ -145,7 +155,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_closed_terminal_stops_a_node_cleanly(tmp_path: Path) -> None:
     """Both the kernel and the shell send SIGHUP; `ha cluster up` ends with it, so that its nodes get SIGTERM, too."""
-    with master(tmp_path) as process:
+    with sighup(signal.SIG_DFL), master(tmp_path) as process:
         process.wait_ready()
         process.signal(signal.SIGSTOP)
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):
@@ -157,12 +167,7 @@ def test_a_closed_terminal_stops_a_node_cleanly(tmp_path: Path) -> None:
 
 def test_a_process_that_ignores_sighup_goes_on(tmp_path: Path) -> None:
     """As nohup starts it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        process = Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    with process:
+    with sighup(signal.SIG_IGN), Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path) as process:
         process.wait_ready()
         process.signal(signal.SIGHUP)
         process.signal(signal.SIGTERM)
