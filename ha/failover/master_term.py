@@ -11,7 +11,7 @@ import logging
 import msgspec
 import trio
 
-from ha.errors import DiskFull
+from ha.errors import DamagedBytes, DiskFull
 from ha.failover.agreement import AgreementUnavailable, GroupRecord, GroupView, Outdated, SwitchRequest
 from ha.failover.election import acknowledges_by_count, choose_target, outdated_record
 from ha.failover.lease import MasterLease
@@ -85,7 +85,7 @@ class MasterTerm:
             return f"the group's record could not be written to the disk within {NOTE_S_MAX:g} s"
         try:
             await self._role.become_master(Term(self._epoch, self._first_record.sync_state_set, self._lease))
-        except DiskFull as error:
+        except (DiskFull, DamagedBytes) as error:
             return str(error)
         return ""
 

@@ -32,7 +32,7 @@ class Term(msgspec.Struct, frozen=True):
 
 class Role(Protocol):
     """A node that can be master or slave. The only errors are the store's, which propagate and end the process, except
-    DiskFull from `become_master`.
+    DiskFull and DamagedBytes from `become_master`.
 
     One task calls `become_master` and `become_slave`. If such a call is cancelled, `become_slave` follows, unless the
     member ends.
@@ -43,8 +43,9 @@ class Role(Protocol):
         """The last epoch and the end of this node's log."""
 
     async def become_master(self, term: Term) -> None:
-        """Becomes master of `term`; returns when messages are accepted. Raises DiskFull if that is not possible now,
-        because the disk is full or no file can be opened; `become_slave` follows.
+        """Becomes master of `term`; returns when messages are accepted. If that is not possible now, raises DiskFull
+        (the disk is full, or no file can be opened) or DamagedBytes (the end of the log can't be read); `become_slave`
+        follows.
 
         The term's epoch is durable in the log's history before the first byte of the term is written.
         """

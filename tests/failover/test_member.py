@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from ha.errors import ConfigError, DiskFull
+from ha.errors import ConfigError, DamagedBytes, DiskFull
 from ha.failover.agreement import AgreementUnavailable, GroupRecord, MasterRecord, SwitchRequest
 from ha.failover.member import open_member
 from ha.failover.member_state import TRANSITIONS, MemberProgress, MemberState
@@ -376,21 +376,33 @@ async def test_a_master_that_stops_before_it_serves_hands_nothing_over(autojump_
         assert (await group.wait_master(other_than=heir.id)) is other
 
 
-@pytest.mark.parametrize("waits", [False, True])
-async def test_a_member_whose_disk_is_full_leaves_the_office_to_another(
-    waits: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        DiskFull(Path("epochFileCheckpoint"), 0, OSError(errno.ENOSPC, "No space left on device")),
+        DamagedBytes(0, 4096, "the disk can't read it"),
+        None,
+    ],
+    ids=["no_room_for_the_term", "log_is_damaged", "no_room_for_the_record"],
+)
+async def test_a_member_whose_disk_is_in_trouble_leaves_the_office_to_another(
+    trouble: Exception | None, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`waits`: for room for the group's record; otherwise its store has no room for the term."""
+    """`trouble`: of its store; None: it waits for room for the group's record."""
 
     async def write(content: bytes) -> None:
         await trio.sleep_forever()
 
     async def become_master(term: Term) -> None:
-        raise DiskFull(Path("epochFileCheckpoint"), 0, OSError(errno.ENOSPC, "No space left on device"))
+        assert trouble is not None
+        raise trouble
 
     async with open_three() as (group, master):
         heir, other = others(group, master)
-        monkeypatch.setattr(*((heir.file, "write", write) if waits else (heir.role, "become_master", become_master)))
+        if trouble is None:
+            monkeypatch.setattr(heir.file, "write", write)
+        else:
+            monkeypatch.setattr(heir.role, "become_master", become_master)
         master.kill()
         assert (await group.wait_master(other_than=master.id)) is other
         await group.settle()
