@@ -21,13 +21,15 @@ from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.names import check_brokers, user_groups, user_topics
 from ha.cli.nodes import whole_number
 from ha.cli.showing import notices, print_json, safe
-from ha.client import Admin, Client
+from ha.client import Admin, Client, MessageModel
 from ha.client.admin import Broker
-from ha.errors import BrokerError, ConnectionFailed, RouteNotFound
+from ha.errors import BrokerError, ConnectionFailed
+from ha.protocol.bodies import TopicRouteData
 from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
+from ha.protocol.headers import GetRouteInfoRequest
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import HALF_TOPIC
+from ha.protocol.topic_names import HALF_TOPIC, RETRY_PREFIX
 
 app = cyclopts.App(name="broker", help="Add a broker to a running cluster, or drain one.", help_format="markdown")
 
@@ -133,13 +135,13 @@ async def drain_broker(
     have changed, unless none remain. Raises UsageError if no broker has this name, or if no other broker takes messages
     of one of its topics; ConnectionFailed if it has no master; and the errors of Admin.
     """
-    await _check_others(admin, name)
+    await _check_others(admin, client, name)
     began = removed_at = anyio.current_time()
     reported: Left | None = None
     while True:
         brokers = await _brokers(admin, name)  # another member may be master by now
         topics = await _writable_topics(admin, name, brokers)
-        has_routes = any([name in await _takers(admin, topic) for topic in topics])
+        has_routes = any([name in await _takers(client, topic) for topic in topics])
         await admin.wipe_write_permission(name)
         now = anyio.current_time()  # messages may arrive while it looks
         if has_routes:
@@ -175,7 +177,7 @@ async def _writable_topics(admin: Admin, name: str, brokers: dict[str, Broker]) 
     return user_topics(writable, brokers.values())
 
 
-async def _check_others(admin: Admin, name: str) -> None:
+async def _check_others(admin: Admin, client: Client, name: str) -> None:
     """Checks that producers can send to another broker, too, for each topic that is writable on this broker.
 
     Raises UsageError if they can't. Compares the routes at the name servers, because a drained broker still has its
@@ -184,7 +186,7 @@ async def _check_others(admin: Admin, name: str) -> None:
     brokers = await _brokers(admin, name)
     others = brokers.keys() - {name}
     topics = await _writable_topics(admin, name, brokers)
-    missing = [topic for topic in topics if not others & await _takers(admin, topic)]
+    missing = [topic for topic in topics if not others & await _takers(client, topic)]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         cure = "start another broker, and run ha broker join BROKER"
@@ -196,12 +198,24 @@ async def _check_others(admin: Admin, name: str) -> None:
         )
 
 
-async def _takers(admin: Admin, topic: str) -> set[str]:
-    """Returns the names of the brokers to which producers send messages of a topic."""
-    try:
-        return {queue.broker_name for queue in (await admin.route(topic)).write_queues}
-    except RouteNotFound:
-        return set()
+async def _takers(client: Client, topic: str) -> set[str]:
+    """Returns the names of the brokers to which producers send messages of a topic, according to any name server.
+
+    Does not use the client's cached routes, which may be 30 s old.
+    """
+    fields = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True).to_ext_fields()
+    takers: set[str] = set()
+    for server in client.name_servers:
+        command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=dict(fields))
+        try:
+            answer = await client.connections.request(server, command)
+        except BrokerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            continue
+        queues = read_as(TopicRouteData, answer.body).queue_datas
+        takers |= {each.broker_name for each in queues if each.perm & Permission.WRITE and each.write_queue_nums}
+    return takers
 
 
 async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
@@ -213,10 +227,8 @@ async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
     half_count = await _left_of(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC)
     timer_count = await _timer_count(client, address)
     delayed_count = await _delayed_count(admin, address)
-    groups = user_groups(await admin.groups(broker_names=[name]))
-    behind = {group: count for group in groups if (count := await _left_of(admin, group, name))}
     return Left(
-        groups=behind,
+        groups=await _groups_left(admin, name),
         delayed_count=max(delayed_count, await _delayed_count(admin, address)),
         timer_count=timer_count,
         half_count=half_count,
@@ -234,9 +246,37 @@ async def _delayed_count(admin: Admin, address: str) -> int:
     return count
 
 
-async def _left_of(admin: Admin, group: str, name: str, topic: str | None = None) -> int:
-    """Returns the number of messages on a broker that a group has not consumed and acknowledged; 0 if the group has no
-    offsets there.
+async def _groups_left(admin: Admin, name: str) -> dict[str, int]:
+    """Returns the number of messages on a broker that each group has not consumed and acknowledged, if there are any.
+
+    Groups that are only known to other brokers count, too: their members find the broker's queues later.
+    """
+    known = await admin.topic_configs(name)
+    left: dict[str, int] = {}
+    for group in user_groups(await admin.groups()):
+        topics = await _topics_of(admin, group)
+        count = sum([await _left_of(admin, group, name, topic) for topic in sorted(topics & known.keys())])
+        if count:
+            left[group] = count
+    return left
+
+
+async def _topics_of(admin: Admin, group: str) -> set[str]:
+    """Returns the topics in which a group has offsets on any broker, its retry topic, and the topics to which its
+    members subscribe.
+
+    Members in broadcast mode keep their offsets themselves, so nobody else knows what they have consumed: their
+    subscriptions are left out.
+    """
+    progress = await admin.consumer_progress(group)  # RocketMQ 4.9 does not support Admin.topics_of
+    topics = {each.queue.topic for each in progress.queues} | {RETRY_PREFIX + group}
+    online = await admin.consumer_connections(group)
+    is_broadcast = online.message_model == MessageModel.BROADCASTING.value
+    return topics if is_broadcast else topics | online.subscription_table.keys()
+
+
+async def _left_of(admin: Admin, group: str, name: str, topic: str) -> int:
+    """Returns the number of messages of a topic on a broker that a group has not consumed and acknowledged.
 
     For a POP group it is a lower bound: the group's offset passes messages as soon as members receive them, so its lag
     does not contain messages in flight.

@@ -22,6 +22,7 @@ from ha.client import (
     ClientOptions,
     ConsumerProgress,
     Message,
+    MessageModel,
     MessageQueue,
     Producer,
     PushConsumer,
@@ -32,9 +33,10 @@ from ha.client import (
 )
 from ha.config.secret import SecretStr
 from ha.errors import BrokerError, HalogError
+from ha.protocol import java_json
 from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserInfo
-from ha.protocol.bodies import GroupConfig, TopicConfig
-from ha.protocol.codes import Permission
+from ha.protocol.bodies import ConsumerData, GroupConfig, HeartbeatData, SubscriptionData, TopicConfig
+from ha.protocol.codes import Permission, RequestCode
 from ha.protocol.remoting import RemotingCommand
 from tests.cli.doctoring import closed_port
 from tests.client.fake_broker import serving
@@ -282,7 +284,7 @@ async def test_a_message_that_moves_meanwhile_is_left(
 
     async def progress_then_moved(self: Admin, group: str, *arguments: Any, **settings: Any) -> ConsumerProgress:
         found = await progress(self, group, *arguments, **settings)
-        if group == "billing":
+        if group == "billing" and arguments:  # not where it looks for the group's topics
             queue = QueueProgress(MessageQueue("orders", "broker-a", 0), 1, int(is_delayed), 0, 0)
             found = ConsumerProgress(group, [queue], 0.0)
             move()
@@ -297,8 +299,10 @@ async def test_a_message_that_moves_meanwhile_is_left(
     has_moved: list[bool] = []
     monkeypatch.setattr(Admin, "broker_figures", figures_then_moved)
     monkeypatch.setattr(Admin, "consumer_progress", progress_then_moved)
-    async with world() as cluster:
+    async with world() as cluster, cluster.add():
+        await cluster.admin.create_topic("orders")
         await cluster.admin.create_group(GroupConfig(group_name="billing"))
+        await cluster.admin.reset_offsets("billing", "orders", None)
         assert not (await cluster.drain("broker-a", 0, settle_s=0)).is_drained
 
 
@@ -324,22 +328,81 @@ async def test_what_pop_consumers_have_in_flight_is_left(autojump_clock: MockClo
             assert (await cluster.drain("broker-b", 5)).left == Left()
 
 
+@pytest.mark.parametrize("is_online", [True, False])
+async def test_messages_are_left_for_a_group_that_has_no_offset_on_the_broker(
+    is_online: bool, autojump_clock: MockClock
+) -> None:
+    """It subscribes, or has offsets on another broker: it has not found the broker's queues yet."""
+    consumer = ConsumerData(group_name="billing", subscription_data_set=[SubscriptionData(topic="orders")])
+    heartbeat = HeartbeatData(client_id="c", consumer_data_set=[consumer])
+    async with world() as cluster, cluster.add(), Producer(cluster.client, group="shop") as producer:
+        await cluster.admin.create_topic("orders", queue_count=1, broker_names=["broker-a"])
+        await cluster.admin.create_group(GroupConfig(group_name="billing"), broker_names=["broker-a"])
+        if is_online:
+            command = RemotingCommand(RequestCode.HEART_BEAT, body=java_json.dumps(heartbeat))
+            await cluster.client.connections.request(f"{A}:10911", command)
+        else:
+            await cluster.admin.reset_offsets("billing", "orders", None)
+        await cluster.admin.create_topic("orders", queue_count=1)
+        for _ in range(2):
+            await producer.send(Message("orders", b"x"), queue=MessageQueue("orders", "broker-b", 0))
+        found = await cluster.drain("broker-b", 5)
+    assert found == Drained("broker-b", False, Left(groups={"billing": 2}))
+
+
+async def test_groups_in_broadcast_mode_are_not_waited_for(autojump_clock: MockClock) -> None:
+    """Their members keep their offsets themselves: brokers don't know which messages they have consumed."""
+
+    async def handle(_: ReceivedMessage) -> None:
+        pass
+
+    async with world() as cluster, cluster.add():
+        await cluster.admin.create_topic("orders", queue_count=1)
+        async with (
+            Producer(cluster.client, group="shop") as producer,
+            PushConsumer(
+                cluster.client,
+                handle,
+                group="billing",
+                subscriptions={"orders": "*"},
+                model=MessageModel.BROADCASTING,
+            ),
+        ):
+            await producer.send(Message("orders", b"x"), queue=MessageQueue("orders", "broker-b", 0))
+            found = await cluster.drain("broker-b", 100)
+    assert found == Drained("broker-b", True, Left())
+
+
+async def test_the_settle_time_begins_when_the_name_servers_have_no_route(autojump_clock: MockClock) -> None:
+    """A route that the command itself has cached does not begin it again."""
+    async with world() as cluster, cluster.add():
+        await cluster.admin.create_topic("orders", queue_count=1)
+        began = trio.current_time()
+        found = await cluster.drain("broker-b", 100)
+        took_s = trio.current_time() - began
+    assert (found.is_drained, took_s) == (True, ROUTES_REFRESHED_S)
+
+
 async def test_name_servers_that_give_write_permission_back_lose_it_again(autojump_clock: MockClock) -> None:
-    """They do when a topic of the broker changes (RouteInfoManager.registerBroker)."""
+    """They do when a topic of the broker changes (RouteInfoManager.registerBroker). Producers may then have got the
+    route, so the settle time begins again."""
     async with world() as cluster, cluster.add(), anyio.create_task_group() as tasks:
         await cluster.admin.create_topic("orders", queue_count=1)
 
         async def change() -> None:
-            await trio.sleep(20)
-            await cluster.admin.create_topic("orders", queue_count=2)
+            await trio.sleep(33)
+            options = ClientOptions(connect=cluster.connect)
+            async with Client([NAMES], options=options) as other, Admin(other) as admin:
+                await admin.create_topic("orders", queue_count=2)
 
         tasks.start_soon(change)
         began = trio.current_time()
-        assert (await cluster.drain("broker-b", 100)).is_drained
-        assert trio.current_time() - began >= 20 + ROUTES_REFRESHED_S, "producers may have got the route meanwhile"
+        found = await cluster.drain("broker-b", 100)
+        took_s = trio.current_time() - began
         route = await cluster.admin.route("orders")
-        assert {each.broker_name for each in route.write_queues} == {"broker-a"}
-        assert {each.broker_name for each in route.read_queues} == {"broker-a", "broker-b"}
+    assert (found.is_drained, took_s) == (True, 35 + ROUTES_REFRESHED_S)  # it looks every 5 s
+    assert {each.broker_name for each in route.write_queues} == {"broker-a"}
+    assert {each.broker_name for each in route.read_queues} == {"broker-a", "broker-b"}
 
 
 async def test_a_broker_is_not_drained_by_a_look_that_began_before_producers_had_new_routes(
@@ -358,6 +421,24 @@ async def test_a_broker_is_not_drained_by_a_look_that_began_before_producers_had
         began = trio.current_time()
         assert await cluster.drain("broker-a", 600, settle_s=36) == Drained("broker-a", True, Left())
     assert looks[-1] >= 36
+
+
+async def test_a_new_master_is_asked(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def look_and_switch(_: Admin, __: Client, ___: str, address: str) -> Left:
+        asked.append(address)
+        if len(asked) > 1:
+            return Left()
+        names = {"broker_name": "broker-b", "name_server_addresses": NAMES}
+        await stack.enter_async_context(Host(cluster.network, "10.0.0.3").node("ASYNC_MASTER", **names))
+        return Left(timer_count=1)
+
+    monkeypatch.setattr("ha.cli.broker._look", look_and_switch)
+    async with world() as cluster, cluster.add(), AsyncExitStack() as stack:
+        found = await cluster.drain("broker-b", 600, settle_s=0)
+    assert found == Drained("broker-b", True, Left())
+    assert asked == [f"{B}:10911", "10.0.0.3:10911"]
 
 
 async def test_a_broker_whose_topics_nobody_else_has_is_not_drained(autojump_clock: MockClock) -> None:
