@@ -181,8 +181,18 @@ class ConsumeStatistics:
         return _body(command, {"consumeTps": per_s, "offsetTable": table})
 
     async def _progress(self, group: str, topic: str, queue_count: int) -> dict[QueueObject, QueueConsumption]:
+        """Returns a group's progress in the first `queue_count` queues of a topic, and in each other queue in which it
+        has an offset and unread messages.
+
+        RocketMQ omits the other queues: once a topic has fewer queues, a group seems to have read everything.
+        """
         table: dict[QueueObject, QueueConsumption] = {}
-        for queue_id in range(queue_count):
+        hidden = [
+            queue_id
+            for queue_id, offset in self._offsets.of(group, topic).items()
+            if queue_id >= queue_count and self._has_messages(topic, queue_id, offset)
+        ]
+        for queue_id in [*range(queue_count), *sorted(hidden)]:
             await self._yield_sometimes(queue_id)
             queue = self._queue(topic, queue_id)
             consumed = max(0, self._offsets.get(group, topic, queue_id) or 0)
@@ -324,6 +334,11 @@ class ConsumeStatistics:
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._store.queues.get(topic, queue_id)
+
+    def _has_messages(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Returns whether a queue has messages at or after the queue offset `offset`."""
+        begin, end = bounds(self._queue(topic, queue_id))
+        return max(begin, offset) < end
 
     def _key(self, topic: str, queue_id: int) -> QueueObject:
         return queue_key(topic, self._options.broker_name, queue_id)

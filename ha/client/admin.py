@@ -220,7 +220,8 @@ class Admin(ClientUser):
         attributes: Mapping[str, str] | None = None,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets.
+        """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets. If the topic had
+        more, consumers no longer read the others; `change_topic` can lower the number of write queues alone.
 
         `permission`: bits of `Permission`. `attributes`: topic attributes of RocketMQ 5 to set, for example
         {"message.type": "PRIORITY"}; all others are left as they are."""

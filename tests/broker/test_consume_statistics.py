@@ -111,6 +111,19 @@ async def test_group_progress(node: Node) -> None:
     assert len(listed["offsetTable"]) == 4
 
 
+async def test_unread_messages_count_after_the_topic_gets_fewer_queues(node: Node) -> None:
+    """Consumers can't read them any more, so a drained broker would lose them."""
+    await commit(node, 3)
+    await commit(node, 0, queue_id=2)
+    await commit(node, 1, queue_id=2, group="done")
+    answer = await node.ask(17, topic="TT", readQueueNums=1, writeQueueNums=1, perm=6, topicFilterType="SINGLE_TAG")
+    assert answer.code == 0, answer
+    for group, queue_ids in (("g", [0, 2]), ("done", [0])):
+        table = read_queue_map((await body(node, 208, consumerGroup=group))["offsetTable"])
+        assert [queue_id for _, _, queue_id in table] == queue_ids
+    assert (await body(node, 317, isOrder="false"))["totalDiff"] == 1 + 3
+
+
 async def test_online_group_is_limited_to_its_subscriptions(node: Node) -> None:
     await commit(node, 1)
     await node.ask(34, heartbeat("Other"))
