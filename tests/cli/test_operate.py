@@ -12,7 +12,7 @@ import pytest
 
 from ha.cli import run
 from ha.cli.bench import Latencies, figure
-from ha.cli.broker import _left_of
+from ha.cli.broker import _topics_of
 from ha.client import Admin
 from ha.errors import BrokerError
 from ha.protocol.codes import ResponseCode
@@ -114,7 +114,7 @@ def test_an_error_of_a_broker_is_no_group_without_lag(ha: Ha, monkeypatch: pytes
     ha.text("offsets", "show", "wide", code=1)
     assert "more than 50000 queues" in ha.err
     with pytest.raises(BrokerError):
-        anyio.run(_left_of, Admin(ha.nodes.name_server), "wide", "broker-a")
+        anyio.run(_topics_of, Admin(ha.nodes.name_server), "wide")
 
 
 def test_group_without_settings_is_known_by_its_offsets(ha: Ha) -> None:
