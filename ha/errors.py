@@ -307,10 +307,11 @@ class ReceiptExpired(ClientError):
 
 
 class RequestTimedOut(ClientError):
-    """No response from `address` within `timeout_s`. A send may have been stored; a retry may store it twice."""
+    """No response from `address` within `timeout_s`, which may be 0 or less if no time was left for the request. A send
+    may have been stored; a retry may store it twice."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
-        super().__init__(f"no answer from {address} within {timeout_s:g} s")
+        super().__init__(f"no answer from {address} within {max(timeout_s, 0.001):.4g} s")
         self.address = address
         self.timeout_s = timeout_s
 

@@ -130,6 +130,14 @@ async def test_long_poll_does_not_prevent_the_direct_write() -> None:
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(
+    ("timeout_s", "text"), [(-0.5, "0.001"), (0, "0.001"), (2e-5, "0.001"), (0.0123456, "0.01235"), (3.0, "3")]
+)
+def test_the_error_of_a_timeout_shows_it_without_an_exponent(timeout_s: float, text: str) -> None:
+    """It is the rest of a caller's time, if other waits have used up some or all of it."""
+    assert str(RequestTimedOut("b:1", timeout_s)) == f"no answer from b:1 within {text} s"
+
+
 @on_both_backends()
 async def test_requests_time_out_individually() -> None:
 
