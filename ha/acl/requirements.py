@@ -366,10 +366,12 @@ def _rights(words: str, needed: Callable[[RemotingCommand], Needed]) -> Rule:
 
 
 _SEND = _rights("PUB on the topic; for a retry topic %RETRY%G: SUB on group G", _send)
-_REPLY = _rights("PUB on the topic, which is one of replies (…_REPLY_TOPIC)", _reply)
+_REPLY = _rights("PUB on the topic, which must be a reply topic (…_REPLY_TOPIC)", _reply)
 _SUB_ON_BOTH = "SUB on topic and group"
 _CONSUME = _rights(_SUB_ON_BOTH, _consume)
-_POP = _rights("SUB on topic and group; for a message of the group's retry topic: on the topic it was sent to", _pop)
+_POP = _rights(
+    "SUB on the group and the topic; for a POP retry topic of the group, on the original topic instead", _pop
+)
 _TOPIC = _rights("PUB or SUB on the topic", _topic)
 _GROUP = _rights("SUB on the group", _group)
 _LOCKS = _rights("SUB on the group", _locks)
@@ -391,12 +393,13 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.GET_MIN_OFFSET: _TOPIC,
     RequestCode.GET_EARLIEST_MSG_STORETIME: _TOPIC,
     RequestCode.VIEW_MESSAGE_BY_ID: _rights(
-        "SUB on the topic that it names, which the message must be of; if it names none, an admin", _read
+        "SUB on the topic, which must be the message's; an admin if the request names no topic", _read
     ),
     RequestCode.HEART_BEAT: _rights("SUB on each consumer group and each topic that it subscribes to", _heartbeat),
-    RequestCode.UNREGISTER_CLIENT: _rights("SUB on the consumer group, if it names one", _unregister),
+    RequestCode.UNREGISTER_CLIENT: _rights("SUB on the consumer group, if the request names one", _unregister),
     RequestCode.CONSUMER_SEND_MSG_BACK: _rights(
-        "SUB on the group; the message is of a topic that it names and has SUB on, or that the group has subscribed to",
+        "SUB on the group; the message must be of the topic in the request, with SUB on it, or of a topic to which the "
+        "group has subscribed",
         _send_back,
     ),
     RequestCode.END_TRANSACTION: _rights("PUB on the topic of the half message", _end),
