@@ -1,5 +1,7 @@
-"""python -m bench run|growth|table|aims|plot: measures halog and its peers, halog as it grows, and prints the tables,
-targets and curves of a result file. See README.md.
+"""Compares halog with other message brokers, measures how it scales, and shows the results.
+
+`run` and `growth` measure and add their results to a file. `table`, `aims` and `plot` show the results in a file.
+bench/README.md explains the measurements.
 """
 
 from __future__ import annotations
@@ -29,28 +31,36 @@ PEERS = (*ROCKETMQ, "kafka", "nats", "redis", "postgres", "iperf3")
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bench/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, cases, text in (
-        ("run", CASES, "halog beside its peers: measure, append to a file, print its tables"),
-        ("growth", GROWTH, "the same of halog alone as it grows"),
+        ("run", CASES, "Measure halog and its peers (RocketMQ, Kafka, NATS, Redis, PostgreSQL), and print tables."),
+        (
+            "growth",
+            GROWTH,
+            "Measure halog alone, with growing numbers of queues, connections, slaves and broker groups.",
+        ),
     ):
         _add_run(commands.add_parser(name, help=text), cases)
     for name, text in (
-        ("table", "the Markdown tables of a file"),
-        ("aims", "what halog wants to reach beside peers, and whether a file's figures do"),
-        ("plot", "the curves of a file, as PNG"),
+        ("table", "Print the results as Markdown tables."),
+        ("aims", "List the performance targets, and whether the results meet them."),
+        ("plot", "Draw the results as curves, into PNG files."),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("file", type=Path)
+        command.add_argument("file", type=Path, help="Result file of run or growth.")
         command.add_argument(
             "--others",
             type=float,
             metavar="CORES",
-            help="leave out runs during which other programs used more cores than this",
+            help="Ignore runs during which other programs used more processor cores than this.",
         )
         if name == "plot":
-            command.add_argument("--out", type=Path, help="directory (default: the file's name without its extension)")
+            command.add_argument(
+                "--out", type=Path, help="Directory for the PNG files (default: the file's name without its extension)."
+            )
     options = parser.parse_args(words)
     if options.command in ("run", "growth"):
         options.peers = chosen(parser, "--peers", options.peers, PEERS, rocketmq=ROCKETMQ, postgresql=("postgres",))
@@ -63,36 +73,69 @@ def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
     """Adds the options of `run` and `growth`; `known` are the cases to choose from."""
     run.set_defaults(known=cases)
     run.add_argument(
-        "--cases", default="all", help=f"all, or a comma-separated list of {', '.join(case.name for case in cases)}"
+        "--cases",
+        default="all",
+        help=f"Comma-separated cases, or all (default): {', '.join(case.name for case in cases)}.",
     )
     if cases is CASES:
-        words = f"all, none, or a comma-separated list of rocketmq (both), {', '.join(PEERS)}"
+        words = f"Comma-separated peers, none, or all (default): rocketmq (both releases), {', '.join(PEERS)}."
         run.add_argument("--peers", default="all", help=words)
     else:
         run.set_defaults(peers="none")
-    run.add_argument("--out", type=Path, required=True, help="file of JSON lines; existing results are kept and count")
-    run.add_argument("--rounds", type=int, default=5)
-    terms = Terms()
-    run.add_argument("--seconds", type=float, default=terms.seconds, help="approximate duration of each run")
-    run.add_argument("--warm", type=float, default=terms.warm_s, help="warm-up time of servers in seconds")
-    run.add_argument("--size", type=int, default=terms.size, help="bytes per message body; peers always use 1,024")
     run.add_argument(
-        "--mib", type=int, default=terms.log_mib, help="size of the log for catch-up, consumption and starts"
+        "--out",
+        type=Path,
+        required=True,
+        help="Result file (JSON lines). Existing results are kept and included in the tables.",
     )
-    run.add_argument("--no-ballast", action="store_true", help="don't fill free memory first (README.md, Memory)")
-    run.add_argument("--java-client", default=terms.java_client, help="RocketMQ release of the client for all brokers")
+    run.add_argument("--rounds", type=int, default=5, help="Number of runs of each case (default: %(default)s).")
+    terms = Terms()
+    run.add_argument(
+        "--seconds",
+        type=float,
+        default=terms.seconds,
+        help="Approximate duration of a run, in seconds (default: %(default)g).",
+    )
+    run.add_argument(
+        "--warm",
+        type=float,
+        default=terms.warm_s,
+        help="Warm-up time of each server, in seconds (default: %(default)g).",
+    )
+    run.add_argument(
+        "--size",
+        type=int,
+        default=terms.size,
+        help="Size of halog's message bodies in bytes; peers always use 1,024 (default: %(default)s).",
+    )
+    run.add_argument(
+        "--mib",
+        type=int,
+        default=terms.log_mib,
+        help="Size of the log for catch-up, consumption and starts, in MiB (default: %(default)s).",
+    )
+    run.add_argument(
+        "--no-ballast",
+        action="store_true",
+        help="Don't fill the free memory before the runs (see Memory in bench/README.md).",
+    )
+    run.add_argument(
+        "--java-client",
+        default=terms.java_client,
+        help="Release of RocketMQ's client, which is used for all brokers (default: %(default)s).",
+    )
     run.add_argument(
         "--peers-directory",
         type=Path,
         default=peers_directory(),
-        help="directory with peers/NAME/setup.sh, start.sh, … (default: $HALOG_BENCH_PEERS, or shared/bench next to"
-        " the repository)",
+        help="Directory with the scripts of each peer, NAME/setup.sh and so on (default: $HALOG_BENCH_PEERS, or"
+        " shared/bench next to the repository).",
     )
     run.add_argument(
         "--directory",
         type=Path,
         default=Path(tempfile.gettempdir()) / "halog-bench",
-        help="installed peers, which are kept, and stores (default: halog-bench in the temporary directory)",
+        help="Directory for installed peers, which are kept, and for stores (default: %(default)s).",
     )
 
 

@@ -1,8 +1,12 @@
 """python -m tests.sim --seeds 1000 [--first SEED] [--groups | --pairs] [--bug NAME] [--options K=V,…] [--plan FILE]
 
-Runs a scenario of a master and its slaves for each seed, and a failover group for every fourth seed; with --groups only
-groups, for each seed; with --pairs no groups. Prints a summary. Exit code 1 if a promise was broken; then the seed, the
-command that reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
+Runs halog's nodes with simulated disks and networks, on a virtual clock. Each seed determines a scenario: the settings,
+the load and the faults. By default, every seed runs a master with its slaves, and every fourth seed also runs a
+failover group. Prints a summary at the end.
+
+Exit code 1 if halog broke a promise, for example lost an acknowledged message. Then the output shows the seed, the
+command that reproduces the failure, and a smaller scenario that fails as well, which is also written to a file for
+--plan.
 """
 
 import argparse
@@ -30,19 +34,37 @@ GROUP_EVERY = 4
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("--seeds", type=int, default=100, help="how many (100)")
-    parser.add_argument("--first", type=int, default=1, help="the first one (1)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim",
+        description=(__doc__ or "").partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=int, default=100, metavar="N", help="Number of seeds (default: %(default)s).")
+    parser.add_argument(
+        "--first", type=int, default=1, metavar="SEED", help="First seed; the others follow it (default: %(default)s)."
+    )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--groups", action="store_true", help="failover groups only, one for each seed")
-    kinds.add_argument("--pairs", action="store_true", help="masters and their slaves only, no failover groups")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--options", default="", help="KEY=VALUE,… : not drawn but set, for example slave_count=1")
-    parser.add_argument("--plan", type=Path, help="run the scenario in this file instead of seeds")
-    parser.add_argument("--bug", default="", help="plant a bug (tests/sim/bugs.py); the run must then fail")
-    parser.add_argument("--trace", action="store_true", help="print the trace of each run")
-    parser.add_argument("--keep-going", action="store_true", help="don't stop at the first failed seed")
-    parser.add_argument("--no-shrink", action="store_true", help="don't look for a smaller scenario that fails")
+    kinds.add_argument("--groups", action="store_true", help="Run only failover groups, one for every seed.")
+    kinds.add_argument("--pairs", action="store_true", help="Run only masters with their slaves, no failover groups.")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="Number of processes (default: %(default)s).")
+    parser.add_argument(
+        "--options",
+        default="",
+        metavar="KEY=VALUE,…",
+        help="Fixed settings instead of those of the seed, such as slave_count=1. Without --groups, no failover groups"
+        " run.",
+    )
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="Run the scenario in this file instead of seeds.")
+    parser.add_argument(
+        "--bug",
+        default="",
+        metavar="NAME",
+        help="Put a known bug of tests/sim/bugs.py into the nodes, to check that the run fails. Without --groups, no"
+        " failover groups run.",
+    )
+    parser.add_argument("--trace", action="store_true", help="Print every event of each run.")
+    parser.add_argument("--keep-going", action="store_true", help="Run the remaining seeds after a failure.")
+    parser.add_argument("--no-shrink", action="store_true", help="Don't search for a smaller scenario that fails.")
     arguments = parser.parse_args()
     overrides = dict(pair.split("=", 1) for pair in arguments.options.split(",") if pair)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
