@@ -179,7 +179,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "halog_slave_lag_seconds",
-        "Time since the slave last had the whole log; a lower bound.",
+        "Time since the slave last caught up with the log or, if that is later, connected; 0 if it has the whole log.",
         labels=("slave",),
         where="master",
     ),

@@ -78,7 +78,7 @@ COMMANDS = {
     "switch": ("ha.cli.switch:switch", "Switch a failover group to another master and wait until it takes over."),
     "top": (
         "ha.cli.top:top",
-        "Watch nodes and slaves: offsets, lag in bytes and seconds, rates, estimated time to catch up.",
+        "Watch nodes and slaves: offsets, bytes and time behind, rates, estimated time to catch up.",
     ),
     "topic": ("ha.cli.topic:app", "List, describe, create and delete topics."),
 }

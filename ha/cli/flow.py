@@ -1,8 +1,8 @@
 """Calculates rates and lags of a cluster's logs and slaves from samples of the nodes' status.
 
-A slave's lag in seconds is the age of the first byte that it has not acknowledged, that is, the time since its master's
+A slave's time behind is the age of the first byte that it has not acknowledged, that is, the time since its master's
 log ended at the acknowledged offset. If no sample is old enough, it is estimated as the lag in bytes divided by the
-write rate.
+write rate. The `lag_s` of a node's status page is another time: since the slave last caught up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
     ack_offset: int
     lag_bytes: int
     lag_s: float | None
+    """Time behind: age of the first byte that the slave has not acknowledged"""
     ack_bytes_per_s: float | None
     eta_s: float | None
     """Time to catch up at the current rates; None: never, or unknown"""

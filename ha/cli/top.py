@@ -40,7 +40,7 @@ def top(
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
-    """Watch nodes and slaves: offsets, lag in bytes and seconds, rates, estimated time to catch up. Press q to quit.
+    """Watch nodes and slaves: offsets, bytes and time behind, rates, estimated time to catch up. Press q to quit.
 
     Finds the nodes like `ha status`. Exit codes: 0 quit with q or Ctrl-C; 2 usage (for example, no terminal); with
     --once as for `ha status`: 4 a node is not ready, 69 a node or name server can't be reached.

@@ -28,8 +28,9 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the master's log minus the acknowledged offset, or the end itself before the first report
     (HARuntimeInfo: diff)."""
     lag_s: float
-    """Time since the slave last had the whole log or, if that is later, since it connected: the true lag may be
-    longer. 0 if the slave has the whole log."""
+    """Time since caught up: since the slave last had all that the log contained at that moment (see CaughtUp) or, if
+    that is later, since it connected. 0 if the slave has the whole log. After a reconnection it begins at 0 again, so
+    the first byte that the slave lacks may be older; `ha top` shows that byte's age."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int

@@ -135,6 +135,10 @@ def test_generated_pages_are_current(path: Path) -> None:
     assert path.read_text() == PAGES[path](), "run: scripts/reference"
 
 
+def test_every_parameter_of_a_command_has_a_help_text() -> None:
+    assert re.findall(r"(?m)^\* `[^`]+`:\s*$", PAGES[DOCS / "reference" / "commands.md"]()) == []
+
+
 def test_table_of_codes_matches_the_compatibility_page() -> None:
     found = {place: {int(code) for code in codes} for place, codes in handlers().items()}
     assert found["broker"] == ticked("broker")

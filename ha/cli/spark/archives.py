@@ -209,9 +209,16 @@ def restore(
     state: Annotated[str | None, Parameter(help="State file that lets a repeated run resume.")] = None,
     from_store: Annotated[bool, Parameter(negative=(), help="Read SOURCE as a store directory.")] = False,
     broker_name: Annotated[str | None, Parameter(help="Only this broker's messages.")] = None,
-    queues: Annotated[list[int] | None, Parameter(name="--queue", negative=())] = None,
-    tags: Annotated[list[str] | None, Parameter(name="--tag", negative=())] = None,
-    keys: Annotated[list[str] | None, Parameter(name="--key", negative=())] = None,
+    queues: Annotated[
+        list[int] | None, Parameter(name="--queue", negative=(), help="Only messages of this queue id (repeatable).")
+    ] = None,
+    tags: Annotated[
+        list[str] | None, Parameter(name="--tag", negative=(), help="Only messages with this tag (repeatable).")
+    ] = None,
+    keys: Annotated[
+        list[str] | None,
+        Parameter(name="--key", negative=(), help="Only messages with this key or UNIQ_KEY (repeatable)."),
+    ] = None,
     since: Annotated[
         datetime | None, Parameter(help="Only messages stored at or after this time (default zone: UTC).")
     ] = None,
@@ -223,8 +230,7 @@ def restore(
 ) -> int:
     """Send messages of an archive or a store into a topic, each once and in each queue's order.
 
-    --queue, --tag and --key select messages by queue id, tag, and key (a word of KEYS, or the UNIQ_KEY). Each can be
-    repeated; a message must match one of its values.
+    If --queue, --tag or --key is repeated, a message must match one of its values. A key is a word of KEYS.
 
     Exit codes: 0 done; 3 done, but some were skipped or stored less safely than SEND_OK; 69 no broker reachable.
     """

@@ -147,15 +147,18 @@ def lag(
     servers: Annotated[
         str | None, Parameter(name=SERVERS_NAMES, help="Name servers, host:port joined with ';'.")
     ] = None,
-    groups: Annotated[list[str] | None, Parameter(name="--group", negative=())] = None,
-    topics: Annotated[list[str] | None, Parameter(name="--topic", negative=())] = None,
+    groups: Annotated[
+        list[str] | None, Parameter(name="--group", negative=(), help="Only this consumer group (repeatable).")
+    ] = None,
+    topics: Annotated[
+        list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
+    ] = None,
     queues: Annotated[bool, Parameter(negative=(), help="Show each queue as well as the groups.")] = False,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Show how far consumer groups are behind the end of the log: messages, bytes and seconds.
+    """Show how far consumer groups are behind the end of the log: messages, bytes, and the age of the oldest one.
 
-    --group and --topic select groups and topics, and can be repeated. With a store directory, the default is all groups
-    and topics; with --servers, both are required.
+    With a store directory, the default is all groups and topics; with --servers, --group and --topic are required.
 
     Exit codes: 0 done, whatever the lag; 66 the store can't be read; 69 no broker reachable.
     """
