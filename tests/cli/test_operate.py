@@ -106,7 +106,7 @@ def test_missing_group_is_a_usage_error(ha: Ha, words: list[str]) -> None:
 def test_an_error_of_a_broker_is_no_group_without_lag(ha: Ha, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the group's topics have more queues than one response may have."""
 
-    async def fail(_: Admin, group: str, topic: str | None, **broker_names: object) -> None:
+    async def fail(_: Admin, group: str, topic: str | None = None, **broker_names: object) -> None:
         raise BrokerError("127.0.0.1:10911", ResponseCode.SYSTEM_ERROR, "more than 50000 queues")
 
     ha.text("group", "create", "wide")
