@@ -320,7 +320,7 @@ class DelayService:
             )
             self._offsets.set(level.level, right)
         level.clock.forget_before(right)
-        return right, () if queue is None else queue.read(right, BATCH_COUNT_MAX)
+        return right, () if queue is None else queue.read_readable(right, BATCH_COUNT_MAX)
 
     async def _deliver(self, level: _Level, queue: ConsumeQueue, offset: int, due_count: int) -> bool:
         """Delivers or drops up to `due_count` messages from `offset` on; returns False if they can't be read yet."""

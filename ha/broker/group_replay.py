@@ -89,7 +89,7 @@ async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
     queue = store.queues.get(TABLES_TOPIC, 0)
     if queue is None or not queue.min_offset <= position.queue_offset < queue.max_offset:
         return False
-    for entry in queue.read(position.queue_offset, 1):
+    for entry in queue.read_readable(position.queue_offset, 1):
         if entry.physical_offset == position.physical_offset:
             record = await _record(store, entry)
             return record is not None and record.epoch == position.epoch
@@ -101,7 +101,7 @@ def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
     `position` states no physical offset."""
     if position.queue_offset < queue.min_offset or position.physical_offset < 0:
         return True
-    entries = queue.read(position.queue_offset, 1)
+    entries = queue.read_readable(position.queue_offset, 1)
     return bool(entries) and entries[0].physical_offset == position.physical_offset
 
 
@@ -165,7 +165,7 @@ async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[in
     end = queue.max_offset
     while end > queue.min_offset:
         begin = max(queue.min_offset, end - ENTRY_COUNT)
-        entries = queue.read(begin, end - begin)
+        entries = queue.read_readable(begin, end - begin)
         for number in range(len(entries) - 1, -1, -1):
             if entries[number].tags_code != SNAPSHOT_TAGS_CODE:
                 continue

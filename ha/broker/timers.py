@@ -247,7 +247,7 @@ class TimerService:
             return
         self._indexed_to = max(self._indexed_to, self._progress.get(FIRST), queue.min_offset)
         while self._indexed_to < queue.max_offset:
-            entries = queue.read(self._indexed_to, READ_COUNT_MAX)
+            entries = queue.read_readable(self._indexed_to, READ_COUNT_MAX)
             codes = await self._codes(queue, self._indexed_to, entries, self._index_losses)
             for queue_offset, code in enumerate(codes, self._indexed_to):
                 if code is None:
@@ -421,7 +421,9 @@ class TimerService:
             if queue is None:
                 return True
             first = max(self._progress.get(FIRST), queue.min_offset)
-            while entries := [entry for entry in queue.read(first, READ_COUNT_MAX) if entry.physical_offset < end]:
+            while entries := [
+                entry for entry in queue.read_readable(first, READ_COUNT_MAX) if entry.physical_offset < end
+            ]:
                 codes = await self._codes(queue, first, entries, self._release_losses)
                 pending = [
                     at for at, code in enumerate(codes, first) if code is not None and self._is_pending(at, code)
@@ -507,7 +509,7 @@ class TimerService:
         counts: dict[str, int] = {}
         for at in range(first, end, step):
             group = range(at, min(at + BATCH_COUNT_MAX, end))
-            codes = await self._codes(queue, at, queue.read(at, len(group)), None)
+            codes = await self._codes(queue, at, queue.read_readable(at, len(group)), None)
             pending = [each for each, code in zip(group, codes, strict=False) if code and self._is_pending(each, code)]
             weight = min(step, end - at) / len(group)
             while pending:
@@ -584,7 +586,7 @@ def _batch_count(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> int:
     any."""
     sizes: dict[int, int] = {}
     for start, end in _runs(queue_offsets):
-        sizes.update((at, entry.size) for at, entry in enumerate(queue.read(start, end - start), start))
+        sizes.update((at, entry.size) for at, entry in enumerate(queue.read_readable(start, end - start), start))
     size = 0
     for count, queue_offset in enumerate(queue_offsets):
         size += sizes.get(queue_offset, 0)

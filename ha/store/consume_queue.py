@@ -17,7 +17,7 @@ from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_SIZE
 from ha.store.files import Disk, File, is_passing, is_unreadable
 from ha.store.mapped_file import RunBlocking, fetch
 from ha.store.open_files import OpenFiles
-from ha.store.queue_files import QueueFiles
+from ha.store.queue_files import QueueFiles, read_readable
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,19 @@ class ConsumeQueue:
         before they use it, and have it repaired (`Scrub.repair_entry`) if it is not.
         """
         return list(map(QueueEntry._make, ENTRY.iter_unpack(self.read_raw(queue_offset, count))))
+
+    def read_readable(self, queue_offset: int, count: int) -> list[QueueEntry]:
+        """Like `read`, but entries that the disk can't read have size 0. Raises OSError if a file can't be opened.
+
+        For services, which have such entries repaired like wrong ones, and otherwise could not go on.
+        """
+        try:
+            return self.read(queue_offset, count)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+        pieces = [read_readable(file, size, position) for file, size, position in self._ranges(queue_offset, count)]
+        return list(map(QueueEntry._make, ENTRY.iter_unpack(b"".join(pieces))))
 
     def read_raw(self, queue_offset: int, count: int) -> bytes:
         """Like `read`; returns the entries as they are in the file."""
@@ -203,6 +216,12 @@ class ConsumeQueue:
             )
         return bool(reason)
 
+    def _replace_all_unreadable(self, error: OSError) -> None:
+        """Replaces the files that the disk can't read, after an error of a read. Raises the error if there are none, or
+        it is temporary."""
+        if is_passing(error) or not sum(map(self.replace_unreadable, self.files.starts)):
+            raise error
+
     def _begin_at(self, queue_offset: int) -> None:
         """Makes `queue_offset`, which is beyond the end, the next queue offset to be written, as `append` describes."""
         if not self.files.starts:
@@ -247,8 +266,7 @@ class ConsumeQueue:
         try:
             return self._load(is_clean)
         except OSError as error:
-            if is_passing(error) or not sum(map(self.replace_unreadable, self.files.starts)):
-                raise
+            self._replace_all_unreadable(error)
         self.forget()
         is_whole = self._load(is_clean)
         self.has_lost_entries = True
@@ -295,9 +313,14 @@ class ConsumeQueue:
     def truncate(self, physical_offset: int) -> int:
         """Removes (and zeroes) the entries of records at or beyond a physical offset; returns how many. Raises OSError.
 
-        The caller syncs the zeros: see `QueueFiles.take_zeroed`.
+        The caller syncs the zeros: see `QueueFiles.take_zeroed`. Replaces files that the disk can't read, so nothing
+        may be dispatched meanwhile.
         """
-        keep = self.end_before(physical_offset)
+        try:
+            keep = self.end_before(physical_offset)
+        except OSError as error:
+            self._replace_all_unreadable(error)
+            keep = self.end_before(physical_offset)
         removed = self.max_offset - keep
         if removed:
             self.max_offset = keep

@@ -23,7 +23,7 @@ import trio
 
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
 from ha.protocol.epoch_file import EpochEntry, decode_epoch_file, encode_epoch_file
-from ha.store.files import Disk, is_passing, read_if_readable
+from ha.store.files import Disk, is_passing, is_unreadable
 from ha.store.mapped_file import RunBlocking
 
 logger = logging.getLogger(__name__)
@@ -135,19 +135,23 @@ class EpochHistory:
 
     def _load(self) -> tuple[EpochEntry, ...]:
         found: dict[Path, bytes] = {}
-        troubles = []
+        troubles: list[Exception] = []
         for path in (self._path, self._backup):
             if not self._disk.exists(path):
                 continue
-            content = read_if_readable(self._disk, path)
             try:
+                content = self._disk.read_bytes(path)
                 decode_epoch_file(content)
-            except RemoteProtocolError as error:
-                troubles.append(str(error))
+            except (RemoteProtocolError, OSError) as error:
+                if isinstance(error, OSError) and not is_unreadable(error):
+                    raise
+                troubles.append(error)
                 logger.error("store.epoch_file_damaged file=%s reason=%r", path, str(error))
             else:
                 found[path] = content
         if not found:
+            if troubles and isinstance(troubles[0], OSError):
+                raise troubles[0]
             if troubles:
                 raise CorruptLog(
                     self._path,

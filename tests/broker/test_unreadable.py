@@ -140,6 +140,21 @@ async def test_requests_for_a_queue(node: Node, code: int, fields: dict[str, Any
     assert (await node.ask(code, **fields)).code == ResponseCode.SUCCESS
 
 
+@pytest.mark.parametrize("topic", ["rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
+async def test_delayed_messages_of_an_unreadable_queue_are_delivered(tmp_path: Path, topic: str) -> None:
+    """The service ended the broker."""
+    delay = "TIMER_DELAY_SEC\x0130\x02" if topic == "rmq_sys_wheel_timer" else "DELAY\x014\x02"
+    with bad_sectors() as bad:
+        async with open_node(tmp_path) as node:
+            assert (await node.send(b"late", i=delay)).code == 0
+            await node.dispatched()
+            [path] = (tmp_path / "consumequeue" / topic).glob("*/*")
+            bad.add(path, 0)
+            await trio.sleep(60)
+            assert [record.body for record in node.records(await node.pull())] == [b"late"]
+            assert bad.failed_count > 0
+
+
 async def test_query_by_key(tmp_path: Path) -> None:
     """It ended the broker."""
     fields: dict[str, Any] = {"topic": "TT", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 62}

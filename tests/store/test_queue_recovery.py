@@ -34,6 +34,21 @@ from tests.store.stores import (
 QUEUE = ROOT / "consumequeue" / "T" / "0"
 
 
+async def test_a_queue_is_truncated_although_the_disk_can_not_read_old_entries(tmp_path: Path) -> None:
+    """A start that had to remove entries of lost records failed, and so did all later ones."""
+    async with open_small(OsDisk(), root=tmp_path) as store:
+        results = await store.log.put([message(number) for number in range(100)])
+        await dispatched(store)
+        [queue] = store.queues
+        with bad_sectors() as bad:
+            for start in range(0, 64, 8):
+                bad.add(tmp_path / "consumequeue/T/0" / f"{start * 20:020d}", 0)
+            assert queue.truncate(results[90].physical_offset) == 10
+            assert bad.failed_count > 0
+        assert queue.max_offset == 90
+        assert queue.read(89, 1)[0].physical_offset == results[89].physical_offset
+
+
 async def test_a_queue_keeps_its_start_while_the_disk_can_not_read_the_entries_there(tmp_path: Path) -> None:
     """Retention ended the node, and so did each later start."""
     async with open_small(OsDisk(), root=tmp_path) as store:

@@ -494,7 +494,7 @@ class PopLog:
         end = queue.max_offset
         while end > queue.min_offset:
             begin = max(queue.min_offset, end - _ENTRY_COUNT)
-            entries = queue.read(begin, end - begin)
+            entries = queue.read_readable(begin, end - begin)
             for entry in reversed(entries):
                 if entry.tags_code != SNAPSHOT_END_CODE:
                     continue
@@ -508,7 +508,7 @@ class PopLog:
                 except (DamagedBytes, OffsetGone, RemoteProtocolError):
                     continue
                 if first is not None and first >= queue.min_offset:
-                    self._snapshot_begin = queue.read(first, 1)[0].physical_offset
+                    self._snapshot_begin = queue.read_readable(first, 1)[0].physical_offset
                     return first
             end = begin
             await trio.lowlevel.checkpoint()
