@@ -6,7 +6,8 @@ Fault model:
 - A kill loses nothing. At a power loss each page (4 KiB) that differs from the disk survives, is lost, or is torn
   between its sectors (512 bytes), independently. Pages may also have been written back at any earlier time.
 - A failed sync leaves each dirty page written or not, and *clean* in either case, as Linux does: a later sync reports
-  success and writes it only if it was modified again ("fsyncgate"). The page cache still shows the new bytes.
+  success and writes it only if it was modified again ("fsyncgate"). The page cache still shows the new bytes, unless
+  the page is evicted between this process and the next one.
 - A full disk rejects new files, and bytes beyond those of a sparse file.
 - A failed write may be accepted up to some page; the next call then rejects the rest, as the system does.
 - EIO of any operation. A crash in the middle of an operation, after a number of operations.
@@ -127,7 +128,7 @@ class DiskFaults:
         """Waits of calls whose syncs were slow"""
         self.fail_next: dict[str, int] = {}
         """Kind of operation ("sync", "write", "read", "create") -> number of next operations that fail with EIO; with a
-        directory ("sync commitlog") only those on files in it"""
+        folder of the store ("sync commitlog") only those on files in it"""
 
     def speed_up(self) -> None:
         """Ends the slowness, including that of calls in progress: one that syncs many files has most of them left."""
@@ -283,7 +284,8 @@ class SimDisk(HeldFiles[Inode]):
             if partly is not None and self.chance.random() < 0.5:
                 partly(self.chance.random())
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        key = next((k for k in (operation, f"{operation} {path.parent.name}") if faults.fail_next.get(k, 0) > 0), None)
+        folder = path.parts[2] if len(path.parts) > 2 else ""
+        key = next((k for k in (operation, f"{operation} {folder}") if faults.fail_next.get(k, 0) > 0), None)
         if key is not None:
             faults.fail_next[key] -= 1
             if partly is not None:
@@ -314,6 +316,21 @@ class SimDisk(HeldFiles[Inode]):
         files = {} if other is None else other.inodes
         copies = {path: inode.copy() for path, inode in files.items() if path.name != "lock"}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
+
+    @property
+    def has_lost_pages(self) -> bool:
+        """Whether a failed sync left pages clean but unwritten."""
+        return any(inode.lost for inode in self.inodes.values())
+
+    def after_eviction(self) -> SimDisk:
+        """Ends this one; returns the disk for the next process if the kernel evicts the pages that a failed sync left
+        unwritten."""
+        disk = self.after_kill()
+        for inode in disk.inodes.values():
+            for page in inode.lost:
+                inode.content[page : page + PAGE] = inode.durable[page : page + PAGE]
+            inode.lost.clear()
+        return disk
 
     def after_power_loss(self) -> SimDisk:
         """Ends this one; returns the disk after a power loss."""

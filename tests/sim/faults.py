@@ -9,7 +9,7 @@ partition, one_way      no bytes between two machines, in both or in one directi
 isolate                 no bytes between a machine and any other
 clog, lossy             slow and unreliable links
 reset, cut_frame, half_open   of one connection, see network.py
-disk_full, disk_slow, write_error, create_error, sync_error   see disk.py
+disk_full, disk_slow, write_error, create_error, sync_error, read_error   see disk.py
 flip_bit, zero_range, truncate_file   of any file of one node, while it is killed and restarted
 restart_name_server     kill and restart of the name server, if it has its own machine
 """
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CLOCK_STEPS_MS = (-3_600_000, -60_000, -1_500, -20, 20, 1_500, 60_000, 3_600_000)
 DISK_ERRORS = {"DiskFailed", "DiskFull"}
+READ_FOLDERS = ("", "commitlog", "consumequeue", "index")
+"""Folders in the store whose files have the next failing read; "": any"""
 
 
 def _of_running_machine(
@@ -206,11 +208,13 @@ class Faults:
         operation = fault.kind.removesuffix("_error")
         if fault.number & 1 and operation == "sync":  # of the many synced files the most important one
             operation = "sync commitlog"
+        if operation == "read":
+            operation = f"read {READ_FOLDERS[fault.number % len(READ_FOLDERS)]}".rstrip()
         machine.disk_faults.fail_next[operation] = 1
         self._cluster.excused[fault.node] |= DISK_ERRORS
         return True
 
-    _write_error = _create_error = _sync_error = _error
+    _write_error = _create_error = _sync_error = _read_error = _error
 
     @_of_running_machine
     def _damage(self, fault: Fault, machine: Machine) -> bool:

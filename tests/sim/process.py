@@ -34,6 +34,10 @@ Run = Callable[[Platform], AbstractAsyncContextManager[Any]]
 """Runs in a process: opens a node or a name server."""
 
 
+EVICTED_SHARE = 0.5
+"""How often the pages that a failed sync left unwritten are gone from the page cache when the next process starts"""
+
+
 def _never_abort(_: object) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
 
@@ -253,8 +257,14 @@ class Machine:
         self.process = None
         self.world.note(f"{self.name} ended {type(process.failure).__name__ if process.failure else 'cleanly'}")
         self.network.close_all(self.host)
-        self.disk = self.disk.after_kill()
+        is_evicted = self.disk.has_lost_pages and self.disk.chance.random() < EVICTED_SHARE
+        if is_evicted:
+            self.world.note(f"{self.name} evicts pages that a failed sync left unwritten")
+            self.on_crash(self, "power")
+        self.disk = self.disk.after_eviction() if is_evicted else self.disk.after_kill()
         self.on_ended(process)
+        if is_evicted:
+            self.on_power_lost(self)
         process.ended.set()
 
     def _die(self, kind: str) -> Process:

@@ -52,6 +52,7 @@ WEIGHTS = {
     "kill": 4, "power": 4, "kill_in_write": 3, "power_in_write": 3, "stop": 2, "pause": 4, "clock": 2,
     "partition": 4, "one_way": 3, "isolate": 2, "clog": 2, "lossy": 2, "reset": 4, "cut_frame": 4, "half_open": 2,
     "disk_full": 2, "disk_slow": 3, "write_error": 1, "create_error": 1, "sync_error": 2, "restart_name_server": 1,
+    "read_error": 2,
     "flip_bit": 1, "zero_range": 1, "truncate_file": 1,
 }  # fmt: skip
 
@@ -61,6 +62,8 @@ DAMAGE = ("flip_bit", "zero_range", "truncate_file")
 DAMAGED_SHARE = 0.2
 TIMERS_SHARE = 0.5
 """Share of runs with timer messages"""
+READ_ERRORS_SHARE = 0.2
+"""Share of runs with reads that fail"""
 POPS_SHARE = 0.25
 """Share of runs with POP consumers"""
 
@@ -287,10 +290,29 @@ def draw_pops(seed: int) -> float:
     return chance.choice((0.1, 0.3)) if chance.random() < POPS_SHARE else 0.0
 
 
+def draw_read_errors(seed: int, nodes: list[str], options: RunOptions) -> tuple[Fault, ...]:
+    """Draws reads of `nodes` that fail, as `draw_timers`."""
+    chance = random.Random(f"{seed}/read errors")
+    if not options.fault_count or options.kinds or chance.random() >= READ_ERRORS_SHARE:
+        return ()
+    return tuple(
+        Fault(
+            at_s=round(chance.uniform(1.0, options.run_s), 3),
+            kind="read_error",
+            node=chance.choice(nodes),
+            other="p1",
+            number=chance.randrange(1 << 30),
+        )
+        for _ in range(chance.randint(1, 5))
+    )
+
+
 def draw_plan(seed: int, overrides: dict[str, Any] | None = None) -> Plan:
     """Draws everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/options"))
     options = msgspec.structs.replace(options, timer_pause_s=draw_timers(seed), pop_pause_s=draw_pops(seed))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, Options, strict=False)
-    return Plan(seed=seed, options=options, faults=draw_faults(random.Random(f"{seed}/faults"), options))
+    faults = draw_faults(random.Random(f"{seed}/faults"), options)
+    faults += draw_read_errors(seed, [MASTER, *(f"s{number}" for number in range(1, options.slave_count + 1))], options)
+    return Plan(seed=seed, options=options, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))

@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan, draw_pops, draw_timers
+from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan, draw_pops, draw_read_errors, draw_timers
 
 WITH_LEASES = "leases"
 """`other` of a fault `service_restored`: the older state has its leases, too"""
@@ -167,4 +167,5 @@ def draw_group_plan(seed: int, overrides: dict[str, Any] | None = None) -> Group
     if options.fault_count and not options.kinds:
         faults += draw_blackout(random.Random(f"{seed}/group blackout"), options)
         faults += draw_restore(random.Random(f"{seed}/group restore"), options)
+    faults += draw_read_errors(seed, [MASTER_NOW, *members_of(options)], options)
     return GroupPlan(seed=seed, options=options, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
