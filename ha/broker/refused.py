@@ -65,14 +65,16 @@ def check_right(
 @contextmanager
 def refused_if_unreadable() -> Iterator[None]:
     """Raises RefusedError if the block, which only reads, raises OSError: with SYSTEM_BUSY for a temporary error, such
-    as too many open files (`is_passing`), otherwise with SYSTEM_ERROR. Logs the latter."""
+    as too many open files (`is_passing`), otherwise with SYSTEM_ERROR. Logs the latter, with the file's path, which
+    clients are not told."""
     try:
         yield
     except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"
         if is_passing(error):
-            raise RefusedError(ResponseCode.SYSTEM_BUSY, str(error)) from error
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, reason) from error
         _limited_log().write("broker.read_failed reason=%r", str(error), key=str(error))
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the disk can't read: {error}") from error
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the disk can't read: {reason}") from error
 
 
 _log_of_run: RunVar[LimitedLog] = RunVar("_log_of_run")

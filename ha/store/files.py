@@ -275,18 +275,19 @@ class OsFile:
             time.sleep(0)
 
     def pread(self, size: int, position: int) -> bytes:
-        first = os.pread(self._descriptor, size, position)
-        if len(first) == size or not first:
-            return first
-        pieces = [first]
-        got = len(first)
+        pieces = []
+        got = 0
         while got < size:
-            piece = os.pread(self._descriptor, size - got, position + got)
+            try:
+                piece = os.pread(self._descriptor, size - got, position + got)
+            except OSError as error:
+                error.filename = str(self.path)
+                raise
             if not piece:
                 break
             pieces.append(piece)
             got += len(piece)
-        return b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pread_nowait(self, size: int, position: int) -> bytearray | None:
         if not self._nowait:
@@ -298,6 +299,7 @@ class OsFile:
             return None
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                error.filename = str(self.path)
                 raise
             self._nowait = False  # not supported by this file system; a worker does every read of the file
             return None

@@ -143,6 +143,18 @@ def test_a_file_whose_name_can_not_be_synced_is_removed(
     disk.create(tmp_path / "a", 4096, allocate=True)
 
 
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+def test_an_error_of_a_read_names_the_file(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = OsDisk().create(tmp_path / "a", 4096, allocate=True)
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        (file.pread if call == "pread" else file.pread_nowait)(100, 0)
+    assert caught.value.filename == str(tmp_path / "a")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_failed_sync_is_no_full_disk(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that waits for room would go on without the bytes, which no later sync writes."""
