@@ -23,7 +23,7 @@ import trio
 
 from ha.broker.registration import MasterAddresses
 from ha.config import SecretStr
-from ha.errors import DiskFailed, DiskFull
+from ha.errors import DamagedBytes, DiskFailed, DiskFull
 from ha.failover.agreement import MasterRecord
 from ha.failover.durable_state import DurableState, StartConditions
 from ha.failover.member import Member, open_member
@@ -138,7 +138,7 @@ class NodeRole:
         )
 
     async def _promote_broker(self, term: Term) -> None:
-        """Makes the broker master. Cancellation does not interrupt the change, but reverts it."""
+        """Makes the broker master. Cancellation does not interrupt the change, but reverts it, as DamagedBytes does."""
         broker = self._node.broker
 
         async def revert_if_cancelled() -> None:
@@ -150,13 +150,20 @@ class NodeRole:
                         await broker.become_slave(term.epoch, "its term ended before it started")
 
         is_done = False
+        damaged: DamagedBytes | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revert_if_cancelled)
             with trio.CancelScope(shield=True):
-                await broker.become_master(term.epoch, term.lease.until)
-                broker.standing.extend(term.lease.until)  # it may have changed while the tables were read
-                is_done = True
+                try:
+                    await broker.become_master(term.epoch, term.lease.until)
+                except DamagedBytes as error:
+                    damaged = error
+                else:
+                    broker.standing.extend(term.lease.until)  # it may have changed while the tables were read
+                    is_done = True
             nursery.cancel_scope.cancel()
+        if damaged is not None:
+            raise damaged
 
     async def become_slave(self, epoch: int, master: MasterRecord | None) -> None:
         node = self._node

@@ -10,7 +10,7 @@ from trio_util import AsyncValue
 
 from ha.broker.standing import Standing
 from ha.config import Config
-from ha.errors import DiskFull
+from ha.errors import DamagedBytes, DiskFull
 from ha.failover.lease import LeaseDeadline, MasterLease
 from ha.failover.role import Term
 from ha.node.member import NodeRole
@@ -141,3 +141,27 @@ async def test_a_promotion_without_a_free_file_can_be_repeated(
         assert store.log.is_slave
         await role.become_master(Term(epoch=2, sync_state_set=frozenset({1}), lease=MasterLease(lease)))
         assert [(entry.epoch, entry.start_offset) for entry in store.epochs.entries] == [(2, 0)]
+
+
+async def test_a_promotion_can_be_repeated_after_the_tables_could_not_be_read(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sector of the log could not be read for a moment, and the node ended."""
+
+    async def become_master(epoch: int, acknowledges_until: float) -> bool:
+        raise DamagedBytes(0, 4096, "the disk can't read it")
+
+    async with open_small(is_slave=True, dispatch_confirmed=True) as store:
+        node = Node(store)
+        role = NodeRole(cast("Any", node))
+        lease = LeaseDeadline()
+        lease.renewed(trio.current_time(), 60.0)
+        with monkeypatch.context() as unreadable:
+            unreadable.setattr(node.broker, "become_master", become_master)
+            with pytest.raises(DamagedBytes):
+                await role.become_master(Term(epoch=1, sync_state_set=frozenset({1}), lease=MasterLease(lease)))
+        assert node.broker.standing.is_slave
+        await role.become_slave(1, None)
+        assert store.log.is_slave
+        await role.become_master(Term(epoch=2, sync_state_set=frozenset({1}), lease=MasterLease(lease)))
+        assert not node.broker.standing.why_not_stored()
