@@ -760,3 +760,11 @@ def test_a_master_with_a_slaves_log_does_not_keep_its_own_delivery_progress(
     monkeypatch.setattr(SimDisk, "damage", lose_end)
     outcome = run(plan)
     assert any("operator: s1's log to" in line for line in outcome.trace)
+
+
+def test_a_member_that_can_not_read_the_end_of_its_log_is_not_promoted(outcome: Outcome) -> None:
+    """A read fails while its broker reads the records of the tables that are not dispatched yet.
+
+    The node ended, and the group had to wait for its lease.
+    """
+    assert any("member.not_promoted" in line and "the disk can't read it" in line for line in outcome.trace)
