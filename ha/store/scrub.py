@@ -100,6 +100,9 @@ class Scrub:
                 await self._wanted.wait()
             self._wanted = trio.Event()
             await self.round()
+            while self._lacks_index:
+                await trio.sleep(options.scrub_first_s)
+                await self._try_to_rebuild_index()
             wait_s = options.scrub_pause_s
 
     @property
@@ -133,11 +136,8 @@ class Scrub:
             except OSError as error:  # bytes without a checksum can't be read, or the disk is full
                 logger.error("scrub.failed segment=%d at=%d reason=%r", start, self._position, str(error))
                 cursor = None
-        if self._index is not None and not (is_index_sound and self._index.is_attached):
-            try:
-                await self._rebuild_index()
-            except OSError as error:
-                logger.error("index.rebuild_failed reason=%r", str(error))
+        if self._lacks_index or not is_index_sound:
+            await self._try_to_rebuild_index()
         self._round_count += 1
         self._position = -1
         self._round_ended.unpark_all()
@@ -408,10 +408,20 @@ class Scrub:
                 return False
         return True
 
+    @property
+    def _lacks_index(self) -> bool:
+        """Whether the index is incomplete, because its last rebuild failed."""
+        return self._index is not None and not self._index.is_attached
+
+    async def _try_to_rebuild_index(self) -> None:
+        try:
+            await self._rebuild_index()
+        except OSError as error:
+            logger.error("index.rebuild_failed reason=%r", str(error))
+
     async def _rebuild_index(self) -> None:
         """Deletes the index and rebuilds it from the log, while dispatch continues without it. Waits while the disk is
-        full or no file can be opened. After another OSError the index stays incomplete and detached until the next
-        round."""
+        full or no file can be opened. After another OSError the index stays incomplete and detached."""
         index, log = self._index, self._log
         assert index is not None
         self._index_rebuilt_count += 1

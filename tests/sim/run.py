@@ -334,6 +334,8 @@ class Run:
             reason = node.not_ready()
             if reason:
                 return f"{name}: {reason}"
+            if node.store.index is not None and not node.store.index.is_attached:
+                return f"{name}: the index is being rebuilt"
             log = node.store.log
             if log.max_offset.value != end or log.dispatched_offset.value != end or log.flushed_offset.value != end:
                 ends = f"log {log.max_offset.value}, flushed {log.flushed_offset.value}, dispatched "

@@ -407,6 +407,25 @@ async def test_a_rebuild_continues_when_the_disk_has_room(operation: str, code: 
         await check_derived(store)
 
 
+async def test_a_rebuild_that_the_disk_failed_is_repeated_before_the_next_round(autojump_clock: object) -> None:
+    """Until that round, an hour later, queries found only part of the messages."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock) as store:
+        assert store.index is not None
+        store.index.delete(store.index.detach())
+        store.index.attach()
+        disk.refuse = lambda operation, path: errno.EIO if operation == "create" and path.parent == INDEX else None
+        store.scrub.want()
+        await store.scrub.wait_round()
+        assert not store.index.is_attached
+        disk.refuse = lambda operation, path: None
+        began = trio.current_time()
+        await store.index.wait_attached()
+        assert trio.current_time() - began <= store.options.scrub_first_s + 1
+        await check_derived(store)
+
+
 async def test_a_rebuild_during_a_reset_leaves_no_file_of_the_old_index() -> None:
     """The file that a worker is making is moved aside with the others; new keys must not be put into it."""
     is_made, go_on = trio.Event(), threading.Event()
