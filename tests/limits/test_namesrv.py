@@ -77,11 +77,12 @@ def bomb(size: int) -> bytes:
 async def test_a_zip_bomb() -> None:
     async with open_site(topics_max=100) as (server, _, stranger):
         fields = {**FIELDS, "compressed": "true"}
-        before = anonymous_bytes()
-        for body in (bomb(64 << 20), bomb(15 << 20), compressed_body(["t"] * 101)):
-            assert len(body) < 8 << 20
-            answer = await stranger.ask(RemotingCommand(103, ext_fields=fields, body=body))
-            assert answer.code == 1
+        for _ in range(2):  # the first time, the allocator takes memory that it keeps
+            before = anonymous_bytes()
+            for body in (bomb(64 << 20), bomb(15 << 20), compressed_body(["t"] * 101)):
+                assert len(body) < 8 << 20
+                answer = await stranger.ask(RemotingCommand(103, ext_fields=fields, body=body))
+                assert answer.code == 1
         assert "101 topics; at most 100" in str(answer.remark)
         assert anonymous_bytes() - before < GROWTH_MAX
         assert server.statistics().brokers == 1
