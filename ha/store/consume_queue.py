@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from ha.protocol.queue_entries import count_entries
 from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_SIZE
-from ha.store.files import Disk, File, is_passing, is_unreadable
+from ha.store.files import Disk, File, is_passing, is_unreadable, read_readable
 from ha.store.mapped_file import RunBlocking, fetch
 from ha.store.open_files import OpenFiles
-from ha.store.queue_files import QueueFiles, read_readable
+from ha.store.queue_files import QueueFiles
 
 logger = logging.getLogger(__name__)
 

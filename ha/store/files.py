@@ -51,6 +51,8 @@ _HELD_CHECK_S = 0.1
 """Interval at which a thread checks whether a deleted file is still in use. The thread keeps the file's map for up to
 _HELD_S_MAX, so that usually the thread unmaps it, and not a reader."""
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+BLOCK_BYTES = 4096
+"""Bytes that the disk reads, or fails to read, together; on most disks and file systems."""
 _FOLIO_BYTES_MAX = 2 << 20
 """Maximum size in bytes of a folio, the unit in which Linux keeps a file's pages in memory"""
 _OWN_REFERENCES = 2
@@ -569,6 +571,24 @@ def is_passing(error: OSError) -> bool:
 def is_unreadable(error: OSError) -> bool:
     """Returns whether the disk can't read a part of a file (EIO)."""
     return error.errno == errno.EIO
+
+
+def read_readable(file: File, size: int, position: int) -> bytes:
+    """Returns `size` bytes of a file from `position` on, with zeros for blocks that the disk can't read, and after the
+    end of the file. Raises OSError for other errors."""
+    pieces = []
+    end = position + size
+    while position < end:
+        stop = min(end, position - position % BLOCK_BYTES + BLOCK_BYTES)
+        try:
+            piece = file.pread(stop - position, position)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            piece = b""
+        pieces.append(piece.ljust(stop - position, b"\0"))
+        position = stop
+    return b"".join(pieces)
 
 
 def read_if_readable(disk: Disk, path: Path) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.record import Filler, RecordHead, scan_record, sound_records, verify_record
-from ha.store.files import data_ranges
+from ha.store.files import data_ranges, is_unreadable, read_readable
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
 
@@ -45,7 +45,7 @@ class LogEnd(msgspec.Struct, frozen=True):
 
 class LogScan:
     """Scans contiguous segments. Methods that read files block, except for `find_end`, and raise OSError if a file
-    can't be read."""
+    can't be read, except for bytes before `known_end`, which count as damaged then."""
 
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool, known_end: int = 0) -> None:
         """`is_clean`: the log was closed cleanly; otherwise records after `known_end` are also checked for lost pages.
@@ -57,15 +57,27 @@ class LogScan:
         self._is_clean = is_clean
         self._is_slave = options.is_slave
 
+    def _pread(self, segment: Segment, size: int, position: int) -> bytes:
+        """Reads from a segment's file. Bytes before `known_end` that the disk can't read are damage, and read as zeros.
+        Raises OSError if it can't read later ones: the log may end there, or not."""
+        try:
+            return segment.file.pread(size, position)
+        except OSError as error:
+            known = min(size, self._known_end - segment.start - position)
+            if not is_unreadable(error) or known <= 0:
+                raise
+        rest = segment.file.pread(size - known, position + known) if known < size else b""
+        return read_readable(segment.file, known, position) + rest
+
     def head_at(self, physical_offset: int) -> RecordHead | None:
         """Returns the head of the record at a physical offset; None if there is no good one."""
         segment = self.segment_at(physical_offset)
         if segment is None:
             return None
         position = physical_offset - segment.start
-        size = segment.file.pread(_INT32.size, position)
+        size = self._pread(segment, _INT32.size, position)
         size_max = max(_BODY_AT_MIN, *_INT32.unpack(size)) if len(size) == _INT32.size else 0
-        raw = segment.file.pread(min(size_max, segment.size - position), position)
+        raw = self._pread(segment, min(size_max, segment.size - position), position)
         head = scan_record(raw, 0, len(raw))
         if not isinstance(head, RecordHead) or head.physical_offset != physical_offset:
             return None
@@ -142,17 +154,16 @@ class LogScan:
             return position + at, last, str(error)
         return position + at, last, ""
 
-    @staticmethod
-    def _chunk_at(segment: Segment, position: int) -> tuple[bytes, bool]:
+    def _chunk_at(self, segment: Segment, position: int) -> tuple[bytes, bool]:
         """Reads a chunk with the whole of its first record or filler, and returns whether it is the segment's last one.
 
         A record may be of any size that fits into a segment: maxMessageSize may have been larger, here or on a master.
         """
         size = min(_CHUNK_BYTES, segment.size - position)
-        raw = segment.file.pread(size, position)
+        raw = self._pread(segment, size, position)
         if len(raw) == size > _BODY_AT_MIN and (claimed := _claimed_size(raw, segment.start + position)) > size:
             size = min(claimed, segment.size - position)
-            raw = segment.file.pread(size, position)
+            raw = self._pread(segment, size, position)
         return raw, len(raw) < size or position + len(raw) >= segment.size  # an open file may have been truncated
 
     def _is_unfinished(self, raw: bytes, at: int, size: int, segment: Segment, position: int) -> bool:
@@ -163,7 +174,7 @@ class LogScan:
         """
         if self._is_clean and not self._is_slave:
             return False
-        following = segment.file.pread(2 * _MAGIC_AT, position + at + size)
+        following = self._pread(segment, 2 * _MAGIC_AT, position + at + size)
         if any(following[_MAGIC_AT:]):
             return False
         _, topic_end = _topic_of(raw, at)
@@ -205,11 +216,11 @@ class LogScan:
                         old_end = candidate + head.total_size
         return None
 
-    @staticmethod
-    def _candidates(segment: Segment, begin: int, stop: int) -> Iterator[int]:
+    def _candidates(self, segment: Segment, begin: int, stop: int) -> Iterator[int]:
         """Yields the physical offsets where, judging by a magic number, a record may begin."""
         while begin < stop:
-            raw = segment.file.pread(min(_CHUNK_BYTES, stop + len(_MAGIC_PREFIX) - begin, segment.size - begin), begin)
+            size = min(_CHUNK_BYTES, stop + len(_MAGIC_PREFIX) - begin, segment.size - begin)
+            raw = self._pread(segment, size, begin)
             if not raw:
                 break
             at = raw.find(_MAGIC_PREFIX)
@@ -217,7 +228,7 @@ class LogScan:
                 start = begin + at - _MAGIC_AT
                 last_byte = raw[at + 3] if at + 3 < len(raw) else -1
                 if last_byte in _MAGIC_LAST_BYTES and start >= 0:
-                    claimed = segment.file.pread(_INT64.size, start + _PHYSICAL_OFFSET_AT)
+                    claimed = self._pread(segment, _INT64.size, start + _PHYSICAL_OFFSET_AT)
                     if len(claimed) == _INT64.size and _INT64.unpack(claimed)[0] == segment.start + start:
                         yield segment.start + start
                 at = raw.find(_MAGIC_PREFIX, at + 1)
@@ -261,7 +272,7 @@ class LogScan:
         segment = self.segment_at(physical_offset)
         if segment is None:
             return -1
-        raw = segment.file.pread(_BODY_AT_MIN, physical_offset - segment.start)
+        raw = self._pread(segment, _BODY_AT_MIN, physical_offset - segment.start)
         return _store_ms(raw, 0) if len(raw) == _BODY_AT_MIN and _is_head(raw, physical_offset) else -1
 
 

@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
-from ha.store.files import Disk, File, data_ranges, is_unreadable
+from ha.store.files import BLOCK_BYTES, Disk, File, data_ranges, read_readable
 from ha.store.mapped_file import segment_starts
 from ha.store.open_files import OpenFiles
 
 _WHOLE_SUFFIX = ".whole"
 """Suffix of an incomplete copy that is to replace a file that is too short or unreadable. An error may leave the
 copy."""
-_BLOCK_BYTES = 4096
-"""Bytes that the disk reads, or fails to read, together; on most disks and file systems."""
 
 
 class QueueFiles:
@@ -153,8 +151,8 @@ class QueueFiles:
         if self._disk.exists(whole):
             self._disk.unlink(whole)
         old, new = self.file(start), self._disk.create(whole, self._file_size, allocate=False)
-        for at in range(0, self._file_size, _BLOCK_BYTES):
-            block = read_readable(old, min(_BLOCK_BYTES, self._file_size - at), at)
+        for at in range(0, self._file_size, BLOCK_BYTES):
+            block = read_readable(old, min(BLOCK_BYTES, self._file_size - at), at)
             if block.count(0) != len(block):
                 new.pwrite(block, at)
         new.sync()
@@ -258,21 +256,3 @@ class QueueFiles:
         for start in self.starts:
             if start + self.file_entries > offset:
                 self.file(start).sync()
-
-
-def read_readable(file: File, size: int, position: int) -> bytes:
-    """Returns `size` bytes of a file from `position` on, with zeros for blocks that the disk can't read, and after the
-    end of the file. Raises OSError for other errors."""
-    pieces = []
-    end = position + size
-    while position < end:
-        stop = min(end, position - position % _BLOCK_BYTES + _BLOCK_BYTES)
-        try:
-            piece = file.pread(stop - position, position)
-        except OSError as error:
-            if not is_unreadable(error):
-                raise
-            piece = b""
-        pieces.append(piece.ljust(stop - position, b"\0"))
-        position = stop
-    return b"".join(pieces)

@@ -50,6 +50,7 @@ from ha.errors import CorruptLog
 from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RecordHead
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import min_timestamp_ms
+from ha.store.files import read_readable
 from ha.store.log_scan import DAMAGE_COUNT_MAX, LogEnd, LogScan
 from ha.store.mapped_file import Segment
 from ha.store.segment_files import ZeroFilled, truncate_segments
@@ -322,7 +323,7 @@ class LogRecovery:
             first, stop = max(begin - segment.start, 0), min(end - segment.start, segment.size)
             for block in range(first // size, -(-stop // size)):
                 length = sums.lengths[block]
-                if length and crc32(segment.file.pread(length, block * size)) != sums.crcs[block]:
+                if length and crc32(read_readable(segment.file, length, block * size)) != sums.crcs[block]:
                     bad.append((segment.start + block * size, segment.start + block * size + length))
         return bad
 

@@ -1,4 +1,4 @@
-"""Sectors of files that the disk can't read, except for the log: all is served, and what is derived is made again."""
+"""Sectors of files that the disk can't read: all is served, the log is healed, and what is derived is made again."""
 
 import pytest
 import trio
@@ -65,6 +65,29 @@ async def test_checksums(found_by: str, pair: Pair) -> None:
             assert store.damage.found_count == 0
             assert store.damage_statistics().checksum_rebuilt_count > 0
     assert contents(folder, "") == whole
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+async def test_the_log_at_start(is_killed: bool, pair: Pair) -> None:
+    """No start succeeded any more, although the sector had been flushed, and the slave had its bytes."""
+    root = pair.store("master")
+    whole = contents(root / "commitlog", "")
+    if is_killed:
+        (root / "abort").write_bytes(b"")
+    with bad_sectors() as bad, trio.fail_after(60):
+        for path in (root / "commitlog").iterdir():
+            bad.add(path, SECTOR_BYTES)
+        async with pair.running():
+            store = pair.master.store
+            await store.scrub.wait_round()
+            while store.damage.open:
+                await store.damage.wait_changed()
+            assert store.damage.found_count > 0
+            async with consumer_of(pair.master) as consumer:
+                await consumer.pull_all()
+                assert consumer.got == bodies()
+        assert bad.failed_count > 0
+    assert contents(root / "commitlog", "") == whole
 
 
 @pytest.mark.parametrize(

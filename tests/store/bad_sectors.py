@@ -1,4 +1,5 @@
 """Sectors of the operating system's files that can't be read: reads fail with EIO, as do writes of a part of a sector.
+A write of the whole sector makes it readable.
 
 A sector belongs to the file, not to its name: a copy of the file can be read. The store's file seam is affected
 (`ha.store.files`), the test's own reads are not.
@@ -43,6 +44,8 @@ class BadSectors:
                 if at % SECTOR_BYTES:
                     self._check(file.descriptor, at, at + 1)
             pwrite(file, chunk, position)
+            whole = range(-(-position // SECTOR_BYTES), end // SECTOR_BYTES)
+            self._sectors.get(os.fstat(file.descriptor).st_ino, set()).difference_update(whole)
 
         def bad_read_bytes(disk: OsDisk, path: Path) -> bytes:
             descriptor = os.open(path, os.O_RDONLY)
@@ -56,7 +59,7 @@ class BadSectors:
         monkeypatch.setattr(OsFile, "pread_nowait", bad_pread_nowait)
         monkeypatch.setattr(OsFile, "pwrite", bad_pwrite)
         monkeypatch.setattr(OsDisk, "read_bytes", bad_read_bytes)
-        monkeypatch.setattr("ha.store.queue_files._BLOCK_BYTES", SECTOR_BYTES)
+        monkeypatch.setattr("ha.store.files.BLOCK_BYTES", SECTOR_BYTES)
 
     def add(self, path: Path, position: int, size: int = 1) -> None:
         """Makes the sectors of a file's bytes from `position` on unreadable."""
