@@ -31,7 +31,7 @@ from ha.failover.role import LogPosition, Term
 from ha.failover.switchover import SwitchOutcome
 from ha.replication.statistics import HAClientState
 from ha.replication.sync_state import SyncStateSet
-from ha.store.files import is_passing
+from ha.store.files import is_passing, is_unreadable
 
 from . import options as make
 from .node import NOT_JOINED, Node
@@ -115,6 +115,9 @@ class NodeRole:
         except OSError as error:
             if is_passing(error):
                 raise DiskFull(node.config.root, 0, error) from error
+            if is_unreadable(error):
+                log = store.log
+                raise DamagedBytes(log.dispatched_offset.value, log.max_offset.value, str(error)) from error
             raise
         end = store.log.max_offset.value
         await store.epochs.truncate_from(end)  # removes terms without any bytes

@@ -1,6 +1,7 @@
 """What a change of role does to a member's store, set and standing; its front and its link to a master stand still."""
 
 import errno
+import os
 from typing import Any, cast
 
 import pytest
@@ -122,11 +123,19 @@ async def test_a_lease_that_is_renewed_during_the_promotion_counts(
         assert not node.broker.standing.why_not_stored()
 
 
-async def test_a_promotion_without_a_free_file_can_be_repeated(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "raised", "text"),
+    [(errno.EMFILE, DiskFull, "too many files are open"), (errno.EIO, DamagedBytes, "Input/output error")],
+)
+async def test_a_promotion_that_the_disk_refused_can_be_repeated(
+    code: int,
+    raised: type[Exception],
+    text: str,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def read_undispatched(log: object, begin: int) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+        raise OSError(code, os.strerror(code))
 
     async with open_small(is_slave=True, dispatch_confirmed=True) as store:
         node = Node(store)
@@ -135,7 +144,7 @@ async def test_a_promotion_without_a_free_file_can_be_repeated(
         lease.renewed(trio.current_time(), 60.0)
         with monkeypatch.context() as busy:
             busy.setattr("ha.store.message_store.read_undispatched", read_undispatched)
-            with pytest.raises(DiskFull, match="Too many open files"):
+            with pytest.raises(raised, match=text):
                 await role.become_master(Term(epoch=1, sync_state_set=frozenset({1}), lease=MasterLease(lease)))
         await role.become_slave(1, None)
         assert store.log.is_slave
