@@ -768,3 +768,8 @@ def test_a_member_that_can_not_read_the_end_of_its_log_is_not_promoted(outcome: 
     The node ended, and the group had to wait for its lease.
     """
     assert any("member.not_promoted" in line and "the disk can't read it" in line for line in outcome.trace)
+
+
+def test_a_member_whose_log_can_not_be_read_at_its_promotion_goes_on(outcome: Outcome) -> None:
+    """A read fails while its store looks for the last record's end. The node ended."""
+    assert any("member.not_promoted" in line and "Input/output error" in line for line in outcome.trace)
